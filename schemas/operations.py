@@ -1,0 +1,56 @@
+"""Facts about running the system: dead letters, worker reports, the desired state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A record or sample that could not be handled, with its bytes and where they came from."""
+
+    group_id: str  # "" where the record could not be read that far
+    sample: int  # -1 likewise
+    purpose: str
+    row: int
+    dataset_epoch: int
+    replacement: int
+    reason: (
+        str  # a stable code: "decode", "validation", "reward", "scoring", "prompt_too_long", ...
+    )
+    detail: str
+    permanent: bool  # True: another attempt at the same row would fail alike
+    role: str
+    worker: str
+    origin_topic: str
+    origin_partition: int
+    origin_offset: int
+    key: bytes
+    value: bytes
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """State and counters of one worker; counters only grow while `instance` stays the same."""
+
+    worker: str
+    role: str
+    instance: str
+    state: str  # "starting", "waiting", "pulling", "working", "draining", "stopped"
+    detail: str  # what it waits for, if it waits
+    policy_version: int
+    counters: dict[str, float] = field(default_factory=dict)
+    at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlState:
+    """The whole desired state of a run; the last one wins."""
+
+    run: str
+    revision: int
+    state: str  # "running", "paused", "draining"
+    limits: dict[str, float] = field(default_factory=dict)
+    by: str = ""
+    at_ms: int = 0

@@ -1,0 +1,62 @@
+"""Facts about weights: published, asked for, loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One way to pull: the channel's name and an address that only this channel reads."""
+
+    channel: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPublished:
+    """Version `policy_version` can be pulled. A number never gets a second content."""
+
+    model: str
+    policy_version: int
+    weight_hash: str  # SHA-256 over names, dtypes, shapes and bytes, in name order
+    epoch: int
+    instance: str
+    step: int  # the step that made it; 0 for the model folder
+    num_bytes: int
+    layout: str  # JSON: [[name, dtype, shape], ...] in sending order
+    endpoints: tuple[Endpoint, ...]
+    versions_served: tuple[int, ...]
+    published_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullRequested:
+    """A worker is ready to receive `policy_version`."""
+
+    worker: str
+    instance: str
+    role: str
+    request_id: str
+    policy_version: int
+    channel: str
+    address: str  # where the receiver listens, as its channel needs it; may be empty
+    requested_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoaded:
+    """A worker holds a version, checked by hash; its samples name this event by `load_id`."""
+
+    worker: str
+    instance: str
+    role: str
+    load_id: str
+    policy_version: int
+    weight_hash: str
+    epoch: int
+    channel: str
+    num_bytes: int
+    seconds: float  # from the request to the checked weights
+    paused_s: float  # how long generation stood still for it
+    loaded_at_ms: int

@@ -1,0 +1,155 @@
+"""Facts about training: who may train, which step used which samples, which groups were dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedGroups:
+    """The set of closed training groups: every number below `watermark`, and `above`."""
+
+    watermark: int
+    above: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPosition:
+    """Everything below `offset` of this partition is done with."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRef:
+    """One trained sample: its identity, and where its bytes lie."""
+
+    group_id: str
+    sample: int
+    partition: int  # of scored-trajectories
+    offset: int
+    oldest_policy_version: int  # of its unmasked policy segments
+    num_tokens: int  # prompt included
+    reward: float
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedSegment:
+    """A segment that was too stale to train on; its sample is in the batch without it."""
+
+    group_id: str
+    sample: int
+    segment: int
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsentSample:
+    """A sample of a trained group that is not in the batch, and why."""
+
+    group_id: str
+    sample: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedGroup:
+    """A group that closed without being trained."""
+
+    group_id: str
+    reason: str  # "stale", "dead_samples", "incomplete"
+    permanent: bool  # True: do not replace
+    staleness: int
+    row: int
+    dataset_epoch: int
+    replacement: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStarted:
+    """A trainer's claim: from here on events of lower epochs are void. Holds its configuration."""
+
+    run: str
+    epoch: int
+    instance: str
+    next_step: int
+    step_target: int
+    policy_version: int  # newest version that it holds
+    weight_hash: str
+    cluster_id: str
+    topic_ids: dict[str, str]
+    partitions: dict[str, int]
+    config: str  # JSON, resolved, without secrets
+    hashes: dict[str, str]  # data set, tokenizer, model folder
+    versions: dict[str, str]  # this code and the libraries that numerics depend on
+    started_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCompleted:
+    """Step n is done when this is committed; `policy_version` follows from it alone."""
+
+    run: str
+    epoch: int
+    instance: str
+    step: int
+    policy_version: int  # the version that this step made
+    weight_hash: str
+    previous_hash: str  # of the weights that the step started from
+    samples: tuple[SampleRef, ...]  # in batch order
+    micro_batches: tuple[int, ...]  # samples in each, in batch order; sums to len(samples)
+    batch_hash: str  # SHA-256 over the records' bytes in batch order
+    closed: ClosedGroups
+    positions: tuple[PartitionPosition, ...]
+    loss: float
+    masked: tuple[MaskedSegment, ...] = ()
+    absent: tuple[AbsentSample, ...] = ()
+    rng: bytes = b""
+    metrics: dict[str, float] = field(default_factory=dict)
+    staleness: dict[str, int] = field(default_factory=dict)  # trained tokens by staleness
+    anchors: dict[str, int] = field(default_factory=dict)  # trained tokens by anchor
+    started_at_ms: int = 0
+    finished_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsDropped:
+    """Groups closed between steps."""
+
+    run: str
+    epoch: int
+    instance: str
+    groups: tuple[DroppedGroup, ...]
+    closed: ClosedGroups
+    dropped_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerHeartbeat:
+    """The owner of the newest epoch lives. Written every two seconds, in a transaction."""
+
+    run: str
+    epoch: int
+    instance: str
+    state: str  # "redo", "waiting", "training", "draining", "done"
+    next_step: int
+    detail: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedoDrifted:
+    """A redone step gave other weights than recorded; the result has a new number."""
+
+    run: str
+    epoch: int
+    instance: str
+    step: int
+    policy_version: int
+    expected_hash: str
+    actual_hash: str
+    at_ms: int

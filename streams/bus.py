@@ -1,0 +1,143 @@
+"""The ports between roles and the log. `KafkaBus` and `MemoryBus` keep the same promises.
+
+One colour: everything is synchronous and belongs to the thread that made it. A role's loop is its
+I/O thread; what computes (an engine, a forward, an optimizer step) runs beside it.
+Topics, groups and transactional ids are named without the run's prefix; the bus adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from streams.record import Committed, Outgoing, Partition, Position, RawRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polled:
+    """What one poll brought. Handle `revoked`, then `assigned`, then `records`."""
+
+    records: Sequence[RawRecord] = ()
+    # Newly ours, with the group's position as a stable (no longer pending) commit left it.
+    assigned: Mapping[Partition, Committed] = field(default_factory=dict)
+    # No longer ours: forget their unfinished and their finished but uncommitted records.
+    revoked: frozenset[Partition] = frozenset()
+
+
+class Closing(Protocol):
+    """Closed at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Release connections; idempotent."""
+
+    def __enter__(self) -> Self:
+        """Itself."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+
+
+class GroupConsumer(Closing, Protocol):
+    """Reads committed records of topics whose partitions a group shares out among its members.
+
+    An assigned partition starts at its committed offset, or at its beginning.
+    """
+
+    def poll(self, max_records: int, timeout_s: float) -> Polled:
+        """Whole records, at most `max_records`; returns early with what is there.
+
+        A partition's records come in order. With `max_records` 0 it only keeps the membership.
+        """
+
+    def positions(self) -> Mapping[Partition, int]:
+        """For each assigned partition the offset up to which everything was delivered.
+
+        Offsets of markers and aborted records below it count as delivered. The offsets of parts
+        whose record is not whole yet do not: the position stays at the first of them.
+        """
+
+    def pause(self, partitions: frozenset[Partition]) -> None:
+        """Deliver nothing from exactly these until called again; keeps the membership."""
+
+
+class Reader(Closing, Protocol):
+    """Reads committed records of given partitions from given offsets; no group, no commits."""
+
+    def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
+        """Whole records, at most `max_records`; returns early with what is there.
+
+        Raises:
+            OffsetGoneError: the offset is outside the log; names the range that is there.
+        """
+
+    def seek(self, offsets: Mapping[Partition, int]) -> None:
+        """Read exactly these partitions from these offsets on."""
+
+    def positions(self) -> Mapping[Partition, int]:
+        """Next offset to deliver by partition; steps over markers and aborted records."""
+
+
+class Producer(Closing, Protocol):
+    """Writes under one transactional id. Making one fences its predecessor of the same id."""
+
+    def commit(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Sequence[Position]:
+        """One whole transaction: all records and all positions, or nothing.
+
+        Returns:
+            Where each record's part 0 lies, in order.
+
+        Raises:
+            AbortedError: nothing happened; handle revocations (poll), then send again.
+            FencedError: final for this process.
+            OutcomeUnknownError: no answer before the deadline; exit.
+        """
+
+
+class Bus(Closing, Protocol):
+    """Makes producers, consumers and readers of one run, and answers questions about its topics."""
+
+    def producer(self, transactional_id: str) -> Producer:
+        """A producer; waits until its predecessor's transaction is settled."""
+
+    def consumer(self, group: str, topics: Sequence[str]) -> GroupConsumer:
+        """A member of `group`."""
+
+    def reader(self, offsets: Mapping[Partition, int] | None = None) -> Reader:
+        """A reader, seeked to `offsets` if given."""
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+
+    def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
+        """The id of each topic; a re-created one has another."""
+
+    def cluster_id(self) -> str:
+        """The id of the cluster."""
+
+    def beginnings(self, topic: str) -> Mapping[Partition, int]:
+        """First offset that each partition still has."""
+
+    def ends(self, topic: str) -> Mapping[Partition, int]:
+        """Last stable offset of each partition: a reader that reached it has read all of now."""
+
+    def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
+        """The group's positions, after pending transactions on them are settled.
+
+        Partitions without a commit are left out.
+        """

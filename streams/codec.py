@@ -1,0 +1,57 @@
+"""Events to outgoing records, records to events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from schemas import decode, encode
+from schemas.events import Event, Prompt, ScoredTrajectory, Trajectory
+from streams.record import ID_HEADER, PURPOSE_HEADER, Outgoing, RawRecord, Record
+from streams.topic import Topic
+
+
+def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Outgoing:
+    """`event` as a record of `topic`, with its key and headers.
+
+    Raises:
+        TypeError: the topic does not carry this kind of event.
+    """
+    if not isinstance(event, topic.events):
+        raise TypeError(f"topic {topic.name} does not carry {type(event).__name__}")
+    return Outgoing(
+        topic=topic.name,
+        key=str(getattr(event, topic.key)).encode(),
+        value=encode(event),
+        headers=_headers(event),
+        partition=partition,
+    )
+
+
+def _headers(event: Event) -> Mapping[str, bytes]:
+    sample: Prompt | Trajectory
+    if isinstance(event, ScoredTrajectory):
+        sample = event.trajectory
+    elif isinstance(event, Prompt | Trajectory):
+        sample = event
+    else:
+        return {}
+    attempt = 0 if isinstance(sample, Prompt) else sample.attempt
+    return {
+        ID_HEADER: f"{sample.group_id}/{sample.sample}/{attempt}".encode(),
+        PURPOSE_HEADER: sample.purpose.encode(),
+    }
+
+
+def decoded(raw: RawRecord, schemas: Mapping[bytes, str] | None = None) -> Record[Event]:
+    """The record with its event.
+
+    Raises:
+        schemas.DecodeError: not one of our events; the caller dead-letters `raw`.
+    """
+    return Record(event=decode(raw.value, schemas), raw=raw)
+
+
+def now_ms() -> int:
+    """Wall clock, milliseconds since the epoch: for events; durations use the monotonic clock."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,90 @@
+"""What a topic holds: an event in its envelope, and where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from schemas.tensor import Buffer
+
+E_co = TypeVar("E_co", covariant=True)
+
+ID_HEADER = "rlstreams-id"
+PURPOSE_HEADER = "rlstreams-purpose"
+PART_HEADER = "rlstreams-part"
+RECORD_HEADER = "rlstreams-record"
+
+
+class Partition(NamedTuple):
+    """One partition of one topic, named without the run's prefix."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.number}]"
+
+
+class Position(NamedTuple):
+    """Where one record lies: the offset of its part 0."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRecord:
+    """A whole record as it was read, its parts joined."""
+
+    position: Position
+    offsets: tuple[int, ...]  # of every part; one for a record that was not split
+    key: bytes
+    value: Buffer
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    timestamp_ms: int = 0
+
+    @property
+    def partition(self) -> Partition:
+        """The partition that holds it."""
+        return Partition(self.position.topic, self.position.partition)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(Generic[E_co]):
+    """A decoded record: the event, and its envelope."""
+
+    event: E_co
+    raw: RawRecord
+
+    @property
+    def position(self) -> Position:
+        """Where it lies."""
+        return self.raw.position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A record to send. `value` is given in pieces, so that tensors are not joined twice."""
+
+    topic: str
+    key: bytes
+    value: Sequence[Buffer]
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    partition: int | None = None  # None: murmur2 of the key
+
+    def __len__(self) -> int:
+        """Bytes of the value."""
+        return sum(len(piece) for piece in self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A group's position in one partition: the next offset, and what lies done above it."""
+
+    offset: int
+    metadata: str = ""

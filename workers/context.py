@@ -1,0 +1,36 @@
+"""What every worker is given: who it is, its configuration, its bus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from streams.bus import Bus
+from workers.config import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Identity and dependencies of one worker process."""
+
+    config: RunConfig
+    bus: Bus
+    role: str  # "prompts", "rollout", "logprob", "trainer"
+    ordinal: int
+    instance: str  # unique per process
+    takeover: bool = False  # the supervisor reaped the predecessor: skip the trainer's lease watch
+
+    @property
+    def worker(self) -> str:
+        """`{role}-{ordinal}`: the same across restarts."""
+        return f"{self.role}-{self.ordinal}"
+
+    @property
+    def transactional_id(self) -> str:
+        """`{role}.{ordinal}`: fixed, so that a restart settles its predecessor's transaction."""
+        return f"{self.role}.{self.ordinal}"
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.folder)

@@ -1,0 +1,192 @@
+"""The `Engine` and `Scorer` ports: what samples tokens, and what scores them.
+
+An engine knows nothing of the log. It takes token ids and gives segments; weights reach it by
+`pull`. A tensor path and a model server are behind the same two ports, under one contract suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.events import PolicyPublished
+from workers.weights.channel import Pulled, WeightChannel
+
+Int32s = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
+Experts = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+
+
+class EngineError(Exception):
+    """An engine refused or failed; names server, request and field."""
+
+
+class PromptTooLongError(EngineError):
+    """The prompt leaves no room for an answer; another attempt would fail alike."""
+
+
+class FinishReason(StrEnum):
+    """Why a segment ended."""
+
+    STOP = "stop"  # end-of-sequence token
+    LENGTH = "length"  # max_new_tokens, or the model's longest sequence
+    POLICY_CHANGED = "policy_changed"  # goes on in the next segment under another version
+    ABORT = "abort"  # cut; the sample may be resumed with the tokens so far
+
+
+class PauseMode(StrEnum):
+    """What happens to running requests while weights change."""
+
+    KEEP = "keep"  # they go on; segments record which version sampled which token
+    ABORT = "abort"  # they end as partial segments and are resumed by the worker
+    WAIT = "wait"  # they finish first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    max_new_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One sample to generate. The draw at position p is keyed by (seed, sample_id, p)."""
+
+    sample_id: str  # "{group_id}/{sample}/{attempt}"
+    group_id: str  # siblings share a prefix
+    token_ids: Int32s  # prompt, and on resumption the tokens so far
+    prompt_tokens: int  # of token_ids; the rest was sampled before
+    sampling: Sampling
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedSegment:
+    """Tokens sampled under one version."""
+
+    token_ids: Int32s  # [tokens]
+    logprobs: Float32s  # [tokens], nats, of the distribution that was sampled from
+    policy_version: int
+    load_id: str
+    weight_hash: str
+    finish_reason: FinishReason
+    # Rows [start, start + len) of the sample's [tokens - 1, layers, top_k]; None: not captured.
+    routed_experts: Experts | None = None
+    routed_experts_start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What a server says of itself."""
+
+    ready: bool
+    detail: str
+    running: int  # requests that sample now
+    waiting: int  # requests that wait for a slot
+
+
+class Engine(Protocol):
+    """Samples tokens. Its methods run on the rollout worker's event loop.
+
+    `pull` closes the gate: from its start until it returns no token is sampled under unknown
+    weights. Before the first pull `generate` waits.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name and version, recorded in each trajectory."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence, prompt included."""
+
+    @property
+    def capacity(self) -> int:
+        """How many requests it is worth having in flight."""
+
+    @property
+    def policy_version(self) -> int:
+        """The version that it holds, or NO_VERSION."""
+
+    def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
+        """The sample's segments, as they end.
+
+        Raises:
+            PromptTooLongError: no room for a single token.
+            EngineError: ids out of range, a server that fails or answers nonsense.
+        """
+
+    async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+        """Hold `published`, by way of `channel`; returns once its hash was checked."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling."""
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+
+    async def abort(self, sample_id: str) -> None:
+        """End one request; its last segment ends with ABORT. Unknown ids are ignored."""
+
+    async def health(self) -> Health:
+        """Answers at once, whatever the engine does."""
+
+    async def close(self) -> None:
+        """End all requests and release the engine; idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSequence:
+    """One sequence to score; experts to replay travel along where the scorer can use them."""
+
+    token_ids: Int32s  # [tokens]
+    routed_experts: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Per token: position t is given tokens before t; position 0 is 0."""
+
+    logprobs: Float32s  # [tokens], nats
+    entropy: Float32s  # [tokens], nats
+
+
+class Scorer(Protocol):
+    """Scores given tokens under the versions that it holds."""
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """Versions held, oldest first."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+
+    def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+        """Hold one more version; the oldest one goes when there is no room."""
+
+    def score(
+        self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
+    ) -> Sequence[Scores]:
+        """Score under `policy_version`, which must be held.
+
+        Raises:
+            EngineError: a version that is not held, ids out of range, a sequence too long.
+        """

@@ -1,0 +1,1 @@
+"""Role `logprob`: trajectories to scored trajectories."""

@@ -1,0 +1,1 @@
+"""Role `prompts`: data set to prompts, paced by the ledger."""

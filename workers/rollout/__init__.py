@@ -1,0 +1,1 @@
+"""Role `rollout`: prompts to trajectories."""

@@ -1,0 +1,1 @@
+"""Role `trainer`: scored trajectories to steps and policy versions."""

@@ -1,0 +1,1 @@
+"""The link that weights travel on."""

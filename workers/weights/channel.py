@@ -1,0 +1,100 @@
+"""The `WeightChannel` and `WeightServer` ports: the standing link that weights travel on.
+
+Topics carry events, the channel carries tensors. The field also says weight sync, weight transfer,
+refit or broadcast. Protocol (design, section 5): `PolicyPublished` announces a version; a worker
+that is ready answers `PullRequested`; the server sends; the worker checks the hash and confirms
+with `PolicyLoaded` before it takes work. Nobody waits for a worker that does not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from schemas.events import Endpoint, PolicyPublished, PullRequested
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightError(Exception):
+    """Weights that cannot be served or received; names version, both sides and the difference."""
+
+
+class VersionGoneError(WeightError):
+    """The version is no longer served; the message names the range that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a server offers under one version number."""
+
+    policy_version: int
+    weight_hash: str
+    num_bytes: int
+    layout: str  # JSON: [[name, dtype, shape], ...] in sending order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """A finished pull."""
+
+    policy_version: int
+    weight_hash: str  # computed by the receiver
+    num_bytes: int
+    seconds: float
+    paused_s: float  # how long generation stood still
+
+
+class WeightServer(Protocol):
+    """The trainer's end. Works on its own; the trainer never waits for a receiver."""
+
+    def publish(self, policy_version: int, weights: Mapping[str, torch.Tensor]) -> Manifest:
+        """Take a snapshot and serve it. The same version with the same content is a no-op.
+
+        Raises:
+            WeightError: the number was published before with another content.
+        """
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Where workers pull from."""
+
+    def serve(self, request: PullRequested) -> None:
+        """A worker is ready: send it the version, or refuse with the range held; returns soon."""
+
+    def versions(self) -> Sequence[int]:
+        """Versions that can be pulled, oldest first."""
+
+    def retire(self, keep: int) -> None:
+        """Stop serving all but the newest `keep` versions."""
+
+    def close(self) -> None:
+        """Stop serving; idempotent."""
+
+
+class WeightChannel(Protocol):
+    """A worker's end."""
+
+    @property
+    def name(self) -> str:
+        """`file`, `gloo` or `nccl`: matched against the endpoints of a version."""
+
+    def can_pull(self, published: PolicyPublished) -> bool:
+        """Whether this channel has an endpoint of it and still finds it served."""
+
+    def address(self) -> str:
+        """Where this receiver listens, for `PullRequested`; empty where that has no meaning."""
+
+    def pull(
+        self, published: PolicyPublished, deadline_s: float
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors in sending order, on the channel's device.
+
+        The iterator ends only when every byte came and the hash of all equals
+        `published.weight_hash`; what was received before is void otherwise.
+
+        Raises:
+            VersionGoneError: no longer served.
+            WeightError: the deadline passed, the link broke, layout or hash differ.
+        """
