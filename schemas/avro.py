@@ -51,10 +51,27 @@ def compatibility_errors(older: str, newer: str) -> list[str]:
     name or type changes. Against every file of `history/` this is FULL_TRANSITIVE.
     """
     errors: list[str] = []
-    _compare(json.loads(older), json.loads(newer), "", errors)
+    old, new = _expanded(json.loads(older), {}), _expanded(json.loads(newer), {})
+    _compare(old, new, "", errors)
     if not errors and older != newer and fingerprint(older) == fingerprint(newer):
-        errors += _same_defaults(json.loads(older), json.loads(newer), "")
-    return errors
+        errors += _same_defaults(old, new, "")
+    return sorted(errors)
+
+
+def _expanded(schema: Any, names: dict[str, Any]) -> Any:  # noqa: ANN401
+    """The schema with each later mention of a named type replaced by its definition."""
+    if isinstance(schema, str):
+        return names.get(schema, schema)
+    if isinstance(schema, list):
+        return [_expanded(branch, names) for branch in schema]
+    schema = dict(schema)
+    for key in ("type", "items", "values"):
+        if key in schema:
+            schema[key] = _expanded(schema[key], names)
+    if schema["type"] == "record":
+        schema["fields"] = [_expanded(field, names) for field in schema["fields"]]
+        names[schema["name"]] = schema
+    return schema
 
 
 def _compare(old: Any, new: Any, path: str, errors: list[str]) -> None:  # noqa: ANN401
@@ -77,6 +94,10 @@ def _compare(old: Any, new: Any, path: str, errors: list[str]) -> None:  # noqa:
 def _compare_records(old: Any, new: Any, path: str, errors: list[str]) -> None:  # noqa: ANN401
     if old["name"] != new["name"]:
         errors.append(f"{path}: renamed to {new['name']}")
+    if old.get("namespace") != new.get("namespace"):
+        errors.append(
+            f"{path}: namespace changed from {old.get('namespace')} to {new.get('namespace')}"
+        )
     olds = {f["name"]: f for f in old["fields"]}
     news = {f["name"]: f for f in new["fields"]}
     for name in olds.keys() | news.keys():

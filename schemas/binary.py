@@ -8,21 +8,35 @@ records of another known schema are resolved by fastavro. Tests hold both to the
 
 from __future__ import annotations
 
-import dataclasses
 import io
+import struct
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
 from fastavro import schemaless_reader
 
 from schemas.avro import HISTORY, fingerprint, parsing_form, schema_text
-from schemas.compiler import compile_decoder, compile_encoder, from_plain
+from schemas.decoder import Decoder, compile_decoder
+from schemas.encoder import compile_encoder
 from schemas.events import EVENTS, Event
+from schemas.shapes import from_plain
 from schemas.tensor import Buffer
 
 MARKER = b"\xc3\x01"
 HEADER_BYTES = len(MARKER) + 8
+# What reading foreign bytes raises, ours and fastavro's.
+_CORRUPT = (
+    IndexError,
+    ValueError,
+    OverflowError,
+    EOFError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    struct.error,
+)
+_ENCODERS: dict[type[Event], Callable[[Event], list[Buffer]]] = {}  # made at first use
+_DECODERS: dict[tuple[bytes, bool], Decoder] = {}
 _BY_NAME: Mapping[str, type[Event]] = {cls.__name__: cls for cls in EVENTS}
 
 
@@ -54,27 +68,26 @@ def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
         DecodeError: not framed, truncated, with bytes to spare, or a field out of its domain.
         UnknownSchemaError: a fingerprint that neither the package nor `schemas` knows.
     """
-    view = memoryview(value)
-    if len(view) < HEADER_BYTES or view[:2] != MARKER:
+    if value[:2] != MARKER or len(value) < HEADER_BYTES:
         raise DecodeError(
-            f"record of {len(view)} bytes starts with {bytes(view[:2]).hex()!r}, "
-            f"not with the Avro single-object marker {MARKER.hex()!r}"
+            f"record of {len(value)} bytes starts with {bytes(value[:2]).hex()!r}, "
+            f"not with the Avro single-object marker {MARKER.hex()!r} and a fingerprint"
         )
-    print_ = bytes(view[2:HEADER_BYTES])
+    print_ = bytes(value[2:HEADER_BYTES])
+    decoder = _decoder(print_, type(value) is bytes)
     try:
-        decoder = _decoders().get(print_)
-        if decoder is not None:
-            event, end = decoder(view, HEADER_BYTES)
-            if end != len(view):
-                raise DecodeError(_length_message(type(event).__name__, end, len(view)))
-            return event  # type: ignore[no-any-return]
-        return _resolve(view, print_, schemas or {})
+        if decoder is None:
+            return _resolve(value, print_, schemas or {})
+        event, end = decoder(value, memoryview(value).toreadonly(), HEADER_BYTES)
     except DecodeError:
         raise
-    except (IndexError, ValueError, OverflowError, EOFError, TypeError, KeyError) as err:
+    except _CORRUPT as err:
         raise DecodeError(
-            f"record of {len(view)} bytes, schema {print_.hex()}: {type(err).__name__}: {err}"
+            f"record of {len(value)} bytes, schema {print_.hex()}: {type(err).__name__}: {err}"
         ) from err
+    if end != len(value):
+        raise DecodeError(_length_message(type(event).__name__, end, len(value)))
+    return event  # type: ignore[no-any-return]
 
 
 def _length_message(name: str, end: int, length: int) -> str:
@@ -82,14 +95,26 @@ def _length_message(name: str, end: int, length: int) -> str:
     return f"{name} {verb}: its fields end at byte {end}, the record at {length}"
 
 
-@cache
-def _encoder(cls: Any) -> Callable[[Event], list[Buffer]]:  # noqa: ANN401
-    return compile_encoder(cls, MARKER + fingerprint(schema_text(cls.__name__)))
+def _encoder(cls: type[Event]) -> Callable[[Event], list[Buffer]]:
+    if cls not in _ENCODERS:
+        header = MARKER + fingerprint(schema_text(cls.__name__))
+        _ENCODERS[cls] = compile_encoder(cls, header)
+    return _ENCODERS[cls]
+
+
+def _decoder(print_: bytes, of_bytes: bool) -> Decoder | None:
+    key = (print_, of_bytes)
+    if key not in _DECODERS:
+        cls = _ours().get(print_)
+        if cls is None:
+            return None
+        _DECODERS[key] = compile_decoder(cls, of_bytes=of_bytes)
+    return _DECODERS[key]
 
 
 @cache
-def _decoders() -> dict[bytes, Callable[[memoryview, int], tuple[Any, int]]]:
-    return {fingerprint(schema_text(cls.__name__)): compile_decoder(cls) for cls in EVENTS}
+def _ours() -> Mapping[bytes, type[Event]]:
+    return {fingerprint(schema_text(cls.__name__)): cls for cls in EVENTS}
 
 
 @cache
@@ -98,7 +123,7 @@ def _history() -> dict[bytes, str]:
     return {fingerprint(text): text for text in texts}
 
 
-def _resolve(view: memoryview, print_: bytes, schemas: Mapping[bytes, str]) -> Event:
+def _resolve(value: Buffer, print_: bytes, schemas: Mapping[bytes, str]) -> Event:
     text = schemas.get(print_) or _history().get(print_)
     if text is None:
         raise UnknownSchemaError(
@@ -109,20 +134,9 @@ def _resolve(view: memoryview, print_: bytes, schemas: Mapping[bytes, str]) -> E
     name = str(writer["name"]).rpartition(".")[2]
     if name not in _BY_NAME:
         raise UnknownSchemaError(f"schema fingerprint {print_.hex()} is of an unknown event {name}")
-    stream = io.BytesIO(view[HEADER_BYTES:])
+    stream = io.BytesIO(value[HEADER_BYTES:])
     plain = schemaless_reader(stream, writer, parsing_form(schema_text(name)))
     if stream.read(1):
         raise DecodeError(f"{name} of schema {print_.hex()} has bytes to spare")
     event: Event = from_plain(_BY_NAME[name], plain)
     return event
-
-
-def to_plain(value: Any) -> Any:  # noqa: ANN401
-    """An event as nested dicts and lists, as fastavro writes them; views become bytes."""
-    if dataclasses.is_dataclass(value):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    return bytes(value) if isinstance(value, memoryview) else value

@@ -15,6 +15,7 @@ Buffer = bytes | bytearray | memoryview
 DTYPES = ("uint8", "uint16", "int32", "int64", "float32", "float16")
 CODECS = ("raw", "zstd")
 _ZSTD_LEVEL = 1
+_NUMPY = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 
 
 class TensorError(ValueError):
@@ -43,7 +44,7 @@ class Tensor:
         """
         if array.dtype.name not in DTYPES:
             raise TensorError(f"tensor dtype must be one of {DTYPES}, got {array.dtype.name!r}")
-        flat = np.ascontiguousarray(array)
+        flat = np.ascontiguousarray(array, _NUMPY[array.dtype.name])
         data: Buffer = memoryview(flat.reshape(-1)).cast("B") if flat.size else b""
         if codec == "zstd":
             data = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
@@ -52,32 +53,37 @@ class Tensor:
         return cls(dtype=flat.dtype.name, shape=tuple(array.shape), codec=codec, data=data)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The array with its shape; read-only, and a view of the record where the codec is raw.
+        """The array with its shape; of a decoded record it is read-only, and a view where raw.
 
         Raises:
             TensorError: unknown dtype or codec, corrupt compressed bytes, or a wrong length.
         """
-        if self.dtype not in DTYPES:
+        dtype = _NUMPY.get(self.dtype)
+        if dtype is None:
             raise TensorError(f"tensor dtype {self.dtype!r} is unknown; known: {DTYPES}")
-        if any(n < 0 for n in self.shape):
+        if self.shape and min(self.shape) < 0:
             raise TensorError(f"tensor shape {self.shape} has a negative axis")
-        dtype = np.dtype(self.dtype)
         num_bytes = prod(self.shape) * dtype.itemsize
-        data = self._uncompressed(num_bytes)
+        data = self.data if self.codec == "raw" else self._uncompressed(num_bytes)
         if len(data) != num_bytes:
             raise TensorError(
                 f"tensor of {self.dtype} {self.shape} needs {num_bytes} bytes, got {len(data)}"
             )
-        return np.frombuffer(data, dtype).reshape(self.shape)
+        array = np.frombuffer(data, dtype)
+        return array if len(self.shape) == 1 else array.reshape(self.shape)
 
     def _uncompressed(self, num_bytes: int) -> Buffer:
-        if self.codec == "raw":
-            return self.data
         if self.codec != "zstd":
             raise TensorError(f"tensor codec {self.codec!r} is unknown; known: {CODECS}")
         try:
-            # The bound keeps a corrupt frame header from asking for gigabytes.
-            return zstandard.ZstdDecompressor().decompress(self.data, max_output_size=num_bytes)
+            # The decompressor would believe the frame header and allocate what it says.
+            declared = zstandard.frame_content_size(self.data)
+            if declared != num_bytes:
+                raise TensorError(
+                    f"tensor of {self.dtype} {self.shape} needs {num_bytes} bytes, "
+                    f"its frame declares {declared}"
+                )
+            return zstandard.ZstdDecompressor().decompress(self.data)
         except zstandard.ZstdError as err:
             raise TensorError(f"tensor of {self.dtype} {self.shape}: {err}") from err
 

@@ -21,20 +21,21 @@ def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Out
         raise TypeError(f"topic {topic.name} does not carry {type(event).__name__}")
     return Outgoing(
         topic=topic.name,
-        key=str(getattr(event, topic.key)).encode(),
+        key=str(getattr(_subject(event), topic.key)).encode(),
         value=encode(event),
         headers=_headers(event),
         partition=partition,
     )
 
 
+def _subject(event: Event) -> Event:
+    """What the event is about: a score is about its trajectory."""
+    return event.trajectory if isinstance(event, ScoredTrajectory) else event
+
+
 def _headers(event: Event) -> Mapping[str, bytes]:
-    sample: Prompt | Trajectory
-    if isinstance(event, ScoredTrajectory):
-        sample = event.trajectory
-    elif isinstance(event, Prompt | Trajectory):
-        sample = event
-    else:
+    sample = _subject(event)
+    if not isinstance(sample, Prompt | Trajectory):
         return {}
     attempt = 0 if isinstance(sample, Prompt) else sample.attempt
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,6 +32,18 @@ class RunSection:
     dir: str = "runs/{id}"
     """Folder for logs, checkpoints, weights, report and the embedded broker's data."""
 
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.id):
+            raise ConfigError(
+                f"run.id must be 1 to 100 letters, digits, `-` or `_`, got {self.id!r}"
+            )
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"run.seed must be in [0, 2^63), got {self.seed}")
+        if not self.dir or re.search(r"[{}]", self.dir.replace("{id}", "")):
+            raise ConfigError(
+                f"run.dir must be a path with no other braces than {{id}}, got {self.dir!r}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSection:
@@ -52,13 +65,19 @@ class BrokerSection:
     """librdkafka properties, e.g. for TLS; `env:NAME` and `file:PATH` are resolved, not printed."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive(
             "broker",
             heap_mb=self.heap_mb,
             replication=self.replication,
             partitions_per_worker=self.partitions_per_worker,
         )
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"broker.port must be in [0, 65535], got {self.port}")
+        if self.replication > 1 and not self.bootstrap:
+            raise ConfigError(
+                f"broker.replication is {self.replication}, but broker.bootstrap is empty: "
+                "the embedded broker is one node"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +100,6 @@ class ModelSection:
     """Threads of each process that computes; part of what makes redo bit-equal."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive("model", threads=self.threads)
 
 
@@ -99,7 +117,6 @@ class PromptsSection:
     """How often a dropped group's row is issued again."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive("prompts", group_size=self.group_size)
         _not_negative(
             "prompts",
@@ -137,7 +154,6 @@ class RolloutSection:
     """Record routed experts where the model has them."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive(
             "rollout",
             workers=self.workers,
@@ -165,7 +181,6 @@ class RewardSection:
     """Longest time for one judgement by user code."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive("reward", timeout_s=self.timeout_s)
 
 
@@ -183,7 +198,6 @@ class LogprobSection:
     """Versions resident."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive(
             "logprob",
             workers=self.workers,
@@ -207,9 +221,10 @@ class LossSection:
     """Divide advantages by the group's standard deviation."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive("trainer.loss", weight_cap=self.weight_cap)
         _not_negative("trainer.loss", clip_low=self.clip_low, clip_high=self.clip_high)
+        if self.clip_low >= 1:
+            raise ConfigError(f"trainer.loss.clip_low must be below 1, got {self.clip_low}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +247,13 @@ class OptimizerSection:
     """Gradient norm is clipped here."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
-        _positive("trainer.optimizer", lr=self.lr, max_grad_norm=self.max_grad_norm)
-        _not_negative("trainer.optimizer", warmup_steps=self.warmup_steps)
+        _positive("trainer.optimizer", lr=self.lr, eps=self.eps, max_grad_norm=self.max_grad_norm)
+        _not_negative(
+            "trainer.optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay
+        )
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0 <= beta < 1:
+                raise ConfigError(f"trainer.optimizer.{name} must be in [0, 1), got {beta}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +286,6 @@ class TrainerSection:
     loss: LossSection = field(default_factory=LossSection)
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive(
             "trainer",
             steps=self.steps,
@@ -297,7 +315,6 @@ class WeightsSection:
     """Longest time for one pull."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive(
             "weights", versions_served=self.versions_served, pull_deadline_s=self.pull_deadline_s
         )
@@ -317,7 +334,6 @@ class DeadlinesSection:
     """Work unfinished this long after a drain began stays in flight."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         _positive(
             "deadlines",
             lease_s=self.lease_s,
@@ -335,6 +351,10 @@ class Kill:
     """Whose first worker."""
     at: float
     """When, as a share of the steps."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.at <= 1:
+            raise ConfigError(f"demo.kills.at must be in [0, 1], got {self.at}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,39 @@
+# Everything a newcomer needs. `make` alone lists it.
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-long check bench clean demo-model lock
+ARGS ?=
+BIN := .venv/bin
+
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install into .venv what the lock names (nothing to do: 0.1 s)
+	@sh infra/setup.sh
+
+run: setup ## See a model learn through Kafka while processes are killed
+	@$(BIN)/rlstreams up infra/examples/demo.toml $(ARGS)
+
+test: setup ## All tests but the long ones
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" $(ARGS)
+
+test-long: setup ## All tests
+	@OMP_NUM_THREADS=1 $(BIN)/pytest $(ARGS)
+
+check: setup ## Format, lint, types, and the tests that need no broker
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not broker and not e2e and not slow" $(ARGS)
+
+bench: setup ## Measure; results go to tests/bench/results
+	@for script in tests/bench/*.py; do echo "$$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
+
+demo-model: setup ## Make the demo's warm-started model anew
+	@$(BIN)/python infra/demo/make_model.py $(ARGS)
+
+lock: setup ## Resolve the dependencies anew into infra/locks
+	@sh infra/locks/make.sh
+
+clean: ## Remove the environment and caches; runs/ is yours and stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Resolve anew: one lock for every platform and Python, with hashes and without any index in it.
+set -eu
+cd "$(dirname "$0")/../.."
+PATH="$PATH:$PWD/.venv/bin"
+compile() {
+    uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
+        --no-annotate --no-header "$@"
+}
+compile --all-extras --group dev pyproject.toml -o infra/locks/core.txt
+echo 'uv>=0.9' | compile - -o infra/locks/uv.txt

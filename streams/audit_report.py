@@ -1,0 +1,161 @@
+"""What an audit found: where every issued sample is, and which guarantees the log breaks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+EXAMPLES_PER_KIND = 20
+
+
+class BreachKind(StrEnum):
+    """What can be wrong; the guarantee of the design in brackets."""
+
+    LOST = "lost"  # [G1] an issued sample that is nowhere
+    MISSING_GROUP = "missing group"  # [G1] group numbers have a gap
+    MISSING_SAMPLE = "missing sample"  # [G1] a group was issued in part
+    NEVER_ISSUED = "never issued"  # [G1] a sample that no prompt started
+    TRAINED_TWICE = "trained twice"  # [G2]
+    TRAINED_AND_DROPPED = "trained and dropped"  # [G2] a group closes once
+    TRAINED_AND_DEAD = "trained and dead-lettered"  # [G1] a sample ends once
+    CLOSED_TWICE = "closed twice"  # [G2] a group in two steps, or dropped twice
+    CLOSED_SET = "closed set"  # [G2] the recorded set is not what the events closed
+    STEP_TWICE = "step twice"  # [G3] two valid records for one step
+    STEP_MISSING = "step missing"  # [G3] step numbers have a gap
+    HASH_CHAIN = "hash chain"  # [G3] a step started from other weights than were made before
+    UNKNOWN_POSITION = "unknown position"  # [G3] a trained sample's bytes are not where it says
+    TOO_STALE = "too stale"  # [G4]
+    MISLABELLED = "mislabelled"  # [G4] the recorded oldest version is not that of the tokens
+    NO_BOUND = "no bound"  # [G4] a step without a claim that sets max_staleness
+    UNKNOWN_LOAD = "unknown load"  # [G5] tokens of weights that the worker never confirmed
+    BAD_ID = "bad id"  # neither a group number nor an evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """One broken promise."""
+
+    kind: BreachKind
+    id: str  # group, `group/sample`, or `step n`
+    detail: str
+
+
+class Breaches:
+    """Collects breaches: counts all, keeps the first few of each kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.kept: list[Breach] = []
+
+    def add(self, kind: BreachKind, name: str, detail: str) -> None:
+        """Note one."""
+        self.counts[kind.value] += 1
+        if self.counts[kind.value] <= EXAMPLES_PER_KIND:
+            self.kept.append(Breach(kind=kind, id=name, detail=detail))
+
+    def copy(self) -> Breaches:
+        """An independent collection with the same content."""
+        other = Breaches()
+        other.counts.update(self.counts)
+        other.kept = list(self.kept)
+        return other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """Counts are samples unless said otherwise; every issued sample is in exactly one class."""
+
+    run: str
+    steps: int
+    policy_version: int  # that the last step made; -1 without one
+    issued: int
+    trained: int
+    evaluated: int
+    dead_lettered: int
+    lost: int
+    dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
+    in_flight: Mapping[str, int] = field(default_factory=dict)  # by the role that has it next
+    expired: int = 0  # evaluations whose trajectory retention has removed
+    trained_twice: int = 0
+    staleness: Mapping[int, int] = field(default_factory=dict)  # trained tokens by versions
+    max_staleness: int | None = None  # of the newest claim
+    masked_segments: int = 0
+    unproven: int = 0  # trained samples whose record retention has removed
+    duplicates: int = 0  # later records of a sample that already had one; every reader skips them
+    void: int = 0  # ledger events of an epoch that had been taken over
+    unreadable: int = 0  # records that could not be decoded
+    breaches: tuple[Breach, ...] = ()  # the first few of each kind
+    breach_counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """The log breaks no promise."""
+        return not self.breach_counts
+
+    def to_json(self) -> str:
+        """All of it as one JSON object, `ok` included."""
+        return json.dumps({"ok": self.ok, **asdict(self)}, indent=2, sort_keys=True)
+
+    def line(self, num_killed: int | None = None) -> str:
+        """The summary in one sentence.
+
+        Args:
+            num_killed: processes that the caller saw die; None leaves them out.
+        """
+        killed = "" if num_killed is None else f"{num_killed} processes killed, "
+        dead = f"dead-lettered {self.dead_lettered:,}, " if self.dead_lettered else ""
+        return (
+            f"{killed}{self.issued:,} samples issued: trained {self.trained:,}, "
+            f"dropped {sum(self.dropped.values()):,}, {dead}evaluated {self.evaluated:,}, "
+            f"in flight {sum(self.in_flight.values()):,}; "
+            f"lost {self.lost:,}, trained twice {self.trained_twice:,} (read from the log)"
+        )
+
+    def text(self) -> str:
+        """Many lines for a person."""
+        rows = [
+            ("issued", self.issued, "samples"),
+            ("  trained", self.trained, f"in {self.steps:,} steps"),
+            ("  dropped", sum(self.dropped.values()), _parts(self.dropped)),
+            ("  dead-lettered", self.dead_lettered, ""),
+            ("  evaluated", self.evaluated, ""),
+            ("  in flight", sum(self.in_flight.values()), _parts(self.in_flight)),
+            ("  lost", self.lost, ""),
+            ("trained twice", self.trained_twice, ""),
+        ]
+        extras = [
+            ("  expired", self.expired, "evaluations that retention removed"),
+            ("unproven", self.unproven, "trained records that retention removed"),
+            ("duplicates", self.duplicates, "later records of a sample, skipped by every reader"),
+            ("void", self.void, "ledger events of an epoch that had been taken over"),
+            ("unreadable", self.unreadable, "records"),
+        ]
+        rows += [row for row in extras if row[1]]
+        lines = [f"audit of run {self.run}, from its topics alone"]
+        lines += [f"{name:<16}{count:>12,}  {note}".rstrip() for name, count, note in rows]
+        return "\n".join([*lines, self._staleness_line(), *self._verdict()])
+
+    def _staleness_line(self) -> str:
+        total = sum(self.staleness.values())
+        shares = ", ".join(
+            f"{distance}: {tokens / total:.1%}"
+            for distance, tokens in sorted(self.staleness.items())
+        )
+        bound = "unknown" if self.max_staleness is None else self.max_staleness
+        masked = f", {self.masked_segments:,} segments masked" if self.masked_segments else ""
+        return f"staleness       {shares or 'nothing trained'}, bound {bound}{masked}"
+
+    def _verdict(self) -> list[str]:
+        if self.ok:
+            return ["ok: every sample accounted for"]
+        lines = [f"{sum(self.breach_counts.values()):,} breaches: {_parts(self.breach_counts)}"]
+        lines += [f"  {b.kind.value:<16}{b.id:<16}  {b.detail}" for b in self.breaches]
+        hidden = sum(self.breach_counts.values()) - len(self.breaches)
+        return [*lines, f"  and {hidden:,} more"] if hidden else lines
+
+
+def _parts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if count)

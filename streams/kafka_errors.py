@@ -1,0 +1,160 @@
+"""What a Kafka error means for us: one table, so that no caller reads error codes.
+
+Transactions follow librdkafka's contract (`KafkaError.retriable`, `txn_requires_abort`, `fatal`):
+retriable means the same call again, never a new transaction instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from streams.errors import (
+    AbortedError,
+    BrokerError,
+    FencedError,
+    OutcomeUnknownError,
+    StreamsError,
+)
+
+T = TypeVar("T")
+
+# A connection that comes and goes, a coordinator that moves: gone by itself, or an outage.
+NOISE = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._WAIT_COORD,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+    }
+)
+OFFSET_GONE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+NO_TOPIC = frozenset(
+    {
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+# Told about in other ways (callbacks, positions).
+IGNORED = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
+_FENCED = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        getattr(KafkaError, "PRODUCER_FENCED", KafkaError._FENCED),
+    }
+)
+_NO_PROTOCOL = frozenset({KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_VERSION})
+# Aborted, and sending the same batch again would be refused again.
+_REFUSED = NO_TOPIC | {
+    KafkaError.OFFSET_METADATA_TOO_LARGE,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+}
+
+
+def error_of(exception: KafkaException) -> Any:  # noqa: ANN401  (KafkaError has no stubs)
+    """The `KafkaError` that the client's exception carries."""
+    return exception.args[0]
+
+
+def broker_error(error: Any, doing: str, bootstrap: str) -> BrokerError:  # noqa: ANN401
+    """The broker refused: who, what, why, and what to do where we know it."""
+    hint = ""
+    if error.code() in _NO_PROTOCOL:
+        hint = "; it needs group.protocol=consumer (KIP-848): Apache Kafka 4.0 or newer"
+    return BrokerError(f"Kafka at {bootstrap}: {doing}: {error.name()}: {error.str()}{hint}")
+
+
+def lost_transaction(error: Any, transactional_id: str) -> StreamsError:  # noqa: ANN401
+    """Why this producer can't go on after an error that no abort cures."""
+    said = f"{error.name()}: {error.str()}"
+    if error.code() in _FENCED:
+        return FencedError(
+            f"transactional id {transactional_id} is fenced: another producer of this id started, "
+            f"or this one stalled longer than the transaction timeout ({said})"
+        )
+    return OutcomeUnknownError(
+        f"transactional id {transactional_id}: the outcome of its last commit is unknown ({said}); "
+        "restart this process, the start settles it"
+    )
+
+
+def aborted_transaction(error: Any, transactional_id: str) -> StreamsError:  # noqa: ANN401
+    """What to tell the caller of a transaction that was aborted."""
+    said = f"transactional id {transactional_id}: aborted ({error.name()}: {error.str()})"
+    if error.code() in _REFUSED:
+        return BrokerError(f"{said}; sending it again would not help")
+    return AbortedError(said)
+
+
+def until(deadline: float, call: Callable[[], T], doing: str, bootstrap: str) -> T:
+    """`call()`, again while it fails with mere noise and `deadline` (monotonic) is not past.
+
+    Raises:
+        BrokerError: another error, or the deadline.
+    """
+    while True:
+        try:
+            return call()
+        except KafkaException as err:
+            error = error_of(err)
+            if error.code() not in NOISE or time.monotonic() >= deadline:
+                raise broker_error(error, doing, bootstrap) from err
+        time.sleep(0.05)
+
+
+class Outage:
+    """Since when the broker has not answered; silence of a broker that is up is no outage."""
+
+    def __init__(self, bootstrap: str, outage_s: float) -> None:
+        self._bootstrap = bootstrap
+        self._outage_s = outage_s
+        self._since: float | None = None
+
+    def seen(self, error: Any) -> None:  # noqa: ANN401
+        """The client reported `error` beside the stream."""
+        if self._since is None and error.code() in NOISE:
+            self._since = time.monotonic()
+
+    def over(self) -> None:
+        """The broker answered."""
+        self._since = None
+
+    def check(self, probe: Callable[[], object]) -> None:
+        """Ask with `probe` once the outage lasts too long.
+
+        Raises:
+            BrokerError: the broker has been silent for `outage_s` and is so still.
+        """
+        if self._since is None or time.monotonic() - self._since < self._outage_s:
+            return
+        try:
+            probe()
+        except KafkaException as err:
+            silent_s = time.monotonic() - self._since
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
+            raise BrokerError(
+                f"Kafka at {self._bootstrap} has been unreachable since {since} "
+                f"({silent_s:.0f} s, limit {self._outage_s:.0f} s): {error_of(err).str()}"
+            ) from err
+        self.over()

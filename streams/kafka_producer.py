@@ -1,0 +1,223 @@
+"""One whole transaction at a time, and the honest answer of how it ended."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from streams.bus import GroupConsumer
+from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
+from streams.kafka_consumer import KafkaGroupConsumer
+from streams.kafka_errors import aborted_transaction, error_of, lost_transaction
+from streams.parts import num_parts, part_headers, split
+from streams.record import Committed, Outgoing, Partition, Position
+
+_CALL_S = 5.0  # one try of a call; repeated until the deadline
+_ABORT_S = 10.0
+
+
+class KafkaProducer:
+    """The port `Producer` on Kafka.
+
+    Args:
+        client: a transactional confluent producer, initialised.
+        run: prefix of topics.
+        transactional_id: with its prefix, for messages.
+        commit_s: how long one commit may take.
+    """
+
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401
+        *,
+        run: str,
+        transactional_id: str,
+        commit_s: float,
+    ) -> None:
+        self._client = client
+        self._prefix = f"{run}."
+        self._id = transactional_id
+        self._commit_s = commit_s
+        self._ended: StreamsError | None = None
+        self._closed = False
+
+    def commit(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Sequence[Position]:
+        """One whole transaction: all records and all positions, or nothing.
+
+        Without records and positions nothing is sent, which proves nothing about who owns the id.
+
+        Raises:
+            AbortedError: nothing happened; handle revocations (poll), then send again.
+            BrokerError: nothing happened, and sending it again would be refused again.
+            FencedError: final for this process.
+            OutcomeUnknownError: no answer before the deadline; exit.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if not records and not consumed:
+            return []
+        member = _member(consumed or {}, consumer)
+        try:
+            return self._transaction(records, consumed or {}, member)
+        except KafkaException as err:
+            raise self._failed(error_of(err)) from err
+        except (FencedError, OutcomeUnknownError) as err:
+            self._ended = err
+            raise
+
+    def _transaction(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed],
+        member: KafkaGroupConsumer | None,
+    ) -> Sequence[Position]:
+        deadline = time.monotonic() + self._commit_s
+        self._client.begin_transaction()
+        # Taken once, before anything else: a poll in between could renew it for partitions
+        # that another member owns by then.
+        metadata = member.group_metadata() if member is not None else None
+        positions: list[Position | None] = [None] * len(records)
+        for index, record in enumerate(records):
+            self._produce(record, _into(positions, index, record.topic), deadline)
+        if metadata is not None:
+            offsets = [
+                TopicPartition(self._prefix + p.topic, p.number, at.offset, at.metadata)
+                for p, at in consumed.items()
+            ]
+            self._again(
+                lambda: self._client.send_offsets_to_transaction(offsets, metadata, _CALL_S),
+                deadline,
+            )
+        self._again(lambda: self._client.commit_transaction(_CALL_S), deadline)
+        self._client.poll(0)
+        written = [position for position in positions if position is not None]
+        assert len(written) == len(records), "a committed record has no position"
+        return written
+
+    def _produce(
+        self, record: Outgoing, delivered: Callable[[Any, Any], None], deadline: float
+    ) -> None:
+        count = num_parts(len(record))
+        record_id = secrets.token_hex(8) if count > 1 else ""
+        place = {} if record.partition is None else {"partition": record.partition}
+        for index, part in enumerate(split(record.value)):
+            report = {"on_delivery": delivered} if index == 0 else {}
+            self._enqueue(
+                deadline,
+                topic=self._prefix + record.topic,
+                key=record.key,
+                value=part,
+                headers=part_headers(record.headers, record_id, index, count),
+                **place,
+                **report,
+            )
+
+    def _enqueue(self, deadline: float, **message: Any) -> None:  # noqa: ANN401
+        while True:
+            try:
+                self._client.produce(**message)
+            except BufferError:  # the client's queue is full: let it send
+                if time.monotonic() >= deadline:
+                    raise self._too_late(None) from None
+                self._client.poll(0.05)
+            else:
+                return
+
+    def _again(self, call: Callable[[], object], deadline: float) -> None:
+        """The same call while its error is retriable; never another one instead."""
+        while True:
+            try:
+                call()
+            except KafkaException as err:
+                error = error_of(err)
+                if not error.retriable():
+                    raise
+                if time.monotonic() >= deadline:
+                    raise self._too_late(error) from err
+            else:
+                return
+            time.sleep(0.02)
+
+    def _too_late(self, error: Any) -> OutcomeUnknownError:  # noqa: ANN401
+        said = "the client's queue stayed full" if error is None else f"last: {error.str()}"
+        return OutcomeUnknownError(
+            f"transactional id {self._id}: no answer to a commit within {self._commit_s:g} s "
+            f"({said}); restart this process, the start settles it"
+        )
+
+    def _failed(self, error: Any) -> StreamsError:  # noqa: ANN401
+        """Abort if that is possible, and say how the transaction ended."""
+        if error.txn_requires_abort() or error.code() == KafkaError._FATAL:
+            # After a fatal error the abort fails too, with the reason that the first one lacks.
+            reason = self._abort()
+            if reason is None:
+                return aborted_transaction(error, self._id)
+            error = reason
+        self._ended = lost_transaction(error, self._id)
+        return self._ended
+
+    def _abort(self) -> Any:  # noqa: ANN401
+        """None once aborted, else the error that prevents it."""
+        try:
+            self._again(
+                lambda: self._client.abort_transaction(_CALL_S), time.monotonic() + _ABORT_S
+            )
+        except KafkaException as err:
+            return error_of(err)
+        except OutcomeUnknownError as err:
+            return error_of(err.__cause__) if isinstance(err.__cause__, KafkaException) else None
+        return None
+
+    def close(self) -> None:
+        """Release the connections; idempotent. An unsettled transaction is left to the broker."""
+        if not self._closed:
+            self._closed = True
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _member(
+    consumed: Mapping[Partition, Committed], consumer: GroupConsumer | None
+) -> KafkaGroupConsumer | None:
+    """The member whose positions these are.
+
+    The broker checks member and epoch, never who owns a partition: so we do.
+    """
+    if not consumed:
+        return None
+    if not isinstance(consumer, KafkaGroupConsumer):
+        raise TypeError(f"positions need the KafkaGroupConsumer they belong to, got {consumer!r}")
+    foreign = sorted(str(partition) for partition in consumed if not consumer.owns(partition))
+    if foreign:
+        raise AbortedError(f"positions of partitions that are not ours: {', '.join(foreign)}")
+    return consumer
+
+
+def _into(positions: list[Position | None], index: int, topic: str) -> Callable[[Any, Any], None]:
+    """A delivery callback that notes the offset; failures come out of the commit."""
+
+    def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
+        if error is None:
+            positions[index] = Position(topic, message.partition(), message.offset())
+
+    return delivered

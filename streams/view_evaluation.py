@@ -1,0 +1,244 @@
+"""Held-out accuracy by policy version, and the same problem then and now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
+
+
+def evaluation_id(group_id: str) -> tuple[int, int] | None:
+    """(version, row) of `e{version}-{row}`; None for any other id."""
+    version, dash, row = group_id[1:].partition("-")
+    if group_id[:1] != "e" or not dash or not (version.isdecimal() and row.isdecimal()):
+        return None
+    return int(version), int(row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPoint:
+    """One evaluation: the held-out rows as they were answered when `policy_version` was newest."""
+
+    policy_version: int
+    accuracy: float  # mean reward over the samples so far; 0 without any
+    num_samples: int
+    num_issued: int
+    num_dead: int
+    num_exact: int  # samples whose every token comes from that very version, none newer
+    num_tokens: int  # sampled ones
+    finished_at_ms: int  # of the newest sample
+
+    @property
+    def is_complete(self) -> bool:
+        """Every issued sample was answered or is dead."""
+        return 0 < self.num_issued <= self.num_samples + self.num_dead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationState:
+    """All evaluations, by version."""
+
+    points: tuple[EvaluationPoint, ...] = ()
+
+    @property
+    def curve(self) -> tuple[EvaluationPoint, ...]:
+        """Points that will not move: the complete ones, and those that a later one followed."""
+        return tuple(
+            point
+            for index, point in enumerate(self.points)
+            if point.num_samples and (point.is_complete or index + 1 < len(self.points))
+        )
+
+    @property
+    def first(self) -> EvaluationPoint | None:
+        """Where the run started."""
+        return self.curve[0] if self.curve else None
+
+    @property
+    def last(self) -> EvaluationPoint | None:
+        """Where it stands."""
+        return self.curve[-1] if self.curve else None
+
+
+@dataclass(slots=True)
+class _Tally:
+    issued: set[tuple[int, int]] = field(default_factory=set)  # (row, sample)
+    answered: set[tuple[int, int]] = field(default_factory=set)
+    dead: set[tuple[int, int]] = field(default_factory=set)
+    reward: float = 0.0
+    exact: int = 0
+    tokens: int = 0
+    finished_at_ms: int = 0
+
+
+class EvaluationView:
+    """Folds evaluation samples of `prompts`, `trajectories` and `dead-letters`."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[int, _Tally] = {}
+
+    def apply(self, event: Event) -> None:
+        """Take one event; training samples are passed by. The first record of a sample counts."""
+        if not isinstance(event, Prompt | Trajectory | DeadLetter) or event.purpose != EVALUATE:
+            return
+        identity = evaluation_id(event.group_id)
+        if identity is None:
+            return
+        version, row = identity
+        tally = self._tallies.setdefault(version, _Tally())
+        key = (row, event.sample)
+        if isinstance(event, Prompt):
+            tally.issued.add(key)
+        elif isinstance(event, DeadLetter):
+            tally.dead.add(key)
+        elif key not in tally.answered:
+            tally.answered.add(key)
+            _add(tally, event, version)
+
+    @property
+    def state(self) -> EvaluationState:
+        """A snapshot, oldest version first."""
+        return EvaluationState(
+            points=tuple(
+                _point(version, self._tallies[version]) for version in sorted(self._tallies)
+            )
+        )
+
+
+def _add(tally: _Tally, event: Trajectory, version: int) -> None:
+    sampled = [segment for segment in event.segments if segment.author == "policy"]
+    tally.reward += event.reward
+    tally.exact += all(segment.policy_version == version for segment in sampled)
+    tally.tokens += sum(len(segment.token_ids) for segment in sampled)
+    tally.finished_at_ms = max(tally.finished_at_ms, event.finished_at_ms)
+
+
+def _point(version: int, tally: _Tally) -> EvaluationPoint:
+    num_samples = len(tally.answered)
+    return EvaluationPoint(
+        policy_version=version,
+        accuracy=tally.reward / num_samples if num_samples else 0.0,
+        num_samples=num_samples,
+        num_issued=len(tally.issued),
+        num_dead=len(tally.dead - tally.answered),
+        num_exact=tally.exact,
+        num_tokens=tally.tokens,
+        finished_at_ms=tally.finished_at_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRun:
+    """Contiguous tokens under one policy version."""
+
+    token_ids: tuple[int, ...]
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer to a held-out problem."""
+
+    policy_version: int  # of the evaluation; the runs say what sampled each token
+    prompt_ids: tuple[int, ...]
+    runs: tuple[TokenRun, ...]
+    reward: float
+    finish_reason: str
+
+    @property
+    def is_right(self) -> bool:
+        """It earned at least half of the full reward of 1."""
+        return self.reward >= 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A held-out row: its answer under the first version that met it, and under the newest."""
+
+    row: int
+    then: Answer
+    now: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesState:
+    """The problems that are kept, by row."""
+
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def best(self) -> Problem | None:
+        """The problem that shows most: wrong then and right now, else the first."""
+        learnt = (p for p in self.problems if p.now.is_right and not p.then.is_right)
+        return next(learnt, self.problems[0] if self.problems else None)
+
+
+class SamplesView:
+    """Keeps sample 0 of the held-out rows below `rows`."""
+
+    def __init__(self, rows: int = 8) -> None:
+        self._rows = rows
+        self._then: dict[int, Answer] = {}
+        self._now: dict[int, Answer] = {}
+
+    def apply(self, event: Event) -> None:
+        """Take one event; all but evaluation trajectories are passed by."""
+        if not isinstance(event, Trajectory) or event.purpose != EVALUATE or event.sample != 0:
+            return
+        identity = evaluation_id(event.group_id)
+        if identity is None or identity[1] >= self._rows:
+            return
+        version, row = identity
+        answer = _answer(event, version)
+        if row not in self._then or version < self._then[row].policy_version:
+            self._then[row] = answer
+        # Strictly newer: of two records of one sample the first counts.
+        if row not in self._now or version > self._now[row].policy_version:
+            self._now[row] = answer
+
+    @property
+    def state(self) -> SamplesState:
+        """A snapshot."""
+        return SamplesState(
+            problems=tuple(
+                Problem(row=row, then=self._then[row], now=self._now[row])
+                for row in sorted(self._then)
+            )
+        )
+
+
+def _answer(event: Trajectory, version: int) -> Answer:
+    answered = [segment for segment in event.segments if segment.author != "prompt"]
+    return Answer(
+        policy_version=version,
+        prompt_ids=tuple(
+            token
+            for segment in event.segments
+            if segment.author == "prompt"
+            for token in _ids(segment)
+        ),
+        runs=tuple(
+            TokenRun(token_ids=_ids(segment), policy_version=segment.policy_version)
+            for segment in answered
+        ),
+        reward=event.reward,
+        finish_reason=answered[-1].finish_reason if answered else "",
+    )
+
+
+def _ids(segment: Segment) -> tuple[int, ...]:
+    # Copied: a decoded tensor is a view that would keep its whole record alive.
+    return tuple(int(token) for token in segment.token_ids.numpy())
+
+
+__all__ = [
+    "Answer",
+    "EvaluationPoint",
+    "EvaluationState",
+    "EvaluationView",
+    "Problem",
+    "SamplesState",
+    "SamplesView",
+    "TokenRun",
+    "evaluation_id",
+]

@@ -1,0 +1,251 @@
+"""What the workers say of themselves: state, rates, time by state, restarts, weight pulls."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from schemas.events import NO_VERSION, Event, PolicyLoaded, PullRequested, WorkerReport
+
+SILENT_S = 10.0  # a worker that reported nothing for this long is shown as silent
+_PULLS_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker, as of its newest report."""
+
+    worker: str
+    role: str
+    instance: str
+    state: str  # as reported, or "silent"
+    detail: str
+    policy_version: int
+    restarts: int  # instances seen after the first
+    rates: Mapping[str, float]  # counters per second over the window
+    totals: Mapping[str, float]  # counters over all instances
+    seconds: Mapping[str, float]  # time by state
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """A worker came back as another process."""
+
+    worker: str
+    role: str
+    at_ms: int  # first report of the new process
+    last_seen_ms: int  # last report of the old one
+    was_clean: bool  # the old process had said that it stops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputState:
+    """All workers, by name."""
+
+    workers: tuple[WorkerView, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+    now_ms: int = 0  # newest report of all: the fold's clock
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that reported, in order of name."""
+        return tuple(sorted({worker.role for worker in self.workers}))
+
+    def rate(self, role: str, counter: str) -> float:
+        """`counter` per second, summed over the workers of `role`."""
+        return sum(w.rates.get(counter, 0.0) for w in self.workers if w.role == role)
+
+    def total(self, role: str, counter: str) -> float:
+        """`counter` since the run began, summed over the workers of `role`."""
+        return sum(w.totals.get(counter, 0.0) for w in self.workers if w.role == role)
+
+    def seconds(self, role: str) -> Mapping[str, float]:
+        """Time by state, summed over the workers of `role`."""
+        sums: Counter[str] = Counter()
+        for worker in self.workers:
+            if worker.role == role:
+                sums.update(worker.seconds)
+        return dict(sums)
+
+
+@dataclass(slots=True)
+class _Worker:
+    last: WorkerReport
+    window: deque[WorkerReport]
+    instances: set[str]
+    ended: Counter[str] = field(default_factory=Counter)  # counters of earlier instances
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class ThroughputView:
+    """Folds `worker-events`. Rates are over the newest `window_s` of each worker's reports."""
+
+    def __init__(self, window_s: float = 10.0) -> None:
+        self._window_ms = window_s * 1000
+        self._workers: dict[str, _Worker] = {}
+        self._restarts: list[Restart] = []
+
+    def apply(self, event: Event) -> None:
+        """Take one event; all but `WorkerReport` are passed by, and so are zombies."""
+        if not isinstance(event, WorkerReport):
+            return
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            self._workers[event.worker] = _Worker(event, deque([event]), {event.instance})
+        elif event.instance == worker.last.instance:
+            passed_s = max(0, event.at_ms - worker.last.at_ms) / 1000
+            state = worker.last.state
+            worker.seconds[state] = worker.seconds.get(state, 0.0) + passed_s
+            self._advance(worker, event)
+        elif event.instance not in worker.instances:
+            self._restart(worker, event)
+
+    def _advance(self, worker: _Worker, event: WorkerReport) -> None:
+        worker.last = event
+        worker.window.append(event)
+        start_ms = event.at_ms - self._window_ms
+        while len(worker.window) > 2 and worker.window[1].at_ms <= start_ms:
+            worker.window.popleft()
+
+    def _restart(self, worker: _Worker, event: WorkerReport) -> None:
+        old = worker.last
+        self._restarts.append(
+            Restart(
+                worker=event.worker,
+                role=event.role,
+                at_ms=event.at_ms,
+                last_seen_ms=old.at_ms,
+                was_clean=old.state in ("draining", "stopped"),
+            )
+        )
+        worker.ended.update(old.counters)
+        worker.instances.add(event.instance)
+        worker.window = deque([event])
+        worker.last = event
+
+    @property
+    def state(self) -> ThroughputState:
+        """A snapshot."""
+        now_ms = max((worker.last.at_ms for worker in self._workers.values()), default=0)
+        return ThroughputState(
+            workers=tuple(
+                _worker_view(self._workers[name], now_ms) for name in sorted(self._workers)
+            ),
+            restarts=tuple(self._restarts),
+            now_ms=now_ms,
+        )
+
+
+def _worker_view(worker: _Worker, now_ms: int) -> WorkerView:
+    last = worker.last
+    is_silent = now_ms - last.at_ms > SILENT_S * 1000 and last.state != "stopped"
+    totals = Counter(worker.ended)
+    totals.update(last.counters)
+    is_idle = is_silent or last.state == "stopped"
+    return WorkerView(
+        worker=last.worker,
+        role=last.role,
+        instance=last.instance,
+        state="silent" if is_silent else last.state,
+        detail=last.detail,
+        policy_version=last.policy_version,
+        restarts=len(worker.instances) - 1,
+        rates={} if is_idle else _rates(worker.window),
+        totals=dict(totals),
+        seconds=dict(worker.seconds),
+        at_ms=last.at_ms,
+    )
+
+
+def _rates(window: deque[WorkerReport]) -> dict[str, float]:
+    first, last = window[0], window[-1]
+    passed_s = (last.at_ms - first.at_ms) / 1000
+    if passed_s <= 0:
+        return {}
+    return {
+        name: (value - first.counters.get(name, 0.0)) / passed_s
+        for name, value in last.counters.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """One finished pull."""
+
+    worker: str
+    role: str
+    policy_version: int
+    num_bytes: int
+    seconds: float
+    paused_s: float
+    loaded_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullsState:
+    """Who holds which version."""
+
+    versions: Mapping[str, int] = field(default_factory=dict)  # by worker
+    waiting: Mapping[str, int] = field(default_factory=dict)  # asked for, not loaded, by worker
+    newest: tuple[Pull, ...] = ()  # the last few hundred
+    num_pulls: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0  # summed
+    paused_s: float = 0.0  # summed
+
+    def version(self, worker: str) -> int:
+        """What `worker` holds, or NO_VERSION."""
+        return self.versions.get(worker, NO_VERSION)
+
+
+class PullsView:
+    """Folds `policy-pulls`."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}
+        self._pulls: deque[Pull] = deque(maxlen=_PULLS_KEPT)
+        self._num_pulls = 0
+        self._num_bytes = 0
+        self._seconds = 0.0
+        self._paused_s = 0.0
+
+    def apply(self, event: Event) -> None:
+        """Take one event; those of other topics are passed by."""
+        if isinstance(event, PullRequested):
+            self._waiting[event.worker] = event.policy_version
+        elif isinstance(event, PolicyLoaded):
+            self._versions[event.worker] = event.policy_version
+            self._waiting.pop(event.worker, None)
+            self._pulls.append(_pull(event))
+            self._num_pulls += 1
+            self._num_bytes += event.num_bytes
+            self._seconds += event.seconds
+            self._paused_s += event.paused_s
+
+    @property
+    def state(self) -> PullsState:
+        """A snapshot."""
+        return PullsState(
+            versions=dict(self._versions),
+            waiting=dict(self._waiting),
+            newest=tuple(self._pulls),
+            num_pulls=self._num_pulls,
+            num_bytes=self._num_bytes,
+            seconds=self._seconds,
+            paused_s=self._paused_s,
+        )
+
+
+def _pull(event: PolicyLoaded) -> Pull:
+    return Pull(
+        worker=event.worker,
+        role=event.role,
+        policy_version=event.policy_version,
+        num_bytes=event.num_bytes,
+        seconds=event.seconds,
+        paused_s=event.paused_s,
+        loaded_at_ms=event.loaded_at_ms,
+    )

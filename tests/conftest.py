@@ -1,0 +1,42 @@
+"""One real broker for the whole session, and the markers that follow from where a test lies."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.broker import EmbeddedBroker
+
+_MARKERS = {"integration": pytest.mark.broker, "e2e": pytest.mark.e2e}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark by folder and by fixture, so that no test can forget to."""
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if folder in _MARKERS:
+            item.add_marker(_MARKERS[folder])
+        if "broker" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.broker)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`host:port` of `RLSTREAMS_BOOTSTRAP` if that is set, else of an embedded broker."""
+    if named := os.environ.get("RLSTREAMS_BOOTSTRAP"):
+        yield named
+        return
+    embedded = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
+    yield embedded.start().bootstrap
+    embedded.stop()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """A run id that no other test uses: tests share the broker, never a topic."""
+    return f"t{secrets.token_hex(4)}"

@@ -1,0 +1,203 @@
+"""Both kinds of cluster behind one face: what a contract test needs beside the ports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from streams.bus import Bus, GroupConsumer
+from streams.kafka import KafkaBus
+from streams.kafka_consumer import KafkaGroupConsumer
+from streams.memory import MemoryBus
+from streams.memory_consumer import MemoryGroupConsumer
+from streams.memory_log import MemoryLog, State, Transaction
+from streams.parts import Message
+from streams.record import Committed, Partition
+
+_EXPELLED_AFTER_S = 1.5
+
+
+class RawTransaction(Protocol):
+    """A transaction driven step by step, without our producer."""
+
+    def send(
+        self, topic: str, partition: int, key: bytes, value: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        """Write one message."""
+
+    def add_offsets(
+        self, group: str, consumer: GroupConsumer, offsets: Mapping[Partition, Committed]
+    ) -> None:
+        """Add positions."""
+
+    def commit(self) -> None:
+        """End it."""
+
+    def abort(self) -> None:
+        """End it, as if it had not been."""
+
+
+class Cluster(Protocol):
+    """Where a bus lives. Names here are those of the bus: without the run's prefix."""
+
+    def bus(self) -> Bus:
+        """A further handle of the same run."""
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make a topic."""
+
+    def recreate(self, topic: str, partitions: int) -> None:
+        """Delete it and make it anew."""
+
+    def trim(self, partition: Partition, begin: int) -> None:
+        """Remove what lies below `begin`."""
+
+    def begin(self, transactional_id: str) -> RawTransaction:
+        """An open transaction."""
+
+    def mortal_bus(self) -> Bus:
+        """A bus whose consumers `expel` works on."""
+
+    def expel(self, consumer: GroupConsumer) -> None:
+        """Let the group drop a member behind its back."""
+
+
+class MemoryCluster:
+    """`Cluster` in this process."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._log = MemoryLog()
+
+    def bus(self) -> Bus:
+        return MemoryBus(self._log, self._run)
+
+    mortal_bus = bus
+
+    def create(self, topic: str, partitions: int) -> None:
+        self._log.create(f"{self._run}.{topic}", partitions)
+
+    recreate = create
+
+    def trim(self, partition: Partition, begin: int) -> None:
+        self._log.trim(Partition(f"{self._run}.{partition.topic}", partition.number), begin)
+
+    def begin(self, transactional_id: str) -> RawTransaction:
+        full_id = f"{self._run}.{transactional_id}"
+        epoch = self._log.initialise(full_id)
+        return _MemoryTransaction(self._log, self._run, self._log.begin(full_id, epoch))
+
+    def expel(self, consumer: GroupConsumer) -> None:
+        assert isinstance(consumer, MemoryGroupConsumer)
+        consumer.expel()
+
+
+class _MemoryTransaction:
+    def __init__(self, log: MemoryLog, run: str, transaction: Transaction) -> None:
+        self._log = log
+        self._run = run
+        self._transaction = transaction
+
+    def send(
+        self, topic: str, partition: int, key: bytes, value: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        where = Partition(f"{self._run}.{topic}", partition)
+        self._log.append(self._transaction, Message(where, -1, key, value, headers, 0))
+
+    def add_offsets(
+        self, group: str, consumer: GroupConsumer, offsets: Mapping[Partition, Committed]
+    ) -> None:
+        full = {Partition(f"{self._run}.{p.topic}", p.number): at for p, at in offsets.items()}
+        self._log.add_offsets(self._transaction, f"{self._run}.{group}", full)
+
+    def commit(self) -> None:
+        self._log.end(self._transaction, State.COMMITTED)
+
+    def abort(self) -> None:
+        self._log.end(self._transaction, State.ABORTED)
+
+
+class KafkaCluster:
+    """`Cluster` on a real broker."""
+
+    def __init__(self, bootstrap: str, run: str) -> None:
+        self._bootstrap = bootstrap
+        self._run = run
+        self._admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def bus(self) -> Bus:
+        return KafkaBus(self._bootstrap, self._run, transaction_timeout_s=10.0)
+
+    def mortal_bus(self) -> Bus:
+        options = {"max.poll.interval.ms": str(round(_EXPELLED_AFTER_S * 1000))}
+        return KafkaBus(self._bootstrap, self._run, options=options, transaction_timeout_s=10.0)
+
+    def create(self, topic: str, partitions: int) -> None:
+        name = f"{self._run}.{topic}"
+        new = NewTopic(name, num_partitions=partitions, replication_factor=1)
+        self._admin.create_topics([new])[name].result(10)
+        self._wait_for(name, partitions)
+
+    def recreate(self, topic: str, partitions: int) -> None:
+        name = f"{self._run}.{topic}"
+        self._admin.delete_topics([name])[name].result(10)
+        self._wait_for(name, 0)
+        self.create(topic, partitions)
+
+    def _wait_for(self, name: str, partitions: int) -> None:
+        deadline = time.monotonic() + 10
+        while len(self._admin.list_topics(name, timeout=10).topics[name].partitions) != partitions:
+            assert time.monotonic() < deadline, f"topic {name} never had {partitions} partitions"
+            time.sleep(0.05)
+
+    def trim(self, partition: Partition, begin: int) -> None:
+        tp = TopicPartition(f"{self._run}.{partition.topic}", partition.number, begin)
+        self._admin.delete_records([tp])[tp].result(10)
+
+    def begin(self, transactional_id: str) -> RawTransaction:
+        client = Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "transactional.id": f"{self._run}.{transactional_id}",
+                "transaction.timeout.ms": "10000",
+            }
+        )
+        client.init_transactions(20)
+        client.begin_transaction()
+        return _KafkaTransaction(client, self._run)
+
+    def expel(self, consumer: GroupConsumer) -> None:
+        time.sleep(_EXPELLED_AFTER_S + 2.0)
+
+
+class _KafkaTransaction:
+    def __init__(self, client: Any, run: str) -> None:
+        self._client = client
+        self._run = run
+
+    def send(
+        self, topic: str, partition: int, key: bytes, value: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        name = f"{self._run}.{topic}"
+        self._client.produce(name, value, key, partition, headers=list(headers.items()))
+        assert self._client.flush(10) == 0
+
+    def add_offsets(
+        self, group: str, consumer: GroupConsumer, offsets: Mapping[Partition, Committed]
+    ) -> None:
+        assert isinstance(consumer, KafkaGroupConsumer)
+        tps = [
+            TopicPartition(f"{self._run}.{p.topic}", p.number, at.offset, at.metadata)
+            for p, at in offsets.items()
+        ]
+        self._client.send_offsets_to_transaction(tps, consumer.group_metadata(), 10)
+
+    def commit(self) -> None:
+        self._client.commit_transaction(10)
+
+    def abort(self) -> None:
+        self._client.abort_transaction(10)

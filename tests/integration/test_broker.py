@@ -1,0 +1,156 @@
+"""The embedded broker on a real folder: start, stop, restart, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient
+
+from streams.broker import EmbeddedBroker
+from streams.broker_config import HOST
+from streams.errors import BrokerError, ConfigError
+from workers.__main__ import main
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker that the test may kill."""
+    embedded = EmbeddedBroker(tmp_path / "broker")
+    yield embedded
+    embedded.stop()
+
+
+def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
+    own_broker: EmbeddedBroker,
+) -> None:
+    """After kill -9 a new start finds the old records, on the port that clients know."""
+    first = own_broker.start()
+    written = [f"record {i}".encode() for i in range(50)]
+    _write(first.bootstrap, "kept", written)
+    formatted_at = (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
+
+    os.kill(first.pid, signal.SIGKILL)
+    _wait_until_gone(own_broker)
+    second = own_broker.start()
+
+    assert first.port == second.port
+    assert first.pid != second.pid
+    assert written == _read(second.bootstrap, "kept", len(written))
+    assert formatted_at == (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
+
+
+def test_another_object_sees_the_living_broker_and_cannot_start_a_second(
+    own_broker: EmbeddedBroker,
+) -> None:
+    """A second start on a folder in use is refused by name before it touches the first."""
+    state = own_broker.start()
+    other = EmbeddedBroker(own_broker.folder)
+
+    assert state == other.status() == other.attach_or_start()
+    with pytest.raises(ConfigError, match=f"in use by process {state.pid}"):
+        other.start()
+
+    written = [b"x"]
+    _write(state.bootstrap, "still-serves", written)
+    assert written == _read(state.bootstrap, "still-serves", 1)
+
+
+def test_stop_is_clean_and_says_whether_there_was_something_to_stop(
+    own_broker: EmbeddedBroker,
+) -> None:
+    """Stop leaves nothing behind; stopping again says that nothing ran."""
+    own_broker.start()
+
+    assert own_broker.stop() is True
+    assert own_broker.status() is None
+    assert own_broker.stop() is False
+    assert (own_broker.folder / "data" / ".kafka_cleanshutdown").is_file()
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    """The port is tried before any Java starts, and the message names it."""
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with pytest.raises(ConfigError, match=f"port {port} is in use"):
+            EmbeddedBroker(tmp_path, port=port).start()
+
+
+def test_a_broker_that_cannot_start_shows_its_log(own_broker: EmbeddedBroker) -> None:
+    """What the broker said before it ended is in the error."""
+    own_broker.start()
+    own_broker.stop()
+    properties = own_broker.folder / "data" / "meta.properties"
+    text = properties.read_text(encoding="utf-8")
+    properties.write_text(re.sub("node.id=1", "node.id=7", text), encoding="utf-8")
+
+    with pytest.raises(BrokerError, match=r"(?s)ended while starting.*7"):
+        own_broker.start()
+    assert own_broker.status() is None
+
+
+@pytest.mark.slow
+def test_a_broker_that_does_not_react_is_killed(own_broker: EmbeddedBroker) -> None:
+    """A stopped process takes no SIGTERM; 15 s later it is gone all the same."""
+    state = own_broker.start()
+    os.kill(state.pid, signal.SIGSTOP)
+
+    assert own_broker.stop() is True
+    assert own_broker.status() is None
+
+
+def test_the_command_starts_shows_and_stops_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`rlstreams broker` answers 0 while one runs and 1 when none does."""
+    words = ["--dir", str(tmp_path / "b")]
+
+    assert main(["broker", "status", *words]) == 1
+    assert main(["broker", "start", *words]) == 0
+    assert main(["broker", "start", *words]) == 78
+    assert main(["broker", "status", *words]) == 0
+    assert main(["broker", "stop", *words]) == 0
+    assert main(["broker", "stop", *words]) == 1
+    assert "serves 127.0.0.1:" in capsys.readouterr().out
+
+
+def _wait_until_gone(embedded: EmbeddedBroker, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while embedded.status() is not None:
+        assert time.monotonic() < deadline, "the killed broker still holds its lock"
+        time.sleep(0.02)
+
+
+def _write(bootstrap: str, topic: str, values: list[bytes]) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    admin.create_topics(
+        {topic: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True
+    )
+    admin.close()
+    producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
+    sent = [producer.send(topic, value, partition=0) for value in values]
+    for future in sent:
+        future.get(timeout=10)
+    producer.close()
+
+
+def _read(bootstrap: str, topic: str, num_records: int) -> list[bytes]:
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    consumer.assign([TopicPartition(topic, 0)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 20
+    while len(values) < num_records and time.monotonic() < deadline:
+        for records in consumer.poll(timeout_ms=500).values():
+            values += [record.value for record in records]
+    consumer.close()
+    return values

@@ -1,0 +1,348 @@
+"""The role `prompts` on the memory bus: pacing, evaluation, and a restart after anything."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.events import EVALUATE, TRAIN, ClosedGroups, Event, Prompt
+from streams.codec import decoded, outgoing
+from streams.errors import ConfigError, FencedError
+from streams.memory import MemoryBus
+from streams.memory_log import Fault, MemoryLog
+from streams.topic import Topic
+from streams.topics import CONTROL, PROMPTS, STEPS, TOPICS
+from tests.factories import (
+    control_state,
+    dropped_group,
+    groups_dropped,
+    step_completed,
+    trainer_started,
+)
+from workers.config import DataSection, ModelSection, PromptsSection, RunConfig, TrainerSection
+from workers.context import Context
+from workers.prompts.dataset import ChatMessages
+from workers.prompts.worker import PromptsWorker
+
+PARTITIONS = 3
+ROWS = 10
+
+
+class Characters:
+    """A tokenizer: one token per character."""
+
+    hash = "characters"
+
+    def encode_prompt(self, prompt: str | ChatMessages) -> list[int]:
+        return [ord(character) for character in str(prompt)]
+
+
+class World:
+    """A run's topics and files, and its `prompts` workers."""
+
+    def __init__(self, folder: Path, **prompts: Any) -> None:
+        self.log = MemoryLog()
+        for topic in TOPICS:
+            self.log.create(f"run.{topic.name}", PARTITIONS if topic == PROMPTS else 1)
+        self.bus = MemoryBus(self.log, "run")
+        self.trainer = self.bus.producer("test")
+        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 20}))
+        for name, rows in (("train", ROWS), ("held_out", 4)):
+            lines = [json.dumps({"prompt": f"{name} {i}", "answer": str(i)}) for i in range(rows)]
+            (folder / f"{name}.jsonl").write_text("\n".join(lines))
+        self.config = RunConfig(
+            data=DataSection(
+                train=str(folder / "train.jsonl"), held_out=str(folder / "held_out.jsonl")
+            ),
+            model=ModelSection(path=str(folder)),
+            prompts=PromptsSection(**{"group_size": 2, "evaluate_rows": 3, **prompts}),
+            trainer=TrainerSection(steps=4, groups_per_step=3, max_staleness=1),
+        )
+
+    def worker(self) -> PromptsWorker:
+        context = Context(config=self.config, bus=self.bus, role="prompts", ordinal=0, instance="p")
+        return PromptsWorker(context, Characters(), poll_s=0.001)
+
+    def says(self, *events: Event, topic: Topic = STEPS) -> None:
+        self.trainer.commit([outgoing(topic, event) for event in events])
+
+    def issued(self) -> Sequence[tuple[int, Prompt]]:
+        """Partition and event of every record of `prompts`."""
+        found = []
+        with self.bus.reader(self.bus.beginnings(PROMPTS.name)) as reader:
+            while records := reader.poll(100, 0.0):
+                found += [(raw.position.partition, decoded(raw).event) for raw in records]
+        return [(at, event) for at, event in found if isinstance(event, Prompt)]
+
+    def groups(self) -> dict[str, list[Prompt]]:
+        """Training samples by group."""
+        groups: dict[str, list[Prompt]] = {}
+        for _, prompt in self.issued():
+            if prompt.purpose == TRAIN:
+                groups.setdefault(prompt.group_id, []).append(prompt)
+        return groups
+
+    def evaluations(self) -> list[str]:
+        """Ids of evaluation samples, in order."""
+        return sorted(p.group_id for _, p in self.issued() if p.purpose == EVALUATE)
+
+
+def turns(worker: PromptsWorker, count: int = 3) -> None:
+    for _ in range(count):
+        worker.turn()
+
+
+def started(**changes: Any) -> Event:
+    return trainer_started(**{"step_target": 4, **changes})
+
+
+def step(number: int, watermark: int, **changes: Any) -> Event:
+    closed = ClosedGroups(watermark=watermark)
+    return step_completed(number, **{"closed": closed, **changes})
+
+
+def test_nothing_is_issued_before_the_claim(tmp_path: Path) -> None:
+    """The first turn after the claim issues version 0's evaluation and the first groups."""
+    world = World(tmp_path)
+    with_claim = world.worker()
+    turns(with_claim)
+    assert not world.issued()
+    world.says(started())
+    turns(with_claim)
+    assert world.evaluations() == ["e0-0", "e0-1", "e0-2"]
+    assert [str(number) for number in range(6)] == sorted(world.groups())
+    with_claim.close()
+
+
+def test_samples_of_a_group_share_partition_and_row(tmp_path: Path) -> None:
+    """Samples are 0..size-1 of one row, in the group's partition, with the newest version."""
+    world = World(tmp_path)
+    world.says(started(policy_version=2))
+    worker = world.worker()
+    turns(worker)
+    rows = []
+    for group_id, samples in world.groups().items():
+        assert [sample.sample for sample in samples] == [0, 1]
+        assert {(2, 2)} == {(s.group_size, s.min_policy_version) for s in samples}
+        rows.append(samples[0].row)
+        places = {at for at, prompt in world.issued() if prompt.group_id == group_id}
+        assert places == {int(group_id) % PARTITIONS}
+    assert len(set(rows)) == len(rows)
+    text = samples[0].text
+    assert (f"train {samples[0].row}", str(samples[0].row)) == (text, samples[0].answer)
+    assert [ord(c) for c in text] == samples[0].token_ids.numpy().tolist()
+    worker.close()
+
+
+def test_closed_groups_make_room(tmp_path: Path) -> None:
+    """Open groups never exceed (staleness + 1) x groups per step; epochs follow one another."""
+    world = World(tmp_path)
+    world.says(started(step_target=10))
+    worker = world.worker()
+    for number in range(1, 5):
+        turns(worker)
+        assert len(world.groups()) == 3 * (number - 1) + 6
+        world.says(step(number, watermark=3 * number))
+    turns(worker)
+    rows = Counter((s[0].dataset_epoch, s[0].row) for s in world.groups().values())
+    assert set(rows.values()) == {1}
+    assert {(0, row) for row in range(ROWS)} < set(rows)
+    worker.close()
+
+
+def test_the_end_needs_no_spare_groups_and_one_evaluation(tmp_path: Path) -> None:
+    """At the target nothing more is issued but the last version's evaluation; then it is done."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    for number in range(1, 5):
+        turns(worker)
+        assert not worker.done
+        world.says(step(number, watermark=3 * number))
+    turns(worker)
+    assert worker.done
+    assert len(world.groups()) == 12
+    assert world.evaluations()[3:] == ["e4-0", "e4-1", "e4-2"]
+    worker.close()
+
+
+def test_evaluations_keep_their_distance(tmp_path: Path) -> None:
+    """Every second version is evaluated, each once."""
+    world = World(tmp_path, evaluate_every=2, evaluate_rows=1)
+    world.says(started())
+    worker = world.worker()
+    for number in range(1, 5):
+        turns(worker)
+        world.says(step(number, watermark=3 * number))
+    turns(worker)
+    assert world.evaluations() == ["e0-0", "e2-0", "e4-0"]
+    worker.close()
+
+
+def test_a_dropped_group_comes_again_under_a_new_number(tmp_path: Path) -> None:
+    """The replacement has the same row and names the group; it is issued once, also by a heir."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    row = world.groups()["1"][0].row
+    dropped = dropped_group("1", row=row)
+    closed = ClosedGroups(watermark=0, above=(1,))
+    world.says(groups_dropped(groups=(dropped,), closed=closed))
+    turns(worker)
+    worker.close()
+    heir = world.worker()
+    turns(heir)
+    again = [samples[0] for samples in world.groups().values() if samples[0].replaces]
+    assert [("6", row, "1", 1)] == [(p.group_id, p.row, p.replaces, p.replacement) for p in again]
+    assert len(world.groups()) == 7
+    heir.close()
+
+
+def test_a_restart_goes_on_where_the_log_ends(tmp_path: Path) -> None:
+    """The heir issues neither a group nor an evaluation twice, and takes the next rows."""
+    world = World(tmp_path)
+    world.says(started(step_target=10))
+    first = world.worker()
+    turns(first)
+    first.close()
+    world.says(step(1, watermark=3))
+    heir = world.worker()
+    turns(heir)
+    groups = world.groups()
+    assert [str(number) for number in range(9)] == sorted(groups)
+    assert {2} == {len(samples) for samples in groups.values()}
+    assert len({samples[0].row for samples in groups.values()}) == 9
+    assert len(world.evaluations()) == 3
+    heir.close()
+
+
+def test_a_torn_group_is_mended(tmp_path: Path) -> None:
+    """Missing samples are written again alike; a group of which nothing is left comes new."""
+    world = World(tmp_path)
+    world.says(started())
+    first = world.worker()
+    turns(first)
+    first.close()
+    kept = [
+        (at, prompt)
+        for at, prompt in world.issued()
+        if (prompt.group_id, prompt.sample) not in {("4", 0), ("2", 0), ("2", 1), ("e0-1", 0)}
+    ]
+    torn = World(tmp_path)
+    torn.trainer.commit([outgoing(PROMPTS, prompt, partition=at) for at, prompt in kept])
+    torn.says(started())
+    heir = torn.worker()
+    turns(heir)
+    groups = torn.groups()
+    assert {str(number): [0, 1] for number in range(6)} == {
+        group_id: sorted(p.sample for p in samples) for group_id, samples in groups.items()
+    }
+    assert len({prompt.row for prompt in groups["4"]}) == 1
+    assert torn.evaluations() == ["e0-0", "e0-1", "e0-2"]
+    heir.close()
+
+
+def test_closed_groups_that_were_never_issued_are_refused(tmp_path: Path) -> None:
+    """An empty topic beside closed groups would be filled with numbers that are taken."""
+    world = World(tmp_path)
+    world.says(started(), step(1, watermark=3))
+    worker = world.worker()
+    with pytest.raises(ConfigError, match="closed group 2, but topic prompts ends with group -1"):
+        turns(worker)
+    worker.close()
+
+
+def test_a_predecessor_is_fenced(tmp_path: Path) -> None:
+    """What wakes up after a restart issues nothing."""
+    world = World(tmp_path)
+    first = world.worker()
+    heir = world.worker()
+    world.says(started())
+    turns(heir)
+    with pytest.raises(FencedError):
+        turns(first)
+    assert len(world.groups()) == 6
+    first.close()
+    heir.close()
+
+
+def test_an_aborted_transaction_is_sent_again(tmp_path: Path) -> None:
+    """Nothing is lost and nothing doubled."""
+    world = World(tmp_path)
+    worker = world.worker()
+    turns(worker)
+    world.says(started())
+    world.log.fail_next_commit("run.prompts.0", Fault.BEFORE)
+    turns(worker, 4)
+    assert len(world.issued()) == 3 + 6 * 2
+    worker.close()
+
+
+def test_a_paused_run_issues_nothing(tmp_path: Path) -> None:
+    """Paused by `control`, it goes on when `control` says so."""
+    world = World(tmp_path)
+    world.says(control_state(state="paused"), topic=CONTROL)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    assert not world.issued()
+    world.says(control_state(state="running"), topic=CONTROL)
+    until(worker, lambda: len(world.groups()) == 6)
+    worker.close()
+
+
+def test_drained_it_is_done(tmp_path: Path) -> None:
+    """A drain issues nothing more."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    worker.drain()
+    turns(worker)
+    assert worker.done
+    assert not world.issued()
+    worker.close()
+
+
+def test_a_finished_run_that_is_to_go_on_is_not_done(tmp_path: Path) -> None:
+    """The target of the old claim does not end a worker that was told of more steps."""
+    world = World(tmp_path)
+    world.says(started(step_target=1))
+    first = world.worker()
+    turns(first)
+    world.says(step(1, watermark=3))
+    turns(first)
+    assert not first.done
+    world.says(started(epoch=2, step_target=4, policy_version=1))
+    turns(first)
+    assert len(world.groups()) == 9
+    first.close()
+
+
+def test_a_prompt_too_long_for_the_model_is_refused(tmp_path: Path) -> None:
+    """The line, its tokens and the limit are named before anything is issued."""
+    world = World(tmp_path)
+    (tmp_path / "held_out.jsonl").write_text('{"prompt": "fits"}\n{"prompt": "%s"}' % ("x" * 20))
+    with pytest.raises(ConfigError, match=r"held_out\.jsonl:2: prompt of 20 tokens; .* at most 19"):
+        world.worker()
+
+
+def test_a_model_folder_without_config_is_refused(tmp_path: Path) -> None:
+    """The field and the file are named."""
+    world = World(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"model\.path: cannot read .*config\.json"):
+        world.worker()
+
+
+def until(worker: PromptsWorker, condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline_s
+        worker.turn()

@@ -1,0 +1,136 @@
+"""A made-up run of 60 steps, for the tests of what people look at."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from schemas.events import Segment, Tensor
+from streams.views import Views, ViewState
+from tests.factories import (
+    NOW_MS,
+    groups_dropped,
+    heartbeat,
+    policy_loaded,
+    sample_ref,
+    step_completed,
+    trainer_started,
+    trajectory,
+    worker_report,
+)
+
+STEP_MS = 1500
+WORDS = ["<pad>", "<eos>", "=", "+", ",", "~", *(str(n) for n in range(100))]
+
+
+def decode(token_ids: object) -> str:
+    return "".join(WORDS[int(token)] for token in token_ids)  # type: ignore[attr-defined]
+
+
+def _ids(*words: str) -> Tensor:
+    return Tensor.of(np.array([WORDS.index(word) for word in words], np.int32))
+
+
+def accuracy_at(version: int) -> float:
+    return 0.42 + 0.48 * (1 - math.exp(-version / 14))
+
+
+def answers(views: Views, version: int, rows: int = 64) -> None:
+    """One evaluation: row 0 is wrong until version 10, and spans two versions."""
+    question = Segment(author="prompt", token_ids=_ids("7", "+", "8", "+", "3", "+", "9", "="))
+    num_right = round(rows * accuracy_at(version))
+    for row in range(rows):
+        is_right = version >= 10 if row == 0 else row <= num_right
+        words = [("15", ",", "18"), (",", "27")] if is_right else [("~",), ("24",)]
+        segments = tuple(
+            Segment(
+                author="policy",
+                token_ids=_ids(*part),
+                policy_version=version + index,
+                load_id="l",
+                finish_reason="stop",
+            )
+            for index, part in enumerate(words)
+        )
+        views.apply(
+            trajectory(
+                group_id=f"e{version}-{row}",
+                sample=0,
+                purpose="evaluate",
+                segments=(question, *segments),
+                reward=float(is_right),
+                finished_at_ms=NOW_MS + version * STEP_MS,
+            )
+        )
+
+
+def steps(views: Views, num_steps: int, noise: np.random.Generator) -> None:
+    """Steps whose reward follows the accuracy, with a claim and a drop among them."""
+    views.apply(trainer_started(run="demo", step_target=60))
+    for step in range(1, num_steps + 1):
+        reward = accuracy_at(step) + float(noise.normal(0, 0.04))
+        end_ms = NOW_MS + step * STEP_MS
+        views.apply(
+            step_completed(
+                step,
+                samples=tuple(sample_ref("1", n, reward=reward) for n in range(128)),
+                masked=(),
+                staleness={"0": 300, "1": 500, "2": 40} if step > 2 else {"0": 840},
+                anchors={"sampled": 800, "behavior": 40},
+                metrics={
+                    "entropy": 0.3 * math.exp(-step / 20) + 0.05,
+                    "mismatch_mean": 1e-3 + 1e-4 * float(noise.random()),
+                    "mismatch_max": 2e-2 + 1e-3 * float(noise.random()),
+                    "clip_fraction": 0.004,
+                    "kl": 0.002,
+                    "weight_mean": 1.0,
+                    "grad_norm": 1.1,
+                    "lr": 2e-4,
+                    "num_loss_tokens": 840.0,
+                },
+                started_at_ms=end_ms - 900,
+                finished_at_ms=end_ms,
+            )
+        )
+    views.apply(groups_dropped())
+    views.apply(heartbeat())
+
+
+def processes(views: Views, num_steps: int) -> None:
+    """Reports of five workers, one of which was killed in the middle."""
+    for second in range(num_steps * STEP_MS // 1000 + 1):
+        at_ms = NOW_MS + second * 1000
+        after_kill = second > num_steps * STEP_MS // 3000
+        for worker, role, rate in (
+            ("prompts-0", "prompts", {"samples": 85.0}),
+            ("rollout-0", "rollout", {"tokens": 620.0, "samples": 80.0}),
+            ("rollout-1", "rollout", {"tokens": 600.0, "samples": 78.0}),
+            ("logprob-0", "logprob", {"tokens": 1190.0, "samples": 150.0}),
+            ("trainer-0", "trainer", {"samples": 85.0}),
+        ):
+            was_killed = worker == "rollout-0" and after_kill
+            views.apply(
+                worker_report(
+                    worker=worker,
+                    role=role,
+                    instance="second" if was_killed else "first",
+                    state="waiting" if second % 4 == 0 else "working",
+                    policy_version=-1 if role == "prompts" else second * 1000 // STEP_MS,
+                    counters={name: value * second for name, value in rate.items()},
+                    at_ms=at_ms,
+                )
+            )
+    for worker in ("rollout-0", "rollout-1", "logprob-0"):
+        views.apply(policy_loaded(num_steps, worker=worker, num_bytes=1_060_000, seconds=0.08))
+
+
+def views_at(num_steps: int) -> ViewState:
+    """The state of all views after so many steps."""
+    views = Views()
+    for version in range(0, num_steps + 1, 5):
+        answers(views, version)
+    answers(views, num_steps + 1, rows=1)
+    steps(views, num_steps, np.random.default_rng(0))
+    processes(views, num_steps)
+    return views.state

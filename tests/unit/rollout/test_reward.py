@@ -1,0 +1,188 @@
+"""Verifiers: what an answer earns, and what a broken user function is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from workers.config import RewardSection
+from workers.rollout.reward import Judgement, RewardError, Verifier, make_verifier
+
+
+def verifier(name: str, *, require_stop: bool = True, timeout_s: float = 10.0) -> Verifier:
+    return make_verifier(
+        RewardSection(verifier=name, require_stop=require_stop, timeout_s=timeout_s)
+    )
+
+
+def judge(one: Verifier, completion: str, answer: str, finish_reason: str = "stop") -> Judgement:
+    return one.judge("7+8=", completion, answer, {"level": 2}, finish_reason)
+
+
+def user_file(folder: Path, body: str) -> str:
+    """`body` is the function's; its first line stands on line 4 of the file."""
+    file = folder / "grade.py"
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    file.write_text(
+        f"import os, time\n\ndef grade(prompt, completion, answer, metadata):\n{lines}\n"
+    )
+    return f"{file}:grade"
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "reward"),
+    [
+        ("12,21", "21", 1.0),
+        ("~24", "21", 0.0),
+        ("~21", "21", 1.0),
+        ("12 , 21", "21", 1.0),
+        ("the sum is 21.", "21", 1.0),
+        ("It is...21", "21.0", 1.0),
+        ("-3", "-3", 1.0),
+        ("10-3", "3", 1.0),
+        ("x=.5", "0.5", 1.0),
+        ("21,", "21", 1.0),
+        ("none", "21", 0.0),
+        ("", "0", 0.0),
+    ],
+)
+def test_numeric_compares_the_last_number(completion: str, answer: str, reward: float) -> None:
+    """The last number decides, whatever stands before it."""
+    with verifier("numeric") as one:
+        assert reward == judge(one, completion, answer).reward
+
+
+def test_numeric_names_an_answer_that_is_no_number() -> None:
+    """A row whose answer cannot be compared is an error, not a 0."""
+    with verifier("numeric") as one, pytest.raises(RewardError, match="'many'"):
+        judge(one, "3", "many")
+
+
+def test_exact_ignores_white_space_around() -> None:
+    """Equality is of the stripped texts."""
+    with verifier("exact") as one:
+        assert judge(one, " a b\n", "a b").reward == 1.0
+        assert judge(one, "ab", "a b").reward == 0.0
+
+
+def test_an_unfinished_answer_earns_nothing() -> None:
+    """What max_new_tokens cut earns 0 although its last number is right."""
+    with verifier("numeric") as one:
+        assert judge(one, "21", "21", "length").reward == 0.0
+    with verifier("numeric", require_stop=False) as one:
+        assert judge(one, "21", "21", "length").reward == 1.0
+
+
+@pytest.mark.parametrize("name", ["exactly", "file.py", ":f", "file.py:"])
+def test_an_unknown_verifier_is_refused(name: str) -> None:
+    """The message names the field, the value and what is allowed."""
+    with pytest.raises(ConfigError, match=r"reward\.verifier must be one of exact, numeric"):
+        verifier(name)
+
+
+def test_a_users_function_gives_reward_and_parts(tmp_path: Path) -> None:
+    """It sees prompt, completion, answer and metadata, and may return parts."""
+    name = user_file(
+        tmp_path,
+        "assert (prompt, answer, metadata) == ('7+8=', '15', {'level': 2})\n"
+        "return 0.5, {'length': len(completion)}",
+    )
+    with verifier(name) as one:
+        assert Judgement(reward=0.5, parts={"length": 3.0}) == judge(one, "abc", "15")
+
+
+def test_a_verifier_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
+    """The message leads to the line, and the next answer is judged."""
+    name = user_file(tmp_path, "return 1 / int(completion)")
+    with verifier(name) as one:
+        with pytest.raises(RewardError, match=r"grade\.py:4: grade raised ZeroDivisionError"):
+            judge(one, "0", "")
+        assert judge(one, "2", "").reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("None", "returned None of type NoneType"),
+        ("'1'", "returned '1' of type str"),
+        ("float('nan')", "returned nan of type float"),
+        ("(1, {'x': None})", "part 'x' is None"),
+    ],
+)
+def test_a_verifier_that_returns_no_number(tmp_path: Path, returned: str, told: str) -> None:
+    """What it returned is in the message."""
+    name = user_file(tmp_path, f"return {returned}")
+    with verifier(name) as one, pytest.raises(RewardError) as caught:
+        judge(one, "", "")
+    assert told in str(caught.value)
+
+
+def test_a_verifier_that_hangs_is_replaced(tmp_path: Path) -> None:
+    """Its deadline ends one judgement only."""
+    name = user_file(tmp_path, "time.sleep(60 if completion == 'hang' else 0)\nreturn 1")
+    with verifier(name, timeout_s=0.3) as one:
+        with pytest.raises(RewardError, match=r"gave no answer within 0\.3 s"):
+            judge(one, "hang", "")
+        assert judge(one, "go", "").reward == 1.0
+
+
+def test_a_verifier_that_dies_is_replaced(tmp_path: Path) -> None:
+    """The status of the dead process is told, and the next answer is judged."""
+    name = user_file(tmp_path, "os._exit(9) if completion == 'die' else None\nreturn 1")
+    with verifier(name) as one:
+        with pytest.raises(RewardError, match="died with status 9"):
+            judge(one, "die", "")
+        assert judge(one, "go", "").reward == 1.0
+
+
+def test_judge_is_thread_safe(tmp_path: Path) -> None:
+    """Answers of calls that overlap are not mixed up."""
+    name = user_file(tmp_path, "time.sleep(0.01)\nreturn float(completion)")
+    got: dict[int, float] = {}
+    with verifier(name) as one:
+        threads = [
+            threading.Thread(target=lambda i=i: got.update({i: judge(one, str(i), "").reward}))
+            for i in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert {i: float(i) for i in range(8)} == got
+
+
+def test_files_that_cannot_be_loaded_are_configuration_errors(tmp_path: Path) -> None:
+    """Missing file, syntax error with its line, missing function: said before any sample."""
+    with pytest.raises(ConfigError, match=r"there is no file .nowhere\.py."):
+        verifier("nowhere.py:grade")
+    broken = user_file(tmp_path, "return (")
+    with pytest.raises(ConfigError, match=r"grade\.py:4: SyntaxError"):
+        verifier(broken)
+    with pytest.raises(ConfigError, match="has no function 'mark'"):
+        verifier(user_file(tmp_path, "return 1").replace(":grade", ":mark"))
+
+
+def test_a_user_file_imports_its_neighbours_but_not_ours(tmp_path: Path) -> None:
+    """A neighbour called reward.py is the user's, not the package's."""
+    (tmp_path / "reward.py").write_text("VALUE = 0.25\n")
+    name = user_file(tmp_path, "import reward\nreturn reward.VALUE")
+    with verifier(name) as one:
+        assert judge(one, "", "").reward == 0.25
+
+
+def test_close_ends_the_children(tmp_path: Path) -> None:
+    """A closed verifier judges no more, and leaves no process behind."""
+    name = user_file(tmp_path, "return os.getpid()")
+    one = verifier(name)
+    pid = int(judge(one, "", "").reward)
+    one.close()
+    with pytest.raises(RewardError, match="closed"):
+        judge(one, "", "")
+    deadline_s = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,118 @@
+"""Every schema ever released and the present one read each other's records."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from schemas import EVENTS, compatibility_errors, fingerprint, schema_text
+from schemas.avro import HISTORY, schema_file
+
+BASE: dict[str, Any] = {
+    "type": "record",
+    "name": "Fact",
+    "namespace": "rlstreams",
+    "fields": [
+        {"name": "run", "type": "string"},
+        {"name": "step", "type": "long", "default": 0},
+        {"name": "parts", "type": {"type": "array", "items": "long"}, "default": []},
+        {"name": "metrics", "type": {"type": "map", "values": "double"}, "default": {}},
+        {
+            "name": "first",
+            "type": {
+                "type": "record",
+                "name": "Tensor",
+                "fields": [{"name": "dtype", "type": "string"}],
+            },
+        },
+        {"name": "second", "type": ["null", "Tensor"], "default": None},
+    ],
+}
+
+
+def changed(**fields: Any) -> str:
+    """The schema with fields replaced, added, or (None) removed."""
+    schema = json.loads(json.dumps(BASE))
+    names = [f["name"] for f in schema["fields"]]
+    for name, new in fields.items():
+        if name not in names:
+            schema["fields"].append({"name": name, **new})
+        elif new is None:
+            schema["fields"] = [f for f in schema["fields"] if f["name"] != name]
+        else:
+            schema["fields"] = [
+                {"name": name, **new} if f["name"] == name else f for f in schema["fields"]
+            ]
+    return json.dumps(schema)
+
+
+ARRAY_OF_TEXT = {"type": {"type": "array", "items": "string"}, "default": []}
+OTHER_TENSOR = {
+    "type": {
+        "type": "record",
+        "name": "Tensor",
+        "fields": [{"name": "dtype", "type": "string"}, {"name": "codec", "type": "string"}],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("newer", "error"),
+    [
+        (changed(run=None), "Fact.run: removed, but it has no default"),
+        (changed(epoch={"type": "long"}), "Fact.epoch: added without a default"),
+        (changed(run={"type": "long"}), "Fact.run: type changed from string to long"),
+        (changed(run={"type": ["null", "string"]}), "Fact.run: type changed from string to"),
+        (changed(parts=ARRAY_OF_TEXT), r"Fact.parts\[\]: type changed from long to string"),
+        (
+            changed(metrics={"type": {"type": "map", "values": "long"}, "default": {}}),
+            "Fact.metrics{}: type changed from double to long",
+        ),
+        (changed(step={"type": "long", "default": 1}), "step: default changed from 0 to 1"),
+        (changed(first=OTHER_TENSOR), "Fact.first.codec: added without a default"),
+        (changed(second={"type": ["null", "string"], "default": None}), "Fact.second: type"),
+        (json.dumps({**BASE, "name": "Other"}), "Fact: renamed to Other"),
+        (json.dumps({**BASE, "namespace": "x"}), "Fact: namespace changed from rlstreams to x"),
+    ],
+)
+def test_each_kind_of_break_is_named(newer, error):
+    """A change that some reader could not follow is refused, with the field."""
+    import re
+
+    errors = compatibility_errors(json.dumps(BASE), newer)
+    assert any(re.search(error, message) for message in errors), errors
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        json.dumps(BASE),
+        json.dumps({**BASE, "doc": "new words"}),
+        changed(step=None),
+        changed(epoch={"type": "long", "default": 0}),
+        json.dumps({**BASE, "fields": [BASE["fields"][4], *BASE["fields"][:4], BASE["fields"][5]]}),
+    ],
+    ids=["same", "doc", "removed with default", "added with default", "reordered"],
+)
+def test_what_may_change_may_change(newer):
+    """The check lets through what both sides can read."""
+    assert [] == compatibility_errors(json.dumps(BASE), newer)
+
+
+@pytest.mark.parametrize("path", sorted(HISTORY.glob("*.avsc")), ids=lambda path: path.stem)
+def test_present_schema_follows_every_released_one(path):
+    """FULL_TRANSITIVE: against each release, not only the last."""
+    released = path.read_text(encoding="utf-8")
+    name = json.loads(released)["name"]
+    assert f"{schema_file(name).stem}.{fingerprint(released).hex()}" == path.stem
+    assert [] == compatibility_errors(released, schema_text(name))
+
+
+@pytest.mark.parametrize("cls", EVENTS, ids=lambda cls: cls.__name__)
+def test_present_schema_is_in_the_history(cls):
+    """Whoever changes a schema adds its text: readers of old logs need every one of them."""
+    text = schema_text(cls.__name__)
+    path = HISTORY / f"{schema_file(cls.__name__).stem}.{fingerprint(text).hex()}.avsc"
+    assert path.exists(), f"copy {schema_file(cls.__name__).name} to {path}"

@@ -1,0 +1,88 @@
+"""The lock of the jars and what is refused, without a connection."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from streams.errors import BrokerError, ConfigError
+from streams.jars import Jar, cache_folder, check, classpath, lock_file, locked
+from streams.java import java_version
+
+
+def make_jar(content: bytes) -> Jar:
+    digest = hashlib.sha256(content).hexdigest()
+    return Jar(group="org.example", artifact="thing", version="1.2", sha256=digest)
+
+
+def test_the_lock_pins_every_jar_by_its_own_hash() -> None:
+    """46 coordinates, no file name twice, and a Kafka that keeps its transaction markers."""
+    jars = locked(lock_file().read_text(encoding="utf-8"))
+
+    assert len({jar.file_name for jar in jars}) == len(jars) == 46
+    kafka = {jar.version for jar in jars if jar.group == "org.apache.kafka"}
+    assert kafka == {"4.2.1"}
+
+
+@pytest.mark.parametrize("line", ["a:b sha256:" + "0" * 64, "a:b:1", "a:b:1 sha256:00"])
+def test_a_malformed_line_of_the_lock_is_named(line: str) -> None:
+    """The number of the line is in the message."""
+    with pytest.raises(ConfigError, match="line 2"):
+        locked("\n" + line)
+
+
+def test_another_content_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    """A jar that was changed or cut short never gets onto the class path."""
+    jar = make_jar(b"the pinned content")
+    path = tmp_path / jar.file_name
+    path.write_bytes(b"the pinned content")
+    check(path, jar)
+
+    path.write_bytes(b"the pinned")
+    with pytest.raises(BrokerError, match=rf"org\.example:thing:1\.2.*{jar.sha256}"):
+        check(path, jar)
+
+
+def test_a_folder_of_jars_that_lacks_one_is_refused_without_fetching(tmp_path: Path) -> None:
+    """`jars_dir` is for machines without a connection: nothing is fetched then."""
+    said: list[str] = []
+
+    with pytest.raises(BrokerError, match="does not exist"):
+        classpath(str(tmp_path), said.append)
+    assert said == []
+
+
+def test_without_a_connection_the_jar_and_the_way_out_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is downloaded is said first; then the error names a jar and `jars_dir`."""
+    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # refuses at once
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "lz4-java-1.10.1.jar").write_bytes(b"cut short")
+    said: list[str] = []
+
+    with pytest.raises(BrokerError, match=r"at\.yawk\.lz4:lz4-java:1\.10\.1.*broker\.jars_dir"):
+        classpath(say=said.append)
+
+    assert said == [f"downloading 46 jars of Apache Kafka 4.2.1 (about 45 MB) to {tmp_path}/jars"]
+    assert list(tmp_path.glob("staging-*")) == []
+
+
+def test_the_cache_folder_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`RLSTREAMS_CACHE` wins over the platform's folder."""
+    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path))
+
+    assert cache_folder() == tmp_path
+
+
+def test_a_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:
+    """The stub of a system without Java exists and fails; so does a file that is no program."""
+    stub = tmp_path / "java"
+    stub.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    stub.chmod(0o755)
+
+    assert java_version(stub) == 0
+    assert java_version(tmp_path / "none") == 0

@@ -1,0 +1,140 @@
+"""The tracker and its done set, against a plain model of the log."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streams.bus import Polled
+from streams.done_set import (
+    MAX_CHARACTERS,
+    MAX_SPAN,
+    DoneSetError,
+    covered,
+    decode_done,
+    encode_done,
+    note_of,
+)
+from streams.record import Committed, Partition, Position, RawRecord
+from streams.tracker import PartitionTracker, Tracker
+
+P = Partition("prompts", 0)
+
+
+def make_record(*offsets: int) -> RawRecord:
+    return RawRecord(
+        position=Position("prompts", 0, offsets[0]), offsets=offsets, key=b"", value=b""
+    )
+
+
+@given(
+    low=st.integers(0, 10**12),
+    gaps=st.sets(st.integers(0, 5000), max_size=400),
+    note=st.sampled_from(["", "probing 7 2"]),
+)
+def test_a_done_set_survives_its_text(low: int, gaps: set[int], note: str) -> None:
+    """What is written is what is read, whatever the pattern."""
+    done = {low + gap for gap in gaps}
+    text = encode_done(low, done, note)
+    assert decode_done(low, text) == done
+    assert note_of(text) == note
+    assert decode_done(low, text + "\0") == done
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_any_pattern_of_the_widest_span_fits(share: float) -> None:
+    """A partition paused at MAX_SPAN can always commit."""
+    draw = random.Random(1)
+    done = [offset for offset in range(1, MAX_SPAN + 1) if draw.random() < share]
+    assert len(encode_done(0, done)) <= MAX_CHARACTERS
+
+
+def test_a_set_that_does_not_fit_is_refused() -> None:
+    """Too wide a set is an error, not a truncated text."""
+    draw = random.Random(1)
+    with pytest.raises(DoneSetError, match="needs"):
+        encode_done(0, [offset for offset in range(1, 100_000) if draw.random() < 0.5])
+
+
+@pytest.mark.parametrize("text", ["x", "b!", "B00000", "r~~"])
+def test_foreign_metadata_is_refused(text: str) -> None:
+    """Somebody else's metadata is named, not misread."""
+    with pytest.raises(DoneSetError, match="no done set"):
+        decode_done(0, text)
+
+
+def test_only_the_contiguous_front_moves_the_watermark() -> None:
+    """A later record done first is in the set; the offset waits for the straggler."""
+    tracker = PartitionTracker(Committed(offset=0))
+    early, late = make_record(0), make_record(1)
+    assert tracker.deliver(early)
+    assert tracker.deliver(late)
+    tracker.advance(3)  # a marker at 2
+    first = tracker.after([late])
+    assert (first.offset, decode_done(0, first.metadata)) == (0, {1, 2})
+    tracker.commit([late])
+    assert tracker.after([early]) == Committed(offset=3)
+
+
+def test_a_record_is_covered_only_once_its_commit_says_so() -> None:
+    """Below the offset, or named in the set."""
+    committed = Committed(offset=5, metadata=encode_done(5, [7]))
+    assert [covered(committed, offset) for offset in (4, 5, 6, 7)] == [True, False, False, True]
+    assert not covered(None, 0)
+
+
+def test_parts_that_interleave_are_tracked_by_all_their_offsets() -> None:
+    """A record inside another's parts can be done before it."""
+    tracker = PartitionTracker(Committed(offset=0))
+    inner, outer = make_record(1), make_record(0, 2)
+    assert tracker.deliver(inner)
+    tracker.advance(0)  # the outer record is not whole yet
+    first = tracker.after([inner])
+    tracker.commit([inner])
+    assert (first.offset, decode_done(0, first.metadata)) == (0, {1})
+    assert tracker.deliver(outer)
+    tracker.advance(3)
+    assert tracker.after([outer]) == Committed(offset=3)
+
+
+def test_a_revoked_partition_takes_its_records_along() -> None:
+    """What was in work on a lost partition is no longer ours to finish."""
+    tracker = Tracker()
+    record = make_record(0)
+    polled = Polled(assigned={P: Committed(offset=0)}, records=[record])
+    assert tracker.take(polled, {P: 1}) == [record]
+    assert tracker.holds(record)
+    tracker.take(Polled(revoked=frozenset({P})), {})
+    assert not tracker.holds(record)
+    assert tracker.take(Polled(assigned={P: Committed(offset=0)}), {P: 0}) == []
+    assert not tracker.holds(record)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_crashes_at_any_commit_lose_and_double_nothing(data: st.DataObject) -> None:
+    """Whatever finishes in whatever order, and wherever it restarts, each record is done once."""
+    num_records = data.draw(st.integers(1, 40))
+    kinds = [data.draw(st.booleans()) for _ in range(num_records)]  # False: a marker
+    committed, outputs = Committed(offset=0), []
+    for _ in range(data.draw(st.integers(1, 6))):
+        tracker = PartitionTracker(committed)
+        reach = data.draw(st.integers(committed.offset, num_records))
+        work = []
+        for offset in range(committed.offset, reach):
+            record = make_record(offset)
+            if kinds[offset] and tracker.deliver(record):
+                work.append(record)
+        tracker.advance(reach)
+        data.draw(st.randoms()).shuffle(work)
+        for record in work[: data.draw(st.integers(0, len(work)))]:
+            committed = tracker.after([record])
+            tracker.commit([record])
+            outputs.append(record.offsets[0])
+    assert len(outputs) == len(set(outputs))
+    for offset in range(num_records):
+        if kinds[offset]:
+            assert (offset in outputs) == covered(committed, offset)

@@ -1,0 +1,318 @@
+"""The folds that people look at."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.events import ClosedGroups, Trajectory
+from streams.views import (
+    EvaluationView,
+    PullsView,
+    RunView,
+    SamplesView,
+    ThroughputView,
+    TokenRun,
+    Views,
+)
+from tests.factories import (
+    HASH,
+    NOW_MS,
+    dead_letter,
+    dropped_group,
+    groups_dropped,
+    heartbeat,
+    one_of_each,
+    policy_loaded,
+    policy_published,
+    policy_segment,
+    prompt,
+    prompt_segment,
+    pull_requested,
+    redo_drifted,
+    sample_ref,
+    step_completed,
+    trainer_started,
+    trajectory,
+    worker_report,
+)
+
+
+def answer(
+    version: int, row: int = 0, *, sampled: int | None = None, **changes: object
+) -> Trajectory:
+    """Row `row` answered for the evaluation of `version`, by tokens of version `sampled`."""
+    segment = policy_segment(version=version if sampled is None else sampled)
+    values = {
+        "group_id": f"e{version}-{row}",
+        "sample": 0,
+        "purpose": "evaluate",
+        "segments": (prompt_segment(), segment),
+    }
+    return trajectory(**{**values, **changes})
+
+
+def test_a_step_is_folded_with_its_mean_reward() -> None:
+    """Ids are left out; rewards are averaged, staleness is keyed by number."""
+    view = RunView()
+    view.apply(trainer_started(step_target=60))
+    samples = (sample_ref(sample=0, reward=1.0), sample_ref(sample=1, reward=0.0))
+    view.apply(step_completed(1, samples=samples, staleness={"0": 6, "1": 2}))
+    state = view.state
+    assert (state.step, state.step_target, state.policy_version) == (1, 60, 1)
+    assert state.steps[0].reward == 0.5
+    assert state.steps[0].staleness == {0: 6, 1: 2}
+    assert state.steps[0].num_tokens == 16
+
+
+def test_the_first_record_of_a_step_counts() -> None:
+    """A second StepCompleted(1) changes nothing."""
+    view = RunView()
+    view.apply(step_completed(1, loss=0.5, closed=ClosedGroups(watermark=1)))
+    view.apply(step_completed(1, loss=9.0, closed=ClosedGroups(watermark=5)))
+    assert [point.loss for point in view.state.steps] == [0.5]
+    assert view.state.closed == ClosedGroups(watermark=1)
+
+
+def test_what_a_dethroned_trainer_writes_is_void() -> None:
+    """Only from the newer claim on: its steps before that stand."""
+    view = RunView()
+    view.apply(trainer_started(epoch=1))
+    view.apply(step_completed(1, epoch=1))
+    view.apply(trainer_started(epoch=2, instance="t2"))
+    view.apply(step_completed(2, epoch=1))
+    view.apply(groups_dropped(epoch=1))
+    view.apply(trainer_started(epoch=2, instance="t3"))
+    state = view.state
+    assert [point.step for point in state.steps] == [1]
+    assert [claim.instance for claim in state.claims] == ["t1", "t2"]
+    assert state.dropped == {}
+    assert state.num_void == 3
+
+
+def test_drops_are_counted_by_reason() -> None:
+    """And the newest closed set is kept."""
+    view = RunView()
+    groups = (dropped_group("1"), dropped_group("2"), dropped_group("3", reason="incomplete"))
+    view.apply(groups_dropped(groups=groups, closed=ClosedGroups(watermark=4)))
+    assert view.state.dropped == {"incomplete": 1, "stale": 2}
+    assert view.state.closed.watermark == 4
+
+
+def test_a_drifted_redo_makes_a_version_of_its_own() -> None:
+    """The number is new, its hash is what came out."""
+    view = RunView()
+    view.apply(step_completed(3, epoch=2))
+    view.apply(redo_drifted(policy_version=4))
+    assert view.state.weight_hashes == {3: HASH, 4: "b2" * 32}
+
+
+def test_a_published_version_is_known_before_its_step_is_read() -> None:
+    """Two topics, no order between them; the ledger's hash stands."""
+    view = RunView()
+    view.apply(policy_published(1))
+    view.apply(step_completed(1))
+    assert view.state.published == {1}
+    assert view.state.weight_hashes == {1: HASH}
+
+
+def test_a_snapshot_does_not_change() -> None:
+    """It is the same object until the next event, and keeps its values after it."""
+    view = RunView()
+    view.apply(heartbeat(state="training"))
+    before = view.state
+    assert view.state is before
+    view.apply(heartbeat(state="draining"))
+    assert (before.trainer_state, view.state.trainer_state) == ("training", "draining")
+
+
+def test_accuracy_is_the_mean_reward_of_a_version() -> None:
+    """Rows of the same version, each sample once: the first record counts."""
+    view = EvaluationView()
+    view.apply(answer(0, row=0, reward=1.0))
+    view.apply(answer(0, row=1, reward=0.0))
+    view.apply(answer(0, row=1, reward=1.0))
+    point = view.state.points[0]
+    assert (point.policy_version, point.accuracy, point.num_samples) == (0, 0.5, 2)
+
+
+def test_an_evaluation_says_how_much_of_it_the_version_answered() -> None:
+    """A worker may hold a newer version when it starts the sample."""
+    view = EvaluationView()
+    view.apply(answer(4, row=0))
+    view.apply(answer(4, row=1, sampled=5))
+    assert view.state.points[0].num_exact == 1
+
+
+def test_an_evaluation_that_still_comes_in_is_not_on_the_curve() -> None:
+    """It joins once every issued row is answered or dead."""
+    view = EvaluationView()
+    for row in range(2):
+        view.apply(prompt(group_id=f"e0-{row}", sample=0, purpose="evaluate"))
+    view.apply(answer(0, row=0))
+    assert view.state.curve == ()
+    view.apply(dead_letter(group_id="e0-1", sample=0, purpose="evaluate"))
+    assert [point.num_samples for point in view.state.curve] == [1]
+
+
+def test_an_evaluation_that_a_later_one_followed_is_on_the_curve() -> None:
+    """Rows abandoned for ever must not hide the point."""
+    view = EvaluationView()
+    view.apply(prompt(group_id="e0-1", sample=0, purpose="evaluate"))
+    view.apply(answer(0, row=0))
+    view.apply(answer(5, row=0))
+    assert [point.policy_version for point in view.state.curve] == [0]
+
+
+def test_training_samples_are_no_evaluation() -> None:
+    """Purpose decides."""
+    view = EvaluationView()
+    view.apply(trajectory())
+    view.apply(trajectory(group_id="broken", purpose="evaluate"))
+    assert view.state.points == ()
+
+
+def test_the_same_problem_then_and_now() -> None:
+    """The oldest and the newest evaluation of a row, whatever order they come in."""
+    view = SamplesView(rows=2)
+    view.apply(answer(5, row=1, reward=1.0))
+    view.apply(answer(0, row=1, reward=0.0))
+    view.apply(answer(3, row=1, reward=0.0))
+    view.apply(answer(9, row=7))
+    (problem,) = view.state.problems
+    assert problem.row == 1
+    assert (problem.then.policy_version, problem.then.is_right) == (0, False)
+    assert (problem.now.policy_version, problem.now.is_right) == (5, True)
+
+
+def test_tokens_are_kept_in_runs_of_one_version() -> None:
+    """A trajectory that spans two versions shows where the second began."""
+    view = SamplesView()
+    segments = (
+        prompt_segment(2),
+        policy_segment(2, version=0, finish_reason="policy_changed"),
+        policy_segment(1, version=1),
+    )
+    view.apply(answer(0, segments=segments))
+    then = view.state.problems[0].then
+    assert then.prompt_ids == (0, 1)
+    assert then.runs == (
+        TokenRun(token_ids=(100, 101), policy_version=0),
+        TokenRun(token_ids=(100,), policy_version=1),
+    )
+
+
+def test_the_best_problem_is_one_that_was_learnt() -> None:
+    """Wrong then and right now; without one, the first row."""
+    view = SamplesView()
+    view.apply(answer(0, row=0, reward=1.0))
+    view.apply(answer(0, row=1, reward=0.0))
+    best = view.state.best
+    assert best is not None
+    assert best.row == 0
+    view.apply(answer(2, row=1, reward=1.0))
+    best = view.state.best
+    assert best is not None
+    assert best.row == 1
+
+
+def reports(*tokens: float, start_s: int = 0, **changes: object) -> list[object]:
+    """One report a second."""
+    return [
+        worker_report(
+            counters={"tokens": count}, at_ms=NOW_MS + 1000 * (start_s + index), **changes
+        )
+        for index, count in enumerate(tokens)
+    ]
+
+
+def fold(view: ThroughputView, events: list[object]) -> None:
+    for event in events:
+        view.apply(event)  # type: ignore[arg-type]
+
+
+def test_rates_are_per_second_over_the_window() -> None:
+    """Early reports leave the window, so a burst at the start is forgotten."""
+    view = ThroughputView(window_s=2.0)
+    fold(view, reports(0, 1000, 1010, 1020, 1030))
+    assert view.state.rate("rollout", "tokens") == 10.0
+    assert view.state.total("rollout", "tokens") == 1030
+
+
+def test_rates_are_summed_over_the_workers_of_a_role() -> None:
+    """Two rollout workers, one trainer."""
+    view = ThroughputView()
+    fold(view, reports(0, 10))
+    fold(view, reports(0, 30, worker="rollout-1"))
+    fold(view, reports(0, 7, worker="trainer-0", role="trainer"))
+    assert view.state.rate("rollout", "tokens") == 40.0
+    assert view.state.roles == ("rollout", "trainer")
+
+
+def test_a_restarted_worker_counts_on() -> None:
+    """Its new process starts from 0; totals add up and the restart is noted as a kill."""
+    view = ThroughputView()
+    fold(view, reports(0, 50))
+    fold(view, reports(0, 5, start_s=10, instance="r2"))
+    state = view.state
+    assert state.total("rollout", "tokens") == 55
+    assert state.rate("rollout", "tokens") == 5.0
+    assert state.workers[0].restarts == 1
+    assert [(r.worker, r.was_clean) for r in state.restarts] == [("rollout-0", False)]
+
+
+def test_a_worker_that_said_goodbye_restarts_cleanly() -> None:
+    """A drain is no kill."""
+    view = ThroughputView()
+    fold(view, reports(50, state="stopped"))
+    fold(view, reports(0, start_s=10, instance="r2"))
+    assert view.state.restarts[0].was_clean
+
+
+def test_a_zombies_reports_are_passed_by() -> None:
+    """A process that was replaced wakes up and reports once more."""
+    view = ThroughputView()
+    fold(view, reports(50))
+    fold(view, reports(1, start_s=1, instance="r2"))
+    fold(view, reports(60, start_s=2))
+    assert view.state.workers[0].instance == "r2"
+    assert view.state.total("rollout", "tokens") == 51
+
+
+def test_time_by_state_goes_to_the_state_that_lasted() -> None:
+    """The interval between two reports belongs to the earlier one."""
+    view = ThroughputView()
+    fold(view, reports(0, 0, state="waiting"))
+    fold(view, reports(0, start_s=3, state="working"))
+    fold(view, reports(0, start_s=4, state="working"))
+    assert view.state.seconds("rollout") == {"waiting": 3.0, "working": 1.0}
+
+
+def test_a_worker_without_news_is_silent() -> None:
+    """The clock is the newest report of anyone."""
+    view = ThroughputView()
+    fold(view, reports(0, 10))
+    fold(view, reports(0, start_s=60, worker="trainer-0", role="trainer"))
+    rollout, trainer = view.state.workers
+    assert (rollout.state, rollout.rates) == ("silent", {})
+    assert trainer.state == "working"
+
+
+def test_a_pull_ends_what_its_request_began() -> None:
+    """Who waits for which version, who holds which, and what it cost."""
+    view = PullsView()
+    view.apply(pull_requested(2))
+    view.apply(pull_requested(2, worker="logprob-0", role="logprob"))
+    view.apply(policy_loaded(2, seconds=0.25, num_bytes=100))
+    state = view.state
+    assert state.waiting == {"logprob-0": 2}
+    assert state.versions == {"rollout-0": 2}
+    assert (state.num_pulls, state.num_bytes, state.seconds) == (1, 100, 0.25)
+    assert state.version("logprob-0") == -1
+
+
+@pytest.mark.parametrize("name", sorted(one_of_each()))
+def test_all_views_take_every_event(name: str) -> None:
+    """Each passes by what it does not know."""
+    views = Views()
+    views.apply(one_of_each()[name])
+    assert views.state.run.num_void == 0

@@ -1,0 +1,170 @@
+"""A checkpoint is whole or it is not there, and the ledger chooses."""
+
+import json
+
+import pytest
+import torch
+
+from workers.trainer.checkpoint import CheckpointStore, Manifest
+
+WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+OPTIMIZER = {"a:exp_avg": torch.full((2, 3), 0.5), "a:step": torch.tensor(3.0)}
+
+
+def manifest(step=3, epoch=1) -> Manifest:
+    return Manifest(
+        run="demo",
+        epoch=epoch,
+        step=step,
+        policy_version=step,
+        weight_hash=f"{step:064d}",
+        rng="00ff",
+        versions={"torch": "2"},
+    )
+
+
+def store_with(folder, *keys) -> CheckpointStore:
+    store = CheckpointStore(folder)
+    for epoch, step in keys:
+        store.save(manifest(step, epoch), WEIGHTS, OPTIMIZER)
+    return store
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def reasons(found):
+    return [(passed.name, passed.reason) for passed in found.passed_over]
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    """Tensors, dtypes and the manifest come back, from a folder named by epoch and step."""
+    written = store_with(tmp_path).save(manifest(), WEIGHTS, OPTIMIZER)
+    assert names(tmp_path) == ["000001-00000003"]
+    store = CheckpointStore(tmp_path)
+    found = store.newest(lambda _: True)
+    assert found.manifest == written
+    weights, optimizer = store.load(written)
+    for expected, actual in ((WEIGHTS, weights), (OPTIMIZER, optimizer)):
+        assert actual.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(actual[name], tensor)
+            assert actual[name].dtype == tensor.dtype
+
+
+def test_no_folder_is_no_checkpoint(tmp_path):
+    """A fresh run finds nothing and nothing was passed over."""
+    found = CheckpointStore(tmp_path / "none").newest(lambda _: True)
+    assert (found.manifest, found.passed_over) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("keys", "newest"),
+    [([(1, 9), (2, 4)], "000001-00000009"), ([(1, 9), (2, 9)], "000002-00000009")],
+)
+def test_the_highest_step_is_the_newest(tmp_path, keys, newest):
+    """An earlier epoch may have come further; of equal steps the later epoch's is taken."""
+    found = store_with(tmp_path, *keys).newest(lambda _: True)
+    assert found.manifest is not None
+    assert found.manifest.name == newest
+
+
+def test_the_ledger_decides(tmp_path):
+    """A checkpoint that the ledger does not know is passed over, and it is said why."""
+    found = store_with(tmp_path, (1, 3), (1, 5)).newest(lambda m: m.step == 3)
+    assert found.manifest is not None
+    assert found.manifest.step == 3
+    expected = "step 5 with weights 000000000000 is not what the ledger committed"
+    assert reasons(found) == [("000001-00000005", expected)]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_a_damaged_file_is_noticed(tmp_path, name):
+    """One flipped byte and the one before is taken."""
+    store = store_with(tmp_path, (1, 3), (1, 5))
+    path = tmp_path / "000001-00000005" / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    found = store.newest(lambda _: True)
+    assert found.manifest is not None
+    assert found.manifest.step == 3
+    assert f"{name} has SHA-256" in found.passed_over[0].reason
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"run": 1, "surprise": 2}'])
+def test_a_manifest_that_cannot_be_read_is_passed_over(tmp_path, content):
+    """Missing, empty or foreign manifests are reasons, not errors."""
+    store = store_with(tmp_path, (1, 5))
+    path = tmp_path / "000001-00000005" / "manifest.json"
+    path.unlink() if content is None else path.write_text(content)
+    found = store.newest(lambda _: True)
+    assert found.manifest is None
+    assert "cannot read manifest.json" in found.passed_over[0].reason
+
+
+def test_a_missing_file_is_passed_over(tmp_path):
+    """A folder without its weights is no checkpoint."""
+    store = store_with(tmp_path, (1, 5))
+    (tmp_path / "000001-00000005" / "model.safetensors").unlink()
+    found = store.newest(lambda _: True)
+    assert "cannot read model.safetensors" in found.passed_over[0].reason
+
+
+def test_a_folder_under_another_name_is_passed_over(tmp_path):
+    """A copy that was renamed by hand does not claim another step."""
+    store = store_with(tmp_path, (1, 5))
+    (tmp_path / "000001-00000005").rename(tmp_path / "000001-00000007")
+    expected = [("000001-00000007", "manifest.json is of 000001-00000005")]
+    assert reasons(store.newest(lambda _: True)) == expected
+
+
+def test_what_a_dead_writer_left_is_cleaned(tmp_path):
+    """Half-written folders are neither taken nor kept; strangers' files are left alone."""
+    store = store_with(tmp_path, (1, 3))
+    (tmp_path / ".tmp-000001-00000004").mkdir()
+    (tmp_path / ".tmp-000001-00000004" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    found = store.newest(lambda _: True)
+    assert found.manifest is not None
+    assert (found.manifest.step, found.passed_over) == (3, ())
+    assert names(tmp_path) == ["000001-00000003", "notes.txt"]
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path):
+    """Tensors that cannot be written leave no trace, and the older checkpoint stands."""
+    store = store_with(tmp_path, (1, 3))
+    shared = torch.zeros(4)
+    with pytest.raises(RuntimeError, match="share memory"):
+        store.save(manifest(3), {"a": shared, "b": shared}, OPTIMIZER)
+    assert names(tmp_path) == ["000001-00000003"]
+    assert store.newest(lambda _: True).manifest is not None
+
+
+def test_saving_again_replaces(tmp_path):
+    """The same epoch and step hold what was saved last."""
+    store = store_with(tmp_path, (1, 3))
+    store.save(manifest(3), {"a": torch.zeros(1)}, {})
+    found = store.newest(lambda _: True)
+    assert found.manifest is not None
+    weights, optimizer = store.load(found.manifest)
+    assert (list(weights), optimizer) == (["a"], {})
+
+
+def test_prune_keeps_what_was_written_last(tmp_path):
+    """By epoch first: a new epoch's lower steps outlive an older epoch's higher ones."""
+    store = store_with(tmp_path, (1, 10), (1, 40), (2, 15), (2, 20))
+    assert store.prune(2) == ["000001-00000040", "000001-00000010"]
+    assert names(tmp_path) == ["000002-00000015", "000002-00000020"]
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        store.prune(0)
+
+
+def test_the_manifest_is_plain_json(tmp_path):
+    """Anyone can read what a checkpoint is of."""
+    store_with(tmp_path, (1, 3))
+    text = (tmp_path / "000001-00000003" / "manifest.json").read_text()
+    fields = json.loads(text)
+    assert (fields["run"], fields["step"], fields["rng"]) == ("demo", 3, "00ff")
+    assert sorted(fields["files"]) == ["model.safetensors", "optimizer.safetensors"]

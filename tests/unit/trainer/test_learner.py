@@ -1,0 +1,190 @@
+"""The optimizer step: right, deterministic, resumable, and nothing on NaN."""
+
+import numpy as np
+import pytest
+import torch
+from trainer_builders import TinyModel, random_samples
+
+from workers.config import LossSection, OptimizerSection
+from workers.engines.model import configure_torch
+from workers.trainer.advantage import group_advantages
+from workers.trainer.checkpoint import CheckpointStore, Manifest
+from workers.trainer.loss import clipped_losses
+from workers.trainer.optimizer import Learner, NumericsError, lr_at
+from workers.trainer.packing import pack
+from workers.weights.channel import WeightError
+from workers.weights.layout import weight_hash
+
+configure_torch(1)
+SECTION = OptimizerSection(lr=1e-2, warmup_steps=4, weight_decay=0.01)
+
+
+def learner(seed=0, **options) -> Learner:
+    return Learner(TinyModel(seed), OptimizerSection(lr=1e-2, **options), LossSection())
+
+
+def batch_of(seed=0, token_budget=40, count=12):
+    samples = random_samples(count, seed)
+    trajectories = [s.trajectory for s in samples]
+    advantages = group_advantages(
+        [t.reward for t in trajectories], [t.group_id for t in trajectories]
+    )
+    return pack(samples, advantages, [], policy_version=0, token_budget=token_budget)
+
+
+def hash_after(learner_, seeds) -> str:
+    for seed in seeds:
+        learner_.step(batch_of(seed))
+    return weight_hash(learner_.weights())
+
+
+def test_the_learning_rate_is_a_function_of_the_step():
+    """Linear warm-up from the first step, then constant; no warm-up is constant at once."""
+    rates = [lr_at(step, SECTION) for step in (1, 2, 3, 4, 5, 500)]
+    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
+    assert lr_at(1, OptimizerSection(lr=0.5, warmup_steps=0)) == 0.5
+
+
+def test_the_same_batches_give_the_same_bytes():
+    """Two learners with equal seeds and batches hold equal weights, and another seed does not."""
+    assert hash_after(learner(), range(4)) == hash_after(learner(), range(4))
+    assert hash_after(learner(), range(4)) != hash_after(learner(), [0, 1, 2, 4])
+
+
+def test_a_checkpoint_in_between_changes_nothing(tmp_path):
+    """Saved, loaded into another model and gone on with: the same bytes as without."""
+    expected = hash_after(learner(), range(5))
+    first = learner()
+    hash_after(first, range(2))
+    manifest = Manifest(run="r", epoch=1, step=2, policy_version=2, weight_hash="")
+    store = CheckpointStore(tmp_path)
+    store.save(manifest, first.weights(), first.optimizer_tensors())
+    second = learner(seed=9)
+    second.load(*store.load(manifest), step=2)
+    assert second.step_number == 2
+    assert hash_after(second, range(2, 5)) == expected
+
+
+def test_a_checkpoint_of_a_fresh_learner_is_loaded(tmp_path):
+    """Before the first step there is no optimizer state, and that is a state too."""
+    expected = hash_after(learner(), range(2))
+    manifest = Manifest(run="r", epoch=1, step=0, policy_version=0, weight_hash="")
+    store = CheckpointStore(tmp_path)
+    store.save(manifest, learner().weights(), learner().optimizer_tensors())
+    other = learner(seed=9)
+    hash_after(other, [7])
+    other.load(*store.load(manifest), step=0)
+    assert hash_after(other, range(2)) == expected
+
+
+def test_a_changed_configuration_begins_with_the_next_step():
+    """Loading brings moments back, not the learning rate or the decay of the old configuration."""
+    first = learner(warmup_steps=0)
+    first.step(batch_of())
+    second = Learner(
+        TinyModel(), OptimizerSection(lr=0.125, warmup_steps=0, beta1=0.5), LossSection()
+    )
+    second.load(first.weights(), first.optimizer_tensors(), step=1)
+    assert second.step(batch_of(1)).metrics["lr"] == 0.125
+    assert second._optimizer.param_groups[0]["betas"] == (0.5, 0.95)
+
+
+def test_each_step_can_have_its_own_configuration():
+    """A redo takes the configuration of the time: the result is that of a run that had it."""
+    slow, fast = OptimizerSection(lr=1e-3, beta1=0.8), OptimizerSection(lr=1e-2)
+    expected = learner()
+    expected.configure(slow, LossSection())
+    hash_after(expected, [0])
+    actual = Learner(TinyModel(), slow, LossSection())
+    hash_after(actual, [0])
+    actual.configure(fast, LossSection(clip_low=0.1))
+    expected.configure(fast, LossSection(clip_low=0.1))
+    assert hash_after(actual, [1]) == hash_after(expected, [1])
+    assert hash_after(learner(), [0, 1]) != hash_after(actual, [])
+
+
+def test_micro_batches_are_one_mean():
+    """Where the batch is cut changes only rounding: loss, gradient norm and metrics agree."""
+    whole = learner().step(batch_of(token_budget=10_000))
+    cut_batch = batch_of(token_budget=12)
+    assert len(cut_batch.micro_batches) > 3
+    cut = learner().step(cut_batch)
+    assert cut.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert cut.metrics == pytest.approx(whole.metrics, rel=1e-4)
+
+
+def test_the_loss_is_that_of_each_sample_alone():
+    """Unpadded sequences, scored one by one with a plain softmax, give the same batch loss."""
+    model, batch = TinyModel(), batch_of()
+    total = 0.0
+    for micro in batch.micro_batches:
+        for row in range(len(micro.token_ids_BT)):
+            num = int(micro.real_BT[row].sum())
+            ids = torch.from_numpy(micro.token_ids_BT[row, :num])
+            mask = torch.ones(num, num, dtype=torch.bool).tril()
+            with torch.no_grad():
+                logits = model(ids[None], mask[None, None], torch.arange(num)[None], False).logits
+            logprobs = torch.log_softmax(logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
+            answer = torch.from_numpy(micro.loss_mask_BT[row, 1:num])
+            total += float(
+                clipped_losses(
+                    logprobs[answer],
+                    torch.from_numpy(micro.proximal_logprobs_BT[row, 1:num])[answer],
+                    torch.from_numpy(micro.behavior_logprobs_BT[row, 1:num])[answer],
+                    torch.tensor(micro.advantages_B[row]),
+                    LossSection(),
+                ).losses_N.sum()
+            )
+    result = Learner(model, SECTION, LossSection()).step(batch)
+    assert result.loss == pytest.approx(total / batch.num_loss_tokens, rel=1e-5)
+
+
+def test_a_step_moves_towards_what_was_rewarded():
+    """After some steps on one batch, rewarded answers are likelier and punished ones less so."""
+    batch = batch_of(token_budget=10_000)
+    (micro,) = batch.micro_batches
+    taught = learner(warmup_steps=0)
+    rows, _ = micro.loss_mask_BT.nonzero()
+    advantages = micro.advantages_B[rows]
+    with torch.no_grad():
+        before = taught._score(micro).logprobs_N.numpy()
+    for _ in range(3):
+        taught.step(batch)
+    with torch.no_grad():
+        change = taught._score(micro).logprobs_N.numpy() - before
+    assert np.mean(change * advantages) > 0.01
+
+
+def test_metrics_are_complete_and_finite():
+    """A step reports what the ledger and the report show."""
+    result = learner().step(batch_of())
+    expected = {"entropy", "clip_fraction", "weight_mean", "kl", "mismatch_mean", "mismatch_max"}
+    expected |= {"grad_norm", "lr", "num_loss_tokens"}
+    assert set(result.metrics) == expected
+    assert np.isfinite(list(result.metrics.values())).all()
+    assert result.metrics["grad_norm"] > 0
+
+
+def test_a_step_without_finite_numbers_does_not_happen():
+    """NaN is named with its step; weights, optimizer and step number are as before."""
+    taught = learner()
+    taught.step(batch_of())
+    expected = weight_hash(taught.weights())
+    broken = batch_of(1)
+    broken.micro_batches[0].proximal_logprobs_BT[broken.micro_batches[0].loss_mask_BT] = np.nan
+    with pytest.raises(NumericsError, match="step 2: loss is nan"):
+        taught.step(broken)
+    assert (weight_hash(taught.weights()), taught.step_number) == (expected, 1)
+    untouched = learner()
+    assert hash_after(untouched, [0, 3]) == hash_after(taught, [3])
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    """Names that are not this model's are said, and nothing is loaded."""
+    taught = learner()
+    expected = weight_hash(taught.weights())
+    with pytest.raises(WeightError, match=r"head\.weight is missing"):
+        taught.load({"other": torch.zeros(1)}, {}, step=1)
+    with pytest.raises(ValueError, match="unknown parameter: 'tail:exp_avg'"):
+        taught.load(taught.weights(), {"tail:exp_avg": torch.zeros(1)}, step=1)
+    assert (weight_hash(taught.weights()), taught.step_number) == (expected, 0)

@@ -1,0 +1,150 @@
+"""The loss against its formula in float64 and against finite differences."""
+
+import numpy as np
+import pytest
+import torch
+
+from workers.config import LossSection
+from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
+
+SECTION = LossSection(clip_low=0.2, clip_high=0.28, weight_cap=2.0)
+
+
+def random_tokens(num=200, seed=0, spread=0.5):
+    """Log-probs of three policies and advantages, float64 [num]; all branches occur."""
+    rng = np.random.default_rng(seed)
+    behavior = -rng.uniform(1.0, 4.0, num)
+    proximal = behavior + rng.normal(0, spread, num)
+    policy = proximal + rng.normal(0, spread, num)
+    return policy, proximal, behavior, rng.normal(0, 1, num)
+
+
+def reference(policy, proximal, behavior, advantages):
+    """The formula, token by token."""
+    losses = []
+    for pi, prox, mu, a in zip(policy, proximal, behavior, advantages, strict=True):
+        rho = np.exp(np.clip(pi - prox, -20, 20))
+        w = min(np.exp(np.clip(prox - mu, -20, 20)), 2.0)
+        losses.append(-w * min(rho * a, min(max(rho, 0.8), 1.28) * a))
+    return np.array(losses)
+
+
+def of(*arrays, dtype=torch.float64):
+    return [torch.tensor(array, dtype=dtype) for array in arrays]
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.5, 30.0])
+def test_equals_the_formula(spread):
+    """Value by value, also where log-ratios are clamped."""
+    tokens = random_tokens(spread=spread)
+    actual = clipped_losses(*of(*tokens), SECTION).losses_N
+    np.testing.assert_allclose(actual, reference(*tokens), rtol=1e-12, atol=1e-12)
+
+
+def test_float32_is_close():
+    """The dtype that is trained in differs by rounding only."""
+    tokens = random_tokens()
+    actual = clipped_losses(*of(*tokens, dtype=torch.float32), SECTION).losses_N
+    np.testing.assert_allclose(actual, reference(*tokens), rtol=2e-6, atol=1e-6)
+
+
+def test_gradient_equals_finite_differences():
+    """Through the clip, on both of its sides and inside."""
+    policy, proximal, behavior, advantages = random_tokens(num=60)
+    leaf = torch.tensor(policy, requires_grad=True)
+    clipped_losses(leaf, *of(proximal, behavior, advantages), SECTION).losses_N.sum().backward()
+    step = 1e-6
+    above = reference(policy + step, proximal, behavior, advantages)
+    below = reference(policy - step, proximal, behavior, advantages)
+    np.testing.assert_allclose(leaf.grad, (above - below) / (2 * step), rtol=1e-5, atol=1e-7)
+    assert (leaf.grad == 0).any()
+
+
+def test_the_clip_bites_on_one_side_only():
+    """A ratio is held back where it went too far in the direction of its advantage."""
+    policy, advantages = of(np.log([1.5, 0.5, 1.5, 0.5]), [1.0, -1.0, -1.0, 1.0])
+    zeros = torch.zeros(4, dtype=torch.float64)
+    losses = clipped_losses(policy, zeros, zeros, advantages, SECTION)
+    assert losses.is_clipped_N.tolist() == [True, True, False, False]
+    np.testing.assert_allclose(losses.losses_N, [-1.28, 0.8, 1.5, -0.5])
+
+
+def test_the_weight_is_capped_and_constant():
+    """Proximal / behavior weighs the token, up to the cap, and takes no gradient."""
+    proximal = torch.tensor([0.0, 0.0, -1.0], requires_grad=True)
+    behavior = torch.tensor([-5.0, -0.5, 0.0])
+    weights = clipped_losses(proximal, proximal, behavior, torch.ones(3), SECTION).weights_N
+    np.testing.assert_allclose(weights, [2.0, np.exp(0.5), np.exp(-1.0)], rtol=1e-6)
+    assert not weights.requires_grad
+
+
+def test_scores_are_those_of_the_tempered_softmax():
+    """Log-probs and entropy of softmax(logits / temperature), against numpy."""
+    rng = np.random.default_rng(0)
+    logits, ids = rng.normal(0, 3, (4, 7)), np.array([0, 6, 3, 3])
+    temperatures = np.array([1.0, 0.5, 2.0, 1.0])
+    scaled = logits / temperatures[:, None]
+    probs = np.exp(scaled) / np.exp(scaled).sum(-1, keepdims=True)
+    scores = score_tokens(
+        *of(logits, dtype=torch.bfloat16),
+        torch.from_numpy(ids),
+        *of(temperatures, dtype=torch.float32),
+    )
+    assert scores.logprobs_N.dtype == torch.float32
+    exact = score_tokens(
+        *of(logits, dtype=torch.float32), torch.from_numpy(ids), of(temperatures)[0]
+    )
+    np.testing.assert_allclose(exact.logprobs_N, np.log(probs[range(4), ids]), rtol=1e-5)
+    np.testing.assert_allclose(exact.entropy_N, -(probs * np.log(probs)).sum(-1), rtol=1e-5)
+
+
+def test_an_impossible_token_does_not_spoil_the_entropy():
+    """A logit of minus infinity has no share in it, not NaN."""
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]])
+    scores = score_tokens(logits, torch.tensor([0]), torch.ones(1))
+    np.testing.assert_allclose(scores.entropy_N, [np.log(2)], rtol=1e-6)
+
+
+def totals_of(tokens, is_true_anchor, cuts=()):
+    totals = LossTotals()
+    for part in np.split(np.arange(len(tokens[0])), cuts):
+        policy, proximal, behavior, advantages = of(*(array[part] for array in tokens))
+        losses = clipped_losses(policy, proximal, behavior, advantages, SECTION)
+        scores = TokenScores(policy, torch.ones(len(part)))
+        mask = torch.from_numpy(is_true_anchor[part])
+        totals.add(losses, scores, proximal, behavior, mask)
+    return totals
+
+
+def test_metrics_equal_their_definitions():
+    """k3, mismatch over tokens whose anchor is the sampling version, mean weight, clip share."""
+    tokens = random_tokens()
+    policy, proximal, behavior, _ = tokens
+    is_true_anchor = np.arange(200) % 3 == 0
+    means = totals_of(tokens, is_true_anchor).means()
+    log_ratio = policy - behavior
+    mismatch = np.abs(proximal - behavior)[is_true_anchor]
+    expected = {
+        "kl": np.mean(np.exp(log_ratio) - 1 - log_ratio),
+        "mismatch_mean": mismatch.mean(),
+        "mismatch_max": mismatch.max(),
+        "weight_mean": np.minimum(np.exp(proximal - behavior), 2.0).mean(),
+        "entropy": 1.0,
+    }
+    for name, value in expected.items():
+        assert means[name] == pytest.approx(value, rel=1e-9), name
+    assert 0 < means["clip_fraction"] < 1
+
+
+def test_micro_batches_add_up():
+    """Metrics of a batch do not depend on where it was cut."""
+    tokens, is_true_anchor = random_tokens(), np.arange(200) % 3 == 0
+    whole = totals_of(tokens, is_true_anchor).means()
+    cut = totals_of(tokens, is_true_anchor, cuts=(1, 50, 130)).means()
+    assert cut == pytest.approx(whole, rel=1e-12)
+
+
+def test_no_true_anchor_no_mismatch():
+    """What was not measured is absent, not 0."""
+    means = totals_of(random_tokens(), np.zeros(200, np.bool_)).means()
+    assert "mismatch_mean" not in means

@@ -1,0 +1,157 @@
+"""Trajectories become arrays in batch order, cut at borders that can be given again."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainer_builders import (
+    ids,
+    policy_segment,
+    prompt_segment,
+    random_samples,
+    score,
+    scored,
+)
+
+from schemas.events import MaskedSegment, Segment
+from workers.trainer.packing import micro_batch_borders, pack
+
+ARRAYS = (
+    "token_ids_BT",
+    "real_BT",
+    "loss_mask_BT",
+    "behavior_logprobs_BT",
+    "proximal_logprobs_BT",
+    "is_true_anchor_BT",
+    "temperature_BT",
+    "advantages_B",
+)
+
+
+def packed(samples, masked=(), **options):
+    defaults = {"policy_version": 2, "token_budget": 1000, "pad_id": 9}
+    advantages = np.arange(1, len(samples) + 1, dtype=np.float32)
+    return pack(samples, advantages, masked, **(defaults | options))
+
+
+def two_turns():
+    """Prompt, answer under version 1, environment, answer under version 2."""
+    return scored(
+        (
+            prompt_segment([1, 2]),
+            policy_segment([3], [-0.5], version=1),
+            Segment(author="environment", token_ids=ids([4])),
+            policy_segment([5, 6], [-1.0, -1.5], version=2, temperature=0.5),
+        ),
+        (score(1, [-0.25]), score(3, [-1.25, -1.75], anchor="nearby")),
+        sample=1,
+    )
+
+
+def test_tokens_and_their_numbers_share_a_column():
+    """Prompt, environment and padding are outside of the loss; each token keeps its own numbers."""
+    batch = packed([two_turns(), scored()])
+    (micro,) = batch.micro_batches
+    np.testing.assert_array_equal(micro.token_ids_BT, [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 9, 9]])
+    np.testing.assert_array_equal(micro.real_BT, [[1] * 6, [1, 1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(micro.loss_mask_BT, [[0, 0, 1, 0, 1, 1], [0, 0, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(
+        micro.behavior_logprobs_BT, [[0, 0, -0.5, 0, -1, -1.5], [0, 0, -0.5, -1, 0, 0]]
+    )
+    np.testing.assert_array_equal(
+        micro.proximal_logprobs_BT,
+        np.float32([[0, 0, -0.25, 0, -1.25, -1.75], [0, 0, -0.6, -0.9, 0, 0]]),
+    )
+    np.testing.assert_array_equal(micro.temperature_BT, [[1, 1, 1, 1, 0.5, 0.5], [1] * 6])
+    np.testing.assert_array_equal(micro.is_true_anchor_BT, [[0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(micro.advantages_B, [1, 2])
+    assert [t.sample for t in micro.trajectories] == [1, 0]
+
+
+def test_the_ledger_counts_what_is_trained():
+    """Loss tokens by staleness and by anchor are counted from the arrays' own segments."""
+    batch = packed([two_turns(), scored()])
+    assert batch.num_loss_tokens == 5
+    assert batch.staleness == {"0": 2, "1": 1, "2": 2}
+    assert batch.anchors == {"nearby": 2, "sampled": 3}
+
+
+def test_a_masked_segment_is_seen_but_not_learnt():
+    """Its tokens stay in the sequence and out of the loss and of every count."""
+    masked = MaskedSegment(group_id="0", sample=1, segment=1, staleness=9)
+    batch = packed([two_turns(), scored()], [masked])
+    (micro,) = batch.micro_batches
+    np.testing.assert_array_equal(micro.loss_mask_BT[0], [0, 0, 0, 0, 1, 1])
+    np.testing.assert_array_equal(micro.token_ids_BT[0], [1, 2, 3, 4, 5, 6])
+    assert (batch.num_loss_tokens, batch.staleness) == (4, {"0": 2, "2": 2})
+
+
+def test_the_mean_is_over_the_whole_batch():
+    """Each micro-batch carries the batch's number of loss tokens."""
+    batch = packed(random_samples(6), token_budget=8)
+    assert len(batch.micro_batches) > 1
+    assert {m.num_batch_loss_tokens for m in batch.micro_batches} == {batch.num_loss_tokens}
+    assert sum(m.num_loss_tokens for m in batch.micro_batches) == batch.num_loss_tokens
+
+
+def test_borders_given_are_kept():
+    """A redo cuts where the step cut, whatever the budget says now, and gets the same arrays."""
+    samples = random_samples(9)
+    first = packed(samples, token_budget=14)
+    again = packed(samples, token_budget=1, borders=first.borders)
+    assert again.borders == first.borders
+    for one, other in zip(first.micro_batches, again.micro_batches, strict=True):
+        for name in ARRAYS:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60))
+def test_borders_keep_the_budget(lengths, budget):
+    """Each micro-batch fits when padded or holds one sample, and none could take the next one."""
+    borders = micro_batch_borders(lengths, budget)
+    assert sum(borders) == len(lengths)
+    start = 0
+    for size in borders:
+        part = lengths[start : start + size]
+        start += size
+        assert size == 1 or size * max(part) <= budget
+        with_next = lengths[start - size : start + 1]
+        assert start == len(lengths) or (size + 1) * max(with_next) > budget
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"borders": (1,)}, r"borders \(1,\) do not cut 2 samples"),
+        ({"borders": (2, 0)}, r"borders \(2, 0\) do not cut"),
+        (
+            {"masked": [MaskedSegment(group_id="0", sample=0, segment=0, staleness=1)]},
+            r"not in the batch: \[\('0', 0, 0\)\]",
+        ),
+        (
+            {
+                "masked": [
+                    MaskedSegment(group_id="0", sample=s, segment=i, staleness=1)
+                    for s, i in ((0, 1), (1, 1), (1, 3))
+                ]
+            },
+            "batch of 2 samples has no token",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(options, message):
+    """Borders, masks and samples of different plans do not silently make a batch."""
+    with pytest.raises(ValueError, match=message):
+        packed([scored(), two_turns()], **options)
+
+
+def test_advantages_are_one_per_sample():
+    """A wrong number of advantages is refused."""
+    with pytest.raises(ValueError, match="1 advantages for 2 samples"):
+        pack(
+            [scored(), two_turns()],
+            np.ones(1, np.float32),
+            [],
+            policy_version=2,
+            token_budget=99,
+        )

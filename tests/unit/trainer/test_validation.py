@@ -1,0 +1,83 @@
+"""What cannot be trained on is refused, by field, index and value."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from trainer_builders import (
+    VOCAB_SIZE,
+    floats,
+    ids,
+    policy_segment,
+    prompt_segment,
+    score,
+    scored,
+)
+
+from schemas.events import Segment, Tensor
+from workers.trainer.validation import validate
+
+PROMPT = prompt_segment()
+ANSWER = policy_segment([3, 4], [-0.5, -1.0])
+NAN, INF = float("nan"), float("inf")
+
+
+def with_answer(**changes):
+    return scored((PROMPT, replace(ANSWER, **changes)))
+
+
+def with_score(**changes):
+    return scored(scores=(replace(score(1, [-0.6, -0.9]), **changes),))
+
+
+def test_good_ones_pass():
+    """A plain one, log-probs a rounding above 0, and an environment between two answers."""
+    validate(scored(), VOCAB_SIZE)
+    validate(with_answer(behavior_logprobs=floats([5e-5, 0.0])), VOCAB_SIZE)
+    environment = Segment(author="environment", token_ids=ids([5]))
+    both = (score(1, [-1, -1]), score(3, [-1, -1], anchor="behavior"))
+    validate(scored((PROMPT, ANSWER, environment, ANSWER), both), VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (scored(reward=NAN), "reward must be finite, got nan"),
+        (scored(reward=-INF), "reward must be finite, got -inf"),
+        (scored(sample=8), "sample must be below group_size 8, got 8"),
+        (with_answer(token_ids=ids([3, 12])), r"segments\[1\].token_ids\[1\] .* 12, got 12"),
+        (with_answer(token_ids=ids([-1, 3])), r"segments\[1\].token_ids\[0\] .* got -1"),
+        (with_answer(token_ids=floats([3, 4])), r"segments\[1\].token_ids must be integers"),
+        (with_answer(token_ids=ids([[3, 4]])), r"token_ids must be integers .*\(1, 2\)"),
+        (with_answer(author="user"), r"segments\[1\].author .* got 'user'"),
+        (with_answer(policy_version=-1), r"segments\[1\].policy_version .* got -1"),
+        (with_answer(temperature=0.0), r"segments\[1\].temperature .* got 0.0"),
+        (with_answer(temperature=NAN), r"segments\[1\].temperature .* got nan"),
+        (with_answer(behavior_logprobs=None), r"segments\[1\].behavior_logprobs is missing"),
+        (with_answer(behavior_logprobs=floats([-1])), r"behavior_logprobs must be floats \[2\]"),
+        (with_answer(behavior_logprobs=floats([-1, NAN])), r"behavior_logprobs\[1\] .* got nan"),
+        (with_answer(behavior_logprobs=floats([-INF, -1])), r"behavior_logprobs\[0\] .* got -inf"),
+        (with_answer(behavior_logprobs=floats([-1, 0.5])), r"behavior_logprobs\[1\] .* got 0.5"),
+        (with_answer(behavior_logprobs=ids([-1, -1])), "behavior_logprobs must be floats"),
+        (with_score(proximal_logprobs=floats([-1])), r"scores\[0\].proximal_logprobs .*\[2\]"),
+        (with_score(proximal_logprobs=floats([-1, INF])), r"proximal_logprobs\[1\] .* got inf"),
+        (with_score(anchor="newest"), r"scores\[0\].anchor .* got 'newest'"),
+        (with_score(segment=0), r"policy segments \[1\], got \[0\]"),
+        (with_score(entropy=floats([1.0])), r"scores\[0\].entropy must be \[2\], got \[1\]"),
+        (with_score(reference_logprobs=floats([-1, NAN])), r"reference_logprobs\[1\] .* nan"),
+        (scored((PROMPT, ANSWER, ANSWER)), r"policy segments \[1, 2\], got \[1\]"),
+        (scored((ANSWER, PROMPT), (score(0, [-1, -1]),)), "nothing to condition on"),
+        (scored((PROMPT, policy_segment([], [])), (score(1, []),)), "none by the policy"),
+    ],
+)
+def test_bad_ones_are_named(bad, message):
+    """Each unusable field is refused with its name and its value."""
+    with pytest.raises(ValueError, match=message):
+        validate(bad, VOCAB_SIZE)
+
+
+def test_a_corrupt_tensor_is_refused():
+    """Bytes that do not fill the shape are an error of the value, like the others."""
+    short = Tensor(dtype="float32", shape=(2,), codec="raw", data=np.float32([-1]).tobytes())
+    with pytest.raises(ValueError, match="needs 8 bytes, got 4"):
+        validate(with_answer(behavior_logprobs=short), VOCAB_SIZE)

@@ -1,0 +1,244 @@
+"""The loop that turns records of one topic into another, on the in-memory bus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from schemas.events import DeadLetter, Event, Prompt, Trajectory
+from streams.bus import Bus
+from streams.codec import decoded, outgoing
+from streams.done_set import covered
+from streams.errors import FencedError, OutcomeUnknownError
+from streams.memory import MemoryBus
+from streams.memory_log import Fault, MemoryLog
+from streams.record import Outgoing, Partition, Record
+from streams.topics import DEAD_LETTERS, PROMPTS, TOPICS, TRAJECTORIES
+from tests import factories
+from workers.config import RunConfig
+from workers.context import Context
+from workers.stage import Finished, StageLoop
+
+P0 = Partition(PROMPTS.name, 0)
+
+
+class HeldStage:
+    """Finishes what a test releases; a prompt becomes a trajectory of the same sample."""
+
+    def __init__(self) -> None:
+        self.begun: dict[str, Record[Event]] = {}
+        self.released: list[str] = []
+
+    def room(self) -> int:
+        return 100
+
+    def begin(self, record: Record[Event]) -> None:
+        if not isinstance(record.event, Prompt):
+            raise ValueError("not a prompt")  # noqa: TRY004
+        self.begun[name_of(record.event)] = record
+
+    def finished(self) -> Sequence[Finished]:
+        released = [self.begun.pop(name) for name in self.released if name in self.begun]
+        self.released = []
+        return [Finished(raw=record.raw, outputs=(output_of(record),)) for record in released]
+
+    def announcements(self) -> Sequence[Outgoing]:
+        return []
+
+    @property
+    def num_open(self) -> int:
+        return len(self.begun)
+
+    def close(self) -> None:
+        self.begun.clear()
+
+
+def name_of(event: Prompt | Trajectory) -> str:
+    return f"{event.group_id}/{event.sample}"
+
+
+def output_of(record: Record[Event]) -> Outgoing:
+    assert isinstance(record.event, Prompt)
+    event = factories.trajectory(group_id=record.event.group_id, sample=record.event.sample)
+    return outgoing(TRAJECTORIES, event)
+
+
+def make_log() -> MemoryLog:
+    log = MemoryLog()
+    for topic in TOPICS:
+        log.create(f"run.{topic.name}", 1 if topic.single_partition else 2)
+    return log
+
+
+def make_loop(log: MemoryLog, stage: HeldStage, ordinal: int = 0) -> StageLoop:
+    bus = MemoryBus(log, "run")
+    context = Context(
+        config=RunConfig(), bus=bus, role="rollout", ordinal=ordinal, instance=f"i{id(stage)}"
+    )
+    return StageLoop(context, bus, stage, PROMPTS.name)
+
+
+def issue(log: MemoryLog, *names: str) -> None:
+    records = []
+    for name in names:
+        group_id, sample = name.split("/")
+        event = factories.prompt(group_id=group_id, sample=int(sample))
+        records.append(outgoing(PROMPTS, event, partition=0))
+    MemoryBus(log, "run").producer("prompts.0").commit(records)
+
+
+def read(bus: Bus, topic: str) -> list[Event]:
+    reader = bus.reader(bus.beginnings(topic))
+    return [decoded(raw).event for raw in reader.poll(1000, 0.0)]
+
+
+def outputs(log: MemoryLog) -> list[str]:
+    events = read(MemoryBus(log, "run"), TRAJECTORIES.name)
+    return sorted(name_of(event) for event in events if isinstance(event, Trajectory))
+
+
+def turns(loop: StageLoop, num: int = 3) -> None:
+    for _ in range(num):
+        loop._next_commit = 0.0
+        loop.turn()
+
+
+def test_a_later_record_that_ends_first_is_committed_first() -> None:
+    """Finishing out of order moves the done set, then the watermark."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0", "0/1", "0/2")
+    loop = make_loop(log, stage)
+    turns(loop)
+    stage.released = ["0/2"]
+    turns(loop)
+    bus = MemoryBus(log, "run")
+    committed = bus.committed("rollout", PROMPTS.name)[P0]
+    assert outputs(log) == ["0/2"]
+    assert [covered(committed, offset) for offset in (0, 1, 2)] == [False, False, True]
+    stage.released = ["0/0", "0/1"]
+    turns(loop)
+    committed = bus.committed("rollout", PROMPTS.name)[P0]
+    assert outputs(log) == ["0/0", "0/1", "0/2"]
+    assert (committed.offset >= 3, committed.metadata) == (True, "")
+
+
+def test_a_restart_redoes_only_what_was_unfinished() -> None:
+    """A successor gets the unfinished records, and nothing else."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0", "0/1", "0/2")
+    first = make_loop(log, stage)
+    turns(first)
+    stage.released = ["0/1"]
+    turns(first)
+    first.close()
+    again = HeldStage()
+    second = make_loop(log, again)
+    turns(second)
+    assert sorted(again.begun) == ["0/0", "0/2"]
+    again.released = ["0/0", "0/2"]
+    turns(second)
+    assert outputs(log) == ["0/0", "0/1", "0/2"]
+
+
+def test_an_aborted_commit_is_sent_again() -> None:
+    """An abort loses and doubles nothing."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0", "0/1")
+    loop = make_loop(log, stage)
+    turns(loop)
+    log.fail_next_commit("run.rollout.0", Fault.BEFORE)
+    stage.released = ["0/0", "0/1"]
+    turns(loop)
+    assert outputs(log) == ["0/0", "0/1"]
+
+
+def test_an_unknown_outcome_ends_the_process_and_the_successor_settles_it() -> None:
+    """The commit had happened: the successor finds the records done."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0", "0/1")
+    loop = make_loop(log, stage)
+    turns(loop)
+    log.fail_next_commit("run.rollout.0", Fault.AFTER)
+    stage.released = ["0/0", "0/1"]
+    with pytest.raises(OutcomeUnknownError):
+        turns(loop)
+    loop.close()
+    again = HeldStage()
+    turns(make_loop(log, again))
+    assert again.begun == {}
+    assert outputs(log) == ["0/0", "0/1"]
+
+
+def test_a_zombie_is_fenced_by_its_successor() -> None:
+    """The same ordinal started twice: the first can add nothing any more."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0")
+    zombie = make_loop(log, stage)
+    turns(zombie)
+    MemoryBus(log, "run").producer("rollout.0")
+    stage.released = ["0/0"]
+    with pytest.raises(FencedError):
+        turns(zombie)
+    assert outputs(log) == []
+
+
+def test_poison_goes_to_the_dead_letters_and_stops_nobody() -> None:
+    """Bytes that are no event are set aside with their place; the next record is handled."""
+    log, stage = make_log(), HeldStage()
+    poison = Outgoing(
+        topic=PROMPTS.name,
+        key=b"0",
+        value=[b"not avro"],
+        headers={"rlstreams-id": b"0/3/0"},
+        partition=0,
+    )
+    MemoryBus(log, "run").producer("foreign").commit([poison])
+    issue(log, "0/0")
+    loop = make_loop(log, stage)
+    turns(loop)
+    bus = MemoryBus(log, "run")
+    (letter,) = read(bus, DEAD_LETTERS.name)
+    assert isinstance(letter, DeadLetter)
+    assert (letter.group_id, letter.sample, letter.reason) == ("0", 3, "decode")
+    assert (letter.origin_topic, letter.origin_offset) == (PROMPTS.name, 0)
+    assert letter.value == b"not avro"
+    assert sorted(stage.begun) == ["0/0"]
+    assert covered(bus.committed("rollout", PROMPTS.name)[P0], 0)
+
+
+def test_a_drained_loop_finishes_what_it_began() -> None:
+    """After drain nothing new is taken, and done comes once all is committed."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0")
+    loop = make_loop(log, stage)
+    turns(loop)
+    loop.drain()
+    issue(log, "1/0")
+    turns(loop)
+    assert (sorted(stage.begun), loop.done) == (["0/0"], False)
+    stage.released = ["0/0"]
+    turns(loop)
+    assert (outputs(log), loop.done) == (["0/0"], True)
+
+
+def test_two_members_share_the_work_and_a_lost_partition_takes_its_results_along() -> None:
+    """What a member finished for a partition that it lost is done by the new owner, once."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0", "0/1")
+    first = make_loop(log, stage)
+    turns(first)
+    assert sorted(stage.begun) == ["0/0", "0/1"]
+    begun = dict(stage.begun)
+    other = HeldStage()
+    second = make_loop(log, other, ordinal=1)
+    for _ in range(4):
+        turns(first)
+        turns(second)
+    stage.begun = begun
+    stage.released = ["0/0", "0/1"]
+    other.released = list(other.begun)
+    for _ in range(4):
+        turns(first)
+        turns(second)
+    assert outputs(log) == ["0/0", "0/1"]

@@ -1,0 +1,126 @@
+"""The console script `rlstreams`: finds the command, hands it its arguments, explains its errors.
+
+A command is a module of `workers/cli` with `add(subparsers)`; it sets `run=` to a function that
+takes the parsed arguments and returns an exit status. A command that has `args.config` also gets
+`args.overrides`: every `--a.b VALUE` on the line, for `workers.config_load.load`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+COMMANDS = ("up", "worker", "broker", "topics", "audit", "report", "doctor", "config")
+PACKAGES = ("schemas", "streams", "workers")
+_OVERRIDE = re.compile(r"--[A-Za-z_]\w*\.[^=]+(=|$)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status that the process should end with."""
+    if problem := shadowed():
+        print(problem, file=sys.stderr)  # noqa: T201
+        return 78
+    from streams.errors import StreamsError
+    from workers.runtime import OwnerAliveError, exit_status, explain
+
+    words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    args = parser.parse_args(words)
+    if overrides and not hasattr(args, "config"):
+        parser.error(f"{args.command} reads no configuration, so {overrides[0]} has no meaning")
+    args.overrides = overrides
+    try:
+        status = int(args.run(args))
+        sys.stdout.flush()
+    except (StreamsError, OwnerAliveError) as err:
+        explain(err)
+        return exit_status(err)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `| head` has seen enough; Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words for the command, and the dotted overrides among them with their values.
+
+    None of our own options has a dot, so the two cannot be mixed up.
+    """
+    words: list[str] = []
+    overrides: list[str] = []
+    rest = iter(argv)
+    for word in rest:
+        match = _OVERRIDE.match(word)
+        if match is None:
+            words.append(word)
+            continue
+        overrides.append(word)
+        if not match.group(1):
+            overrides += [value for value in [next(rest, None)] if value is not None]
+    return words, overrides
+
+
+def shadowed() -> str:
+    """What to tell the user if another package took one of our names; empty if none did."""
+    ours = Path(__file__).resolve().parent.parent
+    for name in PACKAGES:
+        spec = find_spec(name)
+        places = list(spec.submodule_search_locations or ()) if spec else []
+        found = Path(places[0] if places else (spec and spec.origin) or "nowhere").resolve()
+        if found != ours / name:
+            return (
+                f"rlstreams needs its package {name} from {ours / name}, but Python finds "
+                f"{found}: rename that one, or run from another folder"
+            )
+    return ""
+
+
+class _Parser(argparse.ArgumentParser):
+    """No abbreviated options: `--step` is not `--steps` by luck."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**{"allow_abbrev": False, **kwargs})  # type: ignore[arg-type]
+
+
+class _Version(argparse.Action):
+    """Prints the version; the look-up costs 30 ms, so only when asked."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print("rlstreams", version("rlstreams"))  # noqa: T201
+        except PackageNotFoundError:
+            print("rlstreams, not installed: run from", Path(__file__).parent.parent)  # noqa: T201
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="rlstreams",
+        description="Asynchronous RL post-training of language models over Apache Kafka.",
+        epilog="Every command that reads a CONFIG also takes --section.field VALUE.",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=_Parser
+    )
+    for name in COMMANDS:
+        try:
+            import_module(f"workers.cli.{name}").add(subparsers)
+        except ModuleNotFoundError as err:  # until every command is written
+            if err.name != f"workers.cli.{name}":
+                raise
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""The only place that picks concrete parts: bus, engine, scorer, channel, server, verifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streams.bus import Bus
+from streams.errors import ConfigError
+from workers.config import RunConfig
+from workers.config_load import resolve_secret
+from workers.context import Context
+from workers.runtime import Role
+
+if TYPE_CHECKING:
+    from workers.weights.file import FileWeightChannel
+
+WEIGHTS_FOLDER = "weights"
+BROKER_FOLDER = "broker"
+
+
+def bootstrap_of(config: RunConfig) -> str:
+    """Where the run's broker listens: as configured, or as the embedded one wrote it down.
+
+    Raises:
+        ConfigError: no broker is named and none runs under the run's folder.
+    """
+    if config.broker.bootstrap:
+        return config.broker.bootstrap
+    from streams.broker import EmbeddedBroker
+
+    folder = Path(config.folder) / BROKER_FOLDER
+    state = EmbeddedBroker(folder).status()
+    if state is None:
+        raise ConfigError(
+            f"broker.bootstrap is empty and no embedded broker runs in {folder}; "
+            f"start one: rlstreams broker start --dir {folder}"
+        )
+    return state.bootstrap
+
+
+def open_bus(config: RunConfig) -> Bus:
+    """The run's bus."""
+    from streams.kafka import KafkaBus
+
+    options = {name: resolve_secret(value) for name, value in config.broker.options.items()}
+    return KafkaBus(
+        bootstrap_of(config), config.run.id, options=options, commit_s=config.deadlines.commit_s
+    )
+
+
+def make_role(context: Context) -> Role:
+    """The role that `context` names, ready to run.
+
+    Raises:
+        ConfigError: an unknown role.
+    """
+    makers = {
+        "prompts": _prompts,
+        "rollout": _rollout,
+        "logprob": _logprob,
+        "trainer": _trainer,
+    }
+    if context.role not in makers:
+        raise ConfigError(f"role must be one of {sorted(makers)}, got {context.role!r}")
+    return makers[context.role](context)
+
+
+def _prompts(context: Context) -> Role:
+    from workers.prompts.worker import PromptsWorker
+    from workers.tokenizer import Tokenizer
+
+    return PromptsWorker(context, Tokenizer.load(context.config.model.path))
+
+
+def _rollout(context: Context) -> Role:
+    from workers.engines.base import Sampling
+    from workers.engines.builtin import BuiltinEngine
+    from workers.rollout.reward import make_verifier
+    from workers.rollout.sampling import Sampler
+    from workers.rollout.worker import make_worker
+    from workers.tokenizer import Tokenizer
+
+    config = context.config.rollout
+    engine = BuiltinEngine(
+        Path(context.config.model.path),
+        slots=config.slots,
+        threads=context.config.model.threads,
+        capture_experts=config.capture_experts,
+        pull_deadline_s=context.config.weights.pull_deadline_s,
+    )
+    sampler = Sampler(
+        engine=engine,
+        verifier=make_verifier(context.config.reward),
+        tokenizer=Tokenizer.load(context.config.model.path),
+        sampling=Sampling(
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            max_new_tokens=config.max_new_tokens,
+        ),
+        max_attempts=config.max_attempts,
+        deadline_s=config.sample_deadline_s,
+    )
+    return make_worker(context, context.bus, engine, _channel(), sampler)
+
+
+def _logprob(context: Context) -> Role:
+    from workers.engines.builtin_scorer import BuiltinScorer
+    from workers.logprob.worker import make_worker
+
+    scorer = BuiltinScorer(
+        Path(context.config.model.path),
+        versions_held=context.config.logprob.versions_held,
+        pull_deadline_s=context.config.weights.pull_deadline_s,
+        threads=context.config.model.threads,
+    )
+    return make_worker(context, context.bus, scorer, _channel())
+
+
+def _trainer(context: Context) -> Role:
+    from workers.trainer.training import Training
+    from workers.trainer.worker import TrainerWorker
+    from workers.weights.file import FileWeightServer
+
+    config = context.config
+    training = Training(Path(config.model.path), config.trainer, config.model.threads)
+    server = FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=config.weights.versions_served)
+    return TrainerWorker(context, context.bus, training, server)
+
+
+def _channel() -> FileWeightChannel:
+    from workers.weights.file import FileWeightChannel
+
+    return FileWeightChannel()

@@ -1,0 +1,65 @@
+"""`rlstreams topics apply|list CONFIG...`: the topics of a run on its broker."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.config import RunConfig
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("topics", help="create or list the topics of a run")
+    parser.add_argument("action", choices=("apply", "list"))
+    parser.add_argument("config", nargs="+", help="TOML files, merged from left to right")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; `list` answers 1 if a topic is missing."""
+    from streams.admin import apply, listing
+    from workers.config_load import load
+
+    config = load(args.config, args.overrides)
+    bootstrap = _bootstrap(config)
+    if args.action == "apply":
+        from streams.topic_plan import TopicPlan
+
+        plan = TopicPlan(
+            rollout_workers=config.rollout.workers,
+            logprob_workers=config.logprob.workers,
+            partitions_per_worker=config.broker.partitions_per_worker,
+            replication=config.broker.replication,
+        )
+        created = apply(bootstrap, config.run.id, plan)
+        print("\n".join(f"created {name}" for name in created) or "nothing was missing")
+        return 0
+    rows = listing(bootstrap, config.run.id)
+    print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
+    for row in rows:
+        print(
+            f"{row.name:<20} {row.partitions or 'missing':>10} {row.replicas:>8} "
+            f"{row.num_records:>10}  {row.key:<12} "
+            f"{', '.join(row.written_by)} -> {', '.join(row.read_by)}"
+        )
+    return 0 if all(row.partitions for row in rows) else 1
+
+
+def _bootstrap(config: RunConfig) -> str:
+    """The configured broker, else the embedded one of the run's folder, which must live."""
+    from streams.broker import EmbeddedBroker
+    from streams.errors import ConfigError
+
+    if config.broker.bootstrap:
+        return config.broker.bootstrap
+    folder = Path(config.folder) / "broker"
+    state = EmbeddedBroker(folder).status()
+    if state is None:
+        raise ConfigError(
+            f"broker.bootstrap is empty and no broker runs in {folder}; "
+            f"start one with `rlstreams broker start --dir {folder}`"
+        )
+    return state.bootstrap

@@ -1,0 +1,62 @@
+"""`rlstreams worker ROLE --config CONFIG...`: one role, one process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+ROLES = ("prompts", "rollout", "logprob", "trainer")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("worker", help="run one worker of one role")
+    parser.add_argument("role", choices=ROLES, metavar="ROLE", help=", ".join(ROLES))
+    parser.add_argument("--config", nargs="+", required=True, help="TOML files; later ones win")
+    parser.add_argument(
+        "--ordinal", type=int, default=0, help="which worker of its role, from 0 (%(default)s)"
+    )
+    parser.add_argument(
+        "--takeover",
+        action="store_true",
+        help="the predecessor is known to be dead: a trainer does not watch its lease",
+    )
+    # Set by `up`: the id that its reports carry, and a pipe that closes when `up` is gone.
+    parser.add_argument("--instance", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--supervisor-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Work until done, drained or failed; the status says which (`workers.runtime.Exit`)."""
+    import uuid
+
+    from workers import runtime
+    from workers.config_load import load
+    from workers.context import Context
+
+    stop = runtime.Stop()
+    stop.on_signals()
+    if args.supervisor_fd >= 0:
+        stop.when_closed(args.supervisor_fd)
+    config = load(args.config, args.overrides)
+    # Before torch is imported: it reads them once.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(config.model.threads)
+    from workers.bootstrap import make_role, open_bus
+
+    try:
+        with open_bus(config) as bus:
+            context = Context(
+                config=config,
+                bus=bus,
+                role=args.role,
+                ordinal=args.ordinal,
+                instance=args.instance or uuid.uuid4().hex,
+                takeover=args.takeover,
+            )
+            runtime.run(make_role(context), stop)
+    except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
+        runtime.explain(err)
+        return runtime.exit_status(err)
+    return runtime.Exit.DONE

@@ -1,0 +1,43 @@
+"""The desired state of the run: a fold of `control`, and the reader that feeds it."""
+
+from __future__ import annotations
+
+import time
+
+from schemas.events import ControlState
+from streams.bus import Bus
+from streams.codec import decoded
+from streams.topics import CONTROL
+
+RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
+EVERY_S = 0.5
+
+
+class ControlFollower:
+    """Knows the last `ControlState`; polled from the role's loop. `running` until one is read."""
+
+    def __init__(self, bus: Bus, *, every_s: float = EVERY_S) -> None:
+        self.desired: ControlState | None = None
+        self._reader = bus.reader(bus.beginnings(CONTROL.name))
+        self._every_s = every_s
+        self._next = 0.0
+
+    def poll(self) -> ControlFollower:
+        """Read what is new, at most every `every_s`; never waits."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every_s
+            for raw in self._reader.poll(100, 0.0):
+                event = decoded(raw).event
+                if isinstance(event, ControlState):
+                    self.desired = event
+        return self
+
+    @property
+    def state(self) -> str:
+        """RUNNING, PAUSED or DRAINING."""
+        return self.desired.state if self.desired else RUNNING
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()

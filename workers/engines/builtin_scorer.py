@@ -1,0 +1,142 @@
+"""The built-in scorer: one Hugging Face module per held version, one forward per call.
+
+Loaded and masked like the engine's model, so that in float32 it gives the log-probs that sampling
+gave, up to rounding (below 1e-4). Axes: `B` sequence, `T` token, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from schemas.events import PolicyPublished
+from workers.engines.base import EngineError, Scores, TokenSequence
+from workers.engines.model import (
+    causal_mask,
+    configure_torch,
+    load_model,
+    load_weights,
+    read_config,
+    right_padded,
+)
+from workers.engines.validation import check_ids
+from workers.weights.channel import Pulled, WeightChannel
+from workers.weights.layout import size_bytes
+
+
+class BuiltinScorer:
+    """Scores on the CPU under up to `versions_held` versions."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        versions_held: int = 2,
+        threads: int = 1,
+        pull_deadline_s: float = 300.0,
+    ) -> None:
+        """Load the model; its weights are used only after a first `pull`.
+
+        Raises:
+            EngineError: the folder cannot be loaded.
+        """
+        configure_torch(threads)
+        config = read_config(Path(folder))
+        self._vocab_size = int(config["vocab_size"])
+        self._max_tokens = int(config["max_position_embeddings"])
+        self._pull_deadline_s = pull_deadline_s
+        model = load_model(folder)
+        copies = [copy.deepcopy(model) for _ in range(versions_held - 1)]
+        self._free: list[torch.nn.Module] = [model, *copies]
+        self._held: dict[int, torch.nn.Module] = {}
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """Versions held, oldest first."""
+        return sorted(self._held)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence."""
+        return self._max_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._vocab_size
+
+    def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+        """Hold one more version; the oldest one goes when there is no room.
+
+        Raises:
+            WeightError: not received, or it does not fit; what was held before is held still.
+        """
+        started_s = time.monotonic()
+        weights = dict(channel.pull(published, self._pull_deadline_s))
+        version = published.policy_version
+        model = self._room_for(version)
+        load_weights(model, weights)
+        self._free = [free for free in self._free if free is not model]
+        self._held = {v: m for v, m in self._held.items() if m is not model} | {version: model}
+        return Pulled(
+            policy_version=version,
+            weight_hash=published.weight_hash,
+            num_bytes=size_bytes(weights),
+            seconds=time.monotonic() - started_s,
+            paused_s=0.0,
+        )
+
+    @torch.inference_mode()
+    def score(
+        self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
+    ) -> Sequence[Scores]:
+        """Score under `policy_version`; see `Scorer.score`.
+
+        A temperature of 0 counts as 1, as in the engine's log-probs.
+        """
+        model = self._model(policy_version)
+        for index, sequence in enumerate(sequences):
+            check_ids(sequence.token_ids, self._vocab_size, f"sequence {index}")
+            if len(sequence.token_ids) > self._max_tokens:
+                raise EngineError(
+                    f"sequence {index} has {len(sequence.token_ids)} tokens, "
+                    f"the limit is {self._max_tokens}"
+                )
+        if not sequences:
+            return []
+        ids_BT, real_BT = right_padded([s.token_ids for s in sequences], pad_id=0)
+        positions_BT = torch.arange(ids_BT.shape[1]).expand_as(ids_BT)
+        logits_BTV = model(
+            input_ids=ids_BT,
+            attention_mask=causal_mask(real_BT),
+            position_ids=positions_BT,
+            use_cache=False,
+        ).logits[:, :-1]
+        logprobs_BTV = torch.log_softmax(logits_BTV.float() / (temperature or 1.0), -1)
+        taken_BT = logprobs_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
+        entropy_BT = -(logprobs_BTV.exp() * logprobs_BTV).sum(-1)
+        pad = torch.nn.functional.pad
+        rows = zip(pad(taken_BT, (1, 0)).numpy(), pad(entropy_BT, (1, 0)).numpy(), strict=True)
+        return [
+            Scores(
+                logprobs=row[: len(s.token_ids)].copy(), entropy=other[: len(s.token_ids)].copy()
+            )
+            for s, (row, other) in zip(sequences, rows, strict=True)
+        ]
+
+    def _room_for(self, version: int) -> torch.nn.Module:
+        """The module to overwrite: the same version's, a free one, or the oldest version's."""
+        if version in self._held:
+            return self._held[version]
+        return self._free[-1] if self._free else self._held[min(self._held)]
+
+    def _model(self, policy_version: int) -> torch.nn.Module:
+        if policy_version not in self._held:
+            raise EngineError(
+                f"policy version {policy_version} is not held, only {list(self.versions)}"
+            )
+        return self._held[policy_version]

@@ -1,0 +1,55 @@
+"""Which experts the router chose: capture by forward hooks, without patching the model.
+
+Routers of transformers 5 (`...mlp.gate`) return (logits (N, E), scores (N, K), indices (N, K)) for
+N = batch x time rows in row-major order; a layer calls its router once per forward. Axes: `B`
+sequence, `T` token, `L` layer with experts, `K` experts per token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_ROUTER_OUTPUTS = 3  # logits, scores, indices
+
+
+def routers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The routers in layer order; empty for a dense model."""
+    return [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+
+
+class RouterCapture:
+    """Records the experts of each forward while it is attached."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._routers = routers_of(model)
+        self._rows: list[torch.Tensor] = []
+        self._hooks = [router.register_forward_hook(self._record) for router in self._routers]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have a router."""
+        return len(self._routers)
+
+    def _record(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        assert len(output) == _ROUTER_OUTPUTS, "a router of another transformers version"
+        self._rows.append(output[2])
+
+    def take(self, batch: int) -> torch.Tensor:
+        """The experts of the last forward, (B, T, L, K) int64; forgets them."""
+        assert len(self._rows) == len(self._routers), "take() follows every forward"
+        stacked_NLK = torch.stack(self._rows, 1)
+        self._rows = []
+        return stacked_NLK.reshape(batch, -1, *stacked_NLK.shape[1:])
+
+    def close(self) -> None:
+        """Detach the hooks; idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def expert_dtype(num_experts: int) -> torch.dtype:
+    """The narrowest dtype of the wire that holds an expert's index."""
+    return torch.uint8 if num_experts <= 256 else torch.uint16

@@ -1,0 +1,216 @@
+"""Who is decoded next: waiting and running requests, the version held, the gate.
+
+Belongs to the decode thread; nothing here locks or waits. What a request is to hear is handed to
+`deliver(generation, item)`: segments, then END or the error that ended it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+
+from schemas.events import NO_VERSION
+from workers.engines.base import FinishReason, GeneratedSegment, PauseMode
+from workers.engines.decode import Decoder, Generation
+from workers.engines.model import load_weights
+from workers.weights.channel import WeightError
+
+_WAVE_SHARE = 8  # of the slots must be free before a wave joins: a prefill costs as much as a step
+_PREFILL_TOKENS = 8192  # padding included, of one wave
+
+
+class End(Enum):
+    """Nothing more comes for a request."""
+
+    END = "end"
+
+
+Item = GeneratedSegment | End | Exception
+Deliver = Callable[[Generation, Item], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The version whose weights the model holds."""
+
+    policy_version: int = NO_VERSION
+    weight_hash: str = ""
+
+
+class Scheduler:
+    """Admits, decodes, cuts and ends requests."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        decoder: Decoder,
+        *,
+        slots: int,
+        eos_ids: frozenset[int],
+        deliver: Deliver,
+    ) -> None:
+        self.held = Held()
+        self.waiting: deque[Generation] = deque()
+        self._model = model
+        self._decoder = decoder
+        self._slots = slots
+        self._eos_ids = eos_ids
+        self._deliver = deliver
+        self._paused = False
+        self._draining: list[Future[None]] = []  # pauses that wait for running requests
+
+    @property
+    def num_running(self) -> int:
+        """Requests that sample now."""
+        return len(self._decoder.running)
+
+    @property
+    def can_turn(self) -> bool:
+        """Whether `turn` has something to do."""
+        if self._paused or self.held.policy_version == NO_VERSION:
+            return False
+        return bool(self._decoder.running or (self.waiting and not self._draining))
+
+    def turn(self) -> None:
+        """One more token for everyone that runs; a wave joins first where it is worth it."""
+        wave = [] if self._draining else self._next_wave()
+        if self._decoder.running:
+            self._decoder.step()
+        if wave:
+            self._decoder.admit(wave)
+        self._end_finished()
+
+    def add(self, generation: Generation) -> None:
+        """A new request."""
+        self.waiting.append(generation)
+
+    def abort(self, sample_id: str) -> None:
+        """End the request of `sample_id`, if there is one."""
+        for generation in [*self._decoder.running, *self.waiting]:
+            if generation.request.sample_id == sample_id:
+                self._abort(generation)
+
+    def forget(self, generation: Generation) -> None:
+        """Nobody listens to it any more."""
+        if generation in self._decoder.running:
+            self._decoder.remove(generation)
+        elif generation in self.waiting:
+            self.waiting.remove(generation)
+
+    def pause(self, mode: PauseMode, paused: Future[None]) -> None:
+        """Stop sampling; `paused` is set when nothing is sampled any more."""
+        if mode is PauseMode.ABORT:
+            self._abort_running()
+        if mode is PauseMode.WAIT and self._decoder.running:
+            self._draining.append(paused)
+            return
+        self._paused = True
+        paused.set_result(None)
+
+    def resume(self) -> None:
+        """Go on sampling."""
+        self._paused = False
+        self._settle_pauses()
+
+    def load(self, weights: Mapping[str, torch.Tensor], held: Held) -> None:
+        """Put `weights` in place between two steps; running requests go on under them.
+
+        Raises:
+            WeightError: they do not fit; the model is as it was.
+        """
+        before, self.held = self.held, Held()
+        try:
+            load_weights(self._model, weights)
+            self.held = held
+        except WeightError:
+            self.held = before
+            raise
+        if held != before:
+            for generation in self._decoder.running:
+                self._cut(generation, FinishReason.POLICY_CHANGED, before)
+
+    def close(self) -> None:
+        """End all requests."""
+        self._abort_running()
+        for generation in list(self.waiting):
+            self._abort(generation)
+        self._settle_pauses()
+        self._decoder.close()
+
+    def fail(self, error: Exception) -> None:
+        """End all requests with `error`."""
+        for generation in [*self._decoder.running, *self.waiting]:
+            self._deliver(generation, error)
+        self._decoder.running.clear()
+        self.waiting.clear()
+        self._settle_pauses()
+
+    def _next_wave(self) -> list[Generation]:
+        free = self._slots - len(self._decoder.running)
+        enough = min(len(self.waiting), max(1, self._slots // _WAVE_SHARE))
+        wave: list[Generation] = []
+        longest = 0
+        while self.waiting and (free >= enough or not self._decoder.running) and len(wave) < free:
+            generation = self.waiting[0]
+            longest = max(longest, len(generation.token_ids))
+            if wave and longest * (len(wave) + 1) > _PREFILL_TOKENS:
+                break
+            self.waiting.popleft()
+            if len(generation.token_ids) < generation.limit:
+                wave.append(generation)
+            else:  # resumed with nothing left to sample
+                self._cut(generation, FinishReason.LENGTH, self.held)
+                self._deliver(generation, End.END)
+        return wave
+
+    def _end_finished(self) -> None:
+        for generation in list(self._decoder.running):
+            if generation.token_ids[-1] in self._eos_ids:
+                self._end(generation, FinishReason.STOP)
+            elif len(generation.token_ids) >= generation.limit:
+                self._end(generation, FinishReason.LENGTH)
+        if not self._decoder.running and self._draining:
+            self._paused = True
+            self._settle_pauses()
+
+    def _end(self, generation: Generation, reason: FinishReason) -> None:
+        self._decoder.remove(generation)
+        self._cut(generation, reason, self.held)
+        self._deliver(generation, End.END)
+
+    def _abort(self, generation: Generation) -> None:
+        self.forget(generation)
+        self._cut(generation, FinishReason.ABORT, self.held)
+        self._deliver(generation, End.END)
+
+    def _abort_running(self) -> None:
+        for generation in list(self._decoder.running):
+            self._abort(generation)
+
+    def _settle_pauses(self) -> None:
+        for paused in self._draining:
+            paused.set_result(None)
+        self._draining = []
+
+    def _cut(self, generation: Generation, reason: FinishReason, held: Held) -> None:
+        """Deliver what was sampled since the last cut; only an end may be without a token."""
+        if not generation.logprobs and reason is FinishReason.POLICY_CHANGED:
+            return
+        token_ids, logprobs, experts, experts_start = generation.take_segment()
+        segment = GeneratedSegment(
+            token_ids=np.array(token_ids, np.int32),
+            logprobs=np.array(logprobs, np.float32),
+            policy_version=held.policy_version,
+            load_id="",
+            weight_hash=held.weight_hash,
+            finish_reason=reason,
+            routed_experts=experts,
+            routed_experts_start=experts_start,
+        )
+        self._deliver(generation, segment)

@@ -1,0 +1,52 @@
+"""The bridge from a role's synchronous loop to an engine's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """An event loop in a thread of its own; the role hands it coroutines and keeps the futures."""
+
+    def __init__(self, name: str = "engine-loop") -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `coroutine` on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def wait(self, coroutine: Coroutine[Any, Any, T], deadline_s: float, what: str) -> T:
+        """Run `coroutine` to its end.
+
+        Raises:
+            TimeoutError: not done within `deadline_s`; names `what`.
+        """
+        try:
+            return self.submit(coroutine).result(deadline_s)
+        except TimeoutError as err:
+            raise TimeoutError(f"{what} did not answer within {deadline_s:g} s") from err
+
+    def close(self, deadline_s: float = 10.0) -> None:
+        """Cancel what runs and end the loop; idempotent."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        self._thread.join(deadline_s)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    asyncio.get_running_loop().stop()

@@ -1,0 +1,85 @@
+"""A small line chart in braille dots: two columns and four rows of dots to each character cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+_BLANK = 0x2800
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column] of one cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Points of one quantity, x ascending, and the style of its dots."""
+
+    points: Sequence[tuple[float, float]]
+    style: str
+
+
+def chart(
+    lines: Sequence[Line],
+    *,
+    width: int,
+    height: int,
+    x_max: float,
+    y_max: float = 1.0,
+    marks: Sequence[float] = (),
+) -> list[Text]:
+    """`height` rows of `width` cells; x from 0 to `x_max`, y from 0 to `y_max`.
+
+    Args:
+        lines: later ones are drawn over earlier ones, cell by cell.
+        marks: x of vertical strokes, drawn under everything.
+    """
+    canvas = _Canvas(width, height)
+    for x in marks:
+        column = _scale(x, x_max, width * 2)
+        for row in range(0, height * 4, 2):
+            canvas.dot(column, row, "red")
+    for line in lines:
+        spots = [
+            (_scale(x, x_max, width * 2), height * 4 - 1 - _scale(y, y_max, height * 4))
+            for x, y in line.points
+        ]
+        for start, end in zip(spots, spots[1:] or spots, strict=False):
+            canvas.stroke(start, end, line.style)
+    return canvas.rows()
+
+
+def _scale(value: float, most: float, num_dots: int) -> int:
+    share = min(1.0, max(0.0, value / most)) if most > 0 else 0.0
+    return round(share * (num_dots - 1))
+
+
+class _Canvas:
+    """Dots, and one style per cell: the last one drawn."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._bits = [[0] * width for _ in range(height)]
+        self._styles = [[""] * width for _ in range(height)]
+
+    def dot(self, x: int, y: int, style: str) -> None:
+        row, column = y // 4, x // 2
+        if self._styles[row][column] != style:
+            # Mixed dots would take the wrong colour: the newer line owns the cell.
+            self._bits[row][column] = 0
+            self._styles[row][column] = style
+        self._bits[row][column] |= _DOTS[y % 4][x % 2]
+
+    def stroke(self, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
+        (x0, y0), (x1, y1) = start, end
+        num = max(abs(x1 - x0), abs(y1 - y0), 1)
+        for i in range(num + 1):
+            self.dot(x0 + round((x1 - x0) * i / num), y0 + round((y1 - y0) * i / num), style)
+
+    def rows(self) -> list[Text]:
+        rows = []
+        for bits, styles in zip(self._bits, self._styles, strict=True):
+            text = Text(no_wrap=True)
+            for bit, style in zip(bits, styles, strict=True):
+                text.append(chr(_BLANK + bit) if bit else " ", style)
+            rows.append(text)
+        return rows

@@ -1,0 +1,137 @@
+"""Score a window of trajectories: choose versions, run the scorer, align log-probs to segments."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.events import SegmentScore, Tensor, Trajectory
+from workers.engines.base import Scorer, Scores, TokenSequence
+from workers.logprob.versions import Anchor, choose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How the scorer came to hold a version."""
+
+    weight_hash: str
+    load_id: str
+
+
+def plan_anchors(
+    window: Sequence[Trajectory], held: Collection[int], served: Collection[int]
+) -> dict[int, Anchor]:
+    """The anchor for every version that sampled something in the window."""
+    sampled = {
+        segment.policy_version
+        for trajectory in window
+        for segment in trajectory.segments
+        if segment.author == "policy"
+    }
+    return {version: choose(version, held, served) for version in sorted(sampled)}
+
+
+def score_window(
+    window: Sequence[Trajectory],
+    anchors: Mapping[int, Anchor],
+    loads: Mapping[int, Load],
+    scorer: Scorer,
+    token_budget: int,
+) -> list[tuple[SegmentScore, ...]]:
+    """The scores of each trajectory, one per policy segment, in order.
+
+    A trajectory that spans versions is scored once under each of their anchors.
+
+    Raises:
+        EngineError: the scorer refused or failed.
+    """
+    jobs: defaultdict[tuple[int, float], set[int]] = defaultdict(set)
+    for index, trajectory in enumerate(window):
+        for segment in trajectory.segments:
+            if segment.author == "policy":
+                anchor = anchors[segment.policy_version]
+                if anchor.label != "behavior":
+                    jobs[anchor.policy_version, segment.temperature].add(index)
+    scores: dict[tuple[int, float, int], Scores] = {}
+    for (version, temperature), indices in sorted(jobs.items()):
+        for batch in _batches(sorted(indices), window, token_budget):
+            sequences = [_sequence(window[index]) for index in batch]
+            for index, found in zip(
+                batch, scorer.score(sequences, version, temperature), strict=True
+            ):
+                scores[version, temperature, index] = found
+    return [
+        tuple(
+            _segment_scores(
+                trajectory,
+                anchors,
+                loads,
+                {(v, t): found for (v, t, i), found in scores.items() if i == index},
+            )
+        )
+        for index, trajectory in enumerate(window)
+    ]
+
+
+def num_tokens(trajectory: Trajectory) -> int:
+    """Tokens of all segments."""
+    return sum(len(segment.token_ids) for segment in trajectory.segments)
+
+
+def _sequence(trajectory: Trajectory) -> TokenSequence:
+    ids = np.concatenate([segment.token_ids.numpy() for segment in trajectory.segments])
+    return TokenSequence(token_ids=ids)
+
+
+def _batches(
+    indices: Sequence[int], window: Sequence[Trajectory], token_budget: int
+) -> list[list[int]]:
+    """Forwards of at most `token_budget` tokens, padding included; like lengths together."""
+    batches: list[list[int]] = []
+    for index in sorted(indices, key=lambda i: num_tokens(window[i])):
+        longest = num_tokens(window[index])  # they come in rising order
+        if not batches or longest * (len(batches[-1]) + 1) > token_budget:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
+
+
+def _segment_scores(
+    trajectory: Trajectory,
+    anchors: Mapping[int, Anchor],
+    loads: Mapping[int, Load],
+    scores_of: Mapping[tuple[int, float], Scores],
+) -> list[SegmentScore]:
+    found, start = [], 0
+    for index, segment in enumerate(trajectory.segments):
+        end = start + len(segment.token_ids)
+        if segment.author == "policy":
+            anchor = anchors[segment.policy_version]
+            if anchor.label == "behavior":
+                assert segment.behavior_logprobs is not None  # validated
+                logprobs, entropy, load = (
+                    segment.behavior_logprobs,
+                    None,
+                    Load(weight_hash="", load_id=""),
+                )
+            else:
+                scores = scores_of[anchor.policy_version, segment.temperature]
+                logprobs = Tensor.of(scores.logprobs[start:end])
+                entropy = Tensor.of(scores.entropy[start:end])
+                load = loads[anchor.policy_version]
+            found.append(
+                SegmentScore(
+                    segment=index,
+                    anchor=anchor.label,
+                    policy_version=anchor.policy_version,
+                    proximal_logprobs=logprobs,
+                    weight_hash=load.weight_hash,
+                    load_id=load.load_id,
+                    entropy=entropy,
+                )
+            )
+        start = end
+    return found

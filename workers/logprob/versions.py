@@ -1,0 +1,41 @@
+"""Under which version a segment is scored. Pure.
+
+The version that sampled it, if it is held or can still be pulled; else one at most two versions
+away; else none, and the behavior log-probs stand in. Never silently the newest: at staleness 4
+that choice makes a run collapse which the sampling version keeps stable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from schemas.events import NO_VERSION
+
+MAX_DISTANCE = 2  # versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """The choice for one segment; `label` is what the event says."""
+
+    label: str  # "sampled", "nearby", "behavior"
+    policy_version: int  # NO_VERSION for "behavior"
+
+
+def choose(sampled: int, held: Collection[int], served: Collection[int]) -> Anchor:
+    """The anchor of a segment that version `sampled` made.
+
+    Args:
+        held: versions that the scorer holds.
+        served: versions that could be pulled now.
+    """
+    if sampled in held or sampled in served:
+        return Anchor(label="sampled", policy_version=sampled)
+    near = [v for v in {*held, *served} if abs(v - sampled) <= MAX_DISTANCE]
+    if near:
+        # The newer one of two equally near: its rollouts come next, so it is the better one to hold
+        return Anchor(
+            label="nearby", policy_version=min(near, key=lambda v: (abs(v - sampled), -v))
+        )
+    return Anchor(label="behavior", policy_version=NO_VERSION)

@@ -1,0 +1,292 @@
+"""Role `logprob`: score each segment under the policy version that sampled it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from schemas.events import (
+    TRAIN,
+    Event,
+    PolicyPublished,
+    ScoredTrajectory,
+    SegmentScore,
+    Trajectory,
+)
+from streams.bus import Bus
+from streams.codec import now_ms, outgoing
+from streams.record import Outgoing, Record
+from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
+from workers.context import Context
+from workers.dead_letters import dead_letter
+from workers.engines.base import EngineError, Scorer
+from workers.logprob.scoring import Load, num_tokens, plan_anchors, score_window
+from workers.logprob.validation import validate
+from workers.logprob.versions import Anchor
+from workers.policy import PolicyFollower
+from workers.pulls import PullLog
+from workers.reporter import Reporter
+from workers.stage import Finished, StageLoop
+from workers.weights.channel import Pulled, WeightChannel, WeightError
+
+Scored = ScoredTrajectory | EngineError
+ANNOUNCEMENT_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    published: PolicyPublished
+    future: Future[Pulled]
+
+
+class LogprobStage:
+    """Collect trajectories into windows, score each window off the loop's thread.
+
+    consumes:     trajectories (Trajectory); policy-versions (PolicyPublished)
+    produces:     scored-trajectories (ScoredTrajectory), dead-letters; policy-pulls; worker-events
+    waits for:    a window that is full or old enough; a pull of a version that the window needs
+    unblocked by: rollout sending; trainer publishing
+    """
+
+    def __init__(self, context: Context, bus: Bus, scorer: Scorer, channel: WeightChannel) -> None:
+        self._context = context
+        self._config = context.config.logprob
+        self._deadline_s = context.config.weights.pull_deadline_s
+        self._scorer = scorer
+        self._channel = channel
+        self._follower = PolicyFollower(bus)
+        self._compute = ThreadPoolExecutor(1, "scorer")
+        self._reporter = Reporter(context)
+        self._pulls = PullLog(context, channel)
+        self._loads: dict[int, Load] = {}
+        self._refused: set[int] = set()  # versions whose pull failed: scored by a nearby one
+        self._pull: _Pull | None = None
+        self._pending: list[Record[Trajectory]] = []
+        self._pending_since = 0.0
+        self._window: tuple[list[Record[Trajectory]], Future[list[Scored]]] | None = None
+        self._passed: list[Finished] = []
+        self._busy_s = 0.0
+
+    def room(self) -> int:
+        """Two windows: one that is scored, one that is filled."""
+        tokens = sum(num_tokens(record.event) for record in self._pending)
+        return 0 if tokens > 2 * self._config.token_budget else 256
+
+    def begin(self, record: Record[Event]) -> None:
+        """Take a trajectory into the pending window; evaluations pass by."""
+        trajectory = record.event
+        if not isinstance(trajectory, Trajectory):
+            raise ValueError(  # noqa: TRY004  (bad input of a foreign writer, not our mistake)
+                f"a {type(trajectory).__name__} lies in topic {TRAJECTORIES.name}"
+            )
+        if trajectory.purpose != TRAIN:
+            self._passed.append(Finished(raw=record.raw))
+            return
+        validate(trajectory, self._scorer.vocab_size, self._scorer.max_tokens)
+        if not self._pending:
+            self._pending_since = time.monotonic()
+        self._pending.append(Record(event=trajectory, raw=record.raw))
+
+    def finished(self) -> Sequence[Finished]:
+        """Scored trajectories, and what passed by."""
+        finished, self._passed = self._passed, []
+        if self._window is not None and self._window[1].done():
+            finished += self._collect(*self._window)
+            self._window = None
+        if self._window is None and self._pull is None and self._is_due():
+            self._start()
+        return finished
+
+    def announcements(self) -> Sequence[Outgoing]:
+        """Pulls and reports."""
+        self._follow()
+        self._reporter.policy_version = max(self._scorer.versions, default=-1)
+        if self._window is not None:
+            self._reporter.state("working")
+        elif self._pull is not None:
+            version = self._pull.published.policy_version
+            self._reporter.state("pulling", f"policy version {version}")
+        else:
+            self._reporter.state("waiting", "for trajectories")
+        return [*self._pulls.take(), *self._reporter.due()]
+
+    @property
+    def num_open(self) -> int:
+        """Trajectories pending or in work."""
+        return len(self._pending) + (len(self._window[0]) if self._window else 0)
+
+    def close(self) -> None:
+        """Give up open windows; they stay in flight."""
+        self._compute.shutdown(wait=False, cancel_futures=True)
+        self._follower.close()
+
+    def _follow(self) -> None:
+        if self._pull is not None and self._pull.future.done():
+            self._finish_pull(self._pull)
+            self._pull = None
+        newest = self._follower.poll().newest
+        if newest is not None and self._pull is None and self._window is None:
+            version = newest.policy_version
+            if version not in self._scorer.versions and version not in self._refused:
+                self._start_pull(newest)
+
+    def _start_pull(self, published: PolicyPublished) -> None:
+        self._pulls.requested(published)
+        future = self._compute.submit(self._scorer.pull, published, self._channel)
+        self._pull = _Pull(published, future)
+
+    def _finish_pull(self, pull: _Pull) -> None:
+        version = pull.published.policy_version
+        try:
+            pulled = pull.future.result()
+        except WeightError as err:
+            self._refused.add(version)
+            self._reporter.state("waiting", f"pull of {version} failed: {err}")
+            self._reporter.count(failed_pulls=1)
+            return
+        self._refused.clear()  # another version came: the link works, so older refusals may heal
+        self._pulls.loaded(pull.published, pulled)
+        load_id = self._pulls.loads[version]
+        self._loads[version] = Load(weight_hash=pulled.weight_hash, load_id=load_id)
+        self._reporter.count(pulls=1, pull_s=pulled.seconds, pulled_bytes=pulled.num_bytes)
+
+    def _is_due(self) -> bool:
+        if not self._pending or not self._scorer.versions:
+            return False
+        tokens = sum(num_tokens(record.event) for record in self._pending)
+        waited_s = time.monotonic() - self._pending_since
+        return tokens >= self._config.token_budget or waited_s >= self._config.window_s
+
+    def _start(self) -> None:
+        """Score what the held versions can score; pull what the oldest record still needs."""
+        oldest = self._pending[0]
+        unknown = _newest_version(oldest.event) - self._follower.view.newest_version
+        if unknown > 0:
+            self._await_announcement(oldest)
+            return
+        held = set(self._scorer.versions)
+        missing = sorted(self._wanted(oldest.event, held) - held)
+        if missing:
+            published = self._follower.view.get(missing[0])
+            assert published is not None  # `_wanted` names served versions only
+            self._start_pull(published)
+            return
+        newest = self._follower.view.newest_version
+        window = [
+            r
+            for r in self._pending
+            if _newest_version(r.event) <= newest and self._wanted(r.event, held) <= held
+        ]
+        taken = {record.position for record in window}
+        self._pending = [r for r in self._pending if r.position not in taken]
+        self._pending_since = time.monotonic()
+        anchors = plan_anchors([record.event for record in window], held, set())
+        self._window = (window, self._compute.submit(self._score, window, anchors))
+
+    def _await_announcement(self, record: Record[Trajectory]) -> None:
+        """A sampler may know a version a moment before we do; one that never comes is poison."""
+        if time.monotonic() - self._pending_since < ANNOUNCEMENT_DEADLINE_S:
+            return
+        self._pending.remove(record)
+        detail = (
+            f"policy version {_newest_version(record.event)} was not announced within "
+            f"{ANNOUNCEMENT_DEADLINE_S:g} s; the newest is {self._follower.view.newest_version}"
+        )
+        self._passed.append(self._dead(record, "validation", detail))
+
+    def _wanted(self, trajectory: Trajectory, held: set[int]) -> set[int]:
+        """Versions to score it under; one with more versions than fit takes what is held."""
+        served: set[int] = set()
+        versions = {s.policy_version for s in trajectory.segments if s.author == "policy"}
+        if len(versions) <= self._config.versions_held:
+            served = self._served()
+        anchors = plan_anchors([trajectory], held, served).values()
+        return {a.policy_version for a in anchors if a.label != "behavior"}
+
+    def _served(self) -> set[int]:
+        view = self._follower.view
+        return {
+            version
+            for version in view.served
+            if version not in self._refused
+            and (published := view.get(version)) is not None
+            and self._channel.can_pull(published)
+        }
+
+    def _score(
+        self, window: list[Record[Trajectory]], anchors: Mapping[int, Anchor]
+    ) -> list[Scored]:
+        """In the compute thread. A window that fails is tried record by record."""
+        started_s = time.monotonic()
+        try:
+            scores: list[tuple[SegmentScore, ...] | EngineError] = list(
+                score_window(
+                    [record.event for record in window],
+                    anchors,
+                    self._loads,
+                    self._scorer,
+                    self._config.token_budget,
+                )
+            )
+        except EngineError as err:
+            if len(window) > 1:
+                return [scored for record in window for scored in self._score([record], anchors)]
+            scores = [err]
+        self._busy_s += time.monotonic() - started_s
+        return [
+            score if isinstance(score, EngineError) else self._scored(record, score)
+            for record, score in zip(window, scores, strict=True)
+        ]
+
+    def _scored(
+        self, record: Record[Trajectory], scores: tuple[SegmentScore, ...]
+    ) -> ScoredTrajectory:
+        return ScoredTrajectory(
+            trajectory=record.event,
+            scores=scores,
+            worker=self._context.worker,
+            instance=self._context.instance,
+            trajectory_partition=record.position.partition,
+            trajectory_offset=record.position.offset,
+            scored_at_ms=now_ms(),
+        )
+
+    def _collect(
+        self, window: list[Record[Trajectory]], future: Future[list[Scored]]
+    ) -> list[Finished]:
+        results = future.result()
+        tokens = sum(num_tokens(record.event) for record in window)
+        self._reporter.count(samples=len(window), tokens=tokens, windows=1, busy_s=self._busy_s)
+        self._busy_s = 0.0
+        return [
+            Finished(raw=record.raw, outputs=(self._output(record, result),))
+            for record, result in zip(window, results, strict=True)
+        ]
+
+    def _output(self, record: Record[Trajectory], result: Scored) -> Outgoing:
+        if isinstance(result, ScoredTrajectory):
+            return outgoing(SCORED, result)
+        return self._dead(record, "scoring", str(result)).outputs[0]
+
+    def _dead(self, record: Record[Trajectory], reason: str, detail: str) -> Finished:
+        letter = dead_letter(
+            self._context,
+            record.raw,
+            record.event,
+            reason=reason,
+            detail=detail,
+            permanent=False,
+        )
+        self._reporter.count(dead_letters=1)
+        return Finished(raw=record.raw, outputs=(outgoing(DEAD_LETTERS, letter),))
+
+
+def _newest_version(trajectory: Trajectory) -> int:
+    return max(s.policy_version for s in trajectory.segments if s.author == "policy")
+
+
+def make_worker(context: Context, bus: Bus, scorer: Scorer, channel: WeightChannel) -> StageLoop:
+    """The role, ready to run."""
+    return StageLoop(context, bus, LogprobStage(context, bus, scorer, channel), TRAJECTORIES.name)

@@ -1,0 +1,29 @@
+"""What compute roles import, imported once: the module that a fork server preloads.
+
+`multiprocessing.set_forkserver_preload(["workers.preload"])`: rollout, logprob and trainer start
+as forks of a process that has paid for these imports (about ten seconds of CPU). Importing starts
+no thread and computes nothing, so a fork of it is safe. `RLSTREAMS_PRELOAD_MODEL` names the model
+folder whose class is imported too; without it each role imports its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import safetensors.torch
+import torch
+import transformers.modeling_utils  # what every model's module imports
+
+import workers.engines.builtin
+import workers.engines.builtin_scorer
+import workers.tokenizer
+import workers.weights.file
+from workers.engines.model import model_class
+
+MODEL_VARIABLE = "RLSTREAMS_PRELOAD_MODEL"
+
+__all__ = ["MODEL_VARIABLE", "safetensors", "torch", "transformers", "workers"]
+
+if os.environ.get(MODEL_VARIABLE):
+    model_class(Path(os.environ[MODEL_VARIABLE]))

@@ -1,0 +1,278 @@
+"""The role `prompts`: turns rows into samples to roll out; the single pacer of a run.
+
+Consumes: the data set, `steps`, `control`.
+Produces: `prompts` (all samples of a group in one transaction, to one partition).
+Waits for: the trainer's claim, then for closed groups.
+Unblocked by: `TrainerStarted`, `StepCompleted` and `GroupsDropped`, all from the trainer; it
+commits drops without waiting for a step, so that the two never wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.events import NO_VERSION, Prompt
+from streams.bus import Bus
+from streams.codec import decoded, outgoing
+from streams.errors import AbortedError, BrokerError, ConfigError, DeadlineError
+from streams.record import Outgoing
+from streams.topics import PROMPTS, STEPS
+from workers.context import Context
+from workers.control import RUNNING, ControlFollower
+from workers.prompts.dataset import Dataset, Order
+from workers.prompts.issue import Issued, PlannedGroup, PromptEncoder, PromptWriter
+from workers.prompts.pacing import Ledger, evaluation_due
+from workers.reporter import Reporter
+
+POLL_S = 0.05
+MAX_POLL = 1000
+GROUPS_PER_COMMIT = 64
+MAX_ABORTS = 5  # in a row, before the process gives up and starts again
+
+
+class PromptsWorker:
+    """One `prompts` worker; implements `workers.runtime.Role`.
+
+    Args:
+        encoder: the tokenizer; None: the model folder's.
+        poll_s: longest wait of a turn.
+
+    Raises:
+        ConfigError: from the constructor: data set, model or topics that cannot be used.
+    """
+
+    def __init__(
+        self, context: Context, encoder: PromptEncoder | None = None, *, poll_s: float = POLL_S
+    ) -> None:
+        self._config = config = context.config
+        encoder = encoder or _tokenizer(config.model.path)
+        train = Dataset("data.train", config.data.train)
+        held_out = Dataset("data.held_out", config.data.held_out) if config.data.held_out else None
+        self._writer = PromptWriter(train, held_out, encoder, config.run.seed)
+        max_tokens = longest_sequence(config.model.path)
+        if max_tokens is not None:
+            self._writer.check_lengths(max_tokens - 1)
+        limit = config.prompts.evaluate_rows or len(held_out or ())
+        self._held_out_rows = range(min(limit, len(held_out or ())))
+        self._order = Order(config.run.seed, len(train))
+        self._ledger = Ledger(config.prompts.max_replacements)
+        self._issued = Issued()
+        self._reporter = Reporter(context)
+        self._poll_s = poll_s
+        self._draining = False
+        self._mended = False
+        self._aborts = 0
+        self._connect(context)
+
+    def _connect(self, context: Context) -> None:
+        bus = context.bus
+        self._num_partitions = bus.partitions(PROMPTS.name)
+        # The producer comes first: it fences a predecessor, whose records are final from here on.
+        self._producer = bus.producer(context.transactional_id)
+        read_issued(bus, self._issued, self._config.deadlines.commit_s)
+        self._torn = self._issued.settle(self._order)
+        self._steps = bus.reader(bus.beginnings(STEPS.name))
+        self._history = bus.ends(STEPS.name)  # nothing is issued before it is read up to here
+        self._control = ControlFollower(bus)
+
+    def turn(self) -> None:
+        """Fold what `steps` brought, issue what is due."""
+        for raw in self._steps.poll(MAX_POLL, self._poll_s):
+            self._ledger.apply(decoded(raw).event)
+        self._check_closed()
+        why_not = self._why_not_issue()
+        issued = why_not == "" and self._issue()
+        if issued:
+            self._reporter.state("working")
+        else:
+            self._reporter.state("waiting", why_not or "closed groups")
+        if report := self._reporter.due():
+            self._commit(report)
+
+    def drain(self) -> None:
+        """Issue nothing more; nothing is ever half issued."""
+        self._draining = True
+
+    @property
+    def done(self) -> bool:
+        """Drained, or the target is reached and the last version's evaluation is issued."""
+        # A resumed run may go beyond the target that the last claim knows.
+        beyond = self._config.trainer.steps > self._ledger.step_target
+        finished = self._ledger.target_reached and not beyond and self._history_read()
+        return self._draining or (finished and not self._evaluation_rows())
+
+    def close(self) -> None:
+        """Release connections."""
+        self._control.close()
+        self._steps.close()
+        self._producer.close()
+
+    def _history_read(self) -> bool:
+        now = self._steps.positions()
+        return all(now.get(partition, 0) >= end for partition, end in self._history.items())
+
+    def _why_not_issue(self) -> str:
+        if self._draining:
+            return "the end: draining"
+        if not self._history_read():
+            return "the history of steps"
+        if not self._ledger.started:
+            return "the trainer's claim"
+        state = self._control.poll().state
+        return "" if state == RUNNING else f"control, which says {state}"
+
+    def _check_closed(self) -> None:
+        if self._ledger.highest_closed > self._issued.highest:
+            raise ConfigError(
+                f"topic steps closed group {self._ledger.highest_closed}, but topic prompts ends "
+                f"with group {self._issued.highest}: its records are gone, or it was re-created; "
+                "start a new run id"
+            )
+
+    def _issue(self) -> bool:
+        """Issue what is due; whether anything was."""
+        self._mend()
+        evaluated = self._evaluate()
+        groups = self._planned()
+        version = self._ledger.newest_version
+        size = self._config.prompts.group_size
+        prompts = [p for group in groups for p in self._writer.group(group, size, version)]
+        if not self._commit([self._train_record(prompt) for prompt in prompts]):
+            return evaluated
+        self._issued.take(groups)
+        self._reporter.count(groups=len(groups), samples=len(prompts))
+        return evaluated or bool(groups)
+
+    def _mend(self) -> None:
+        """Write again what a torn transaction left out of groups that are still open."""
+        if not self._mended:
+            self._issued.forget(self._ledger.is_closed)
+            torn = [p for p in self._torn if not self._ledger.is_closed(int(p.group_id))]
+            self._mended = self._commit([self._train_record(prompt) for prompt in torn])
+
+    def _evaluate(self) -> bool:
+        version, rows = self._evaluation_version(), self._evaluation_rows()
+        prompts = [self._writer.evaluation(version, row) for row in rows]
+        records = [
+            outgoing(PROMPTS, prompt, partition=prompt.row % self._num_partitions)
+            for prompt in prompts
+        ]
+        if not rows or not self._commit(records):
+            return False
+        self._issued.evaluate(version, rows)
+        self._reporter.count(evaluation_samples=len(rows))
+        return True
+
+    def _evaluation_version(self) -> int:
+        """The version to evaluate now, or NO_VERSION."""
+        last, done = self._issued.evaluated_version, self._issued.evaluated_rows
+        whole = done.issuperset(self._held_out_rows)
+        every = self._config.prompts.evaluate_every
+        due = evaluation_due(self._ledger, every, last if whole else last - 1)
+        return NO_VERSION if due is None else due
+
+    def _evaluation_rows(self) -> Sequence[int]:
+        """Held-out rows that are to be issued for that version."""
+        version = self._evaluation_version()
+        if version == NO_VERSION:
+            return ()
+        same = version == self._issued.evaluated_version
+        done = self._issued.evaluated_rows if same else frozenset[int]()
+        return [row for row in self._held_out_rows if row not in done]
+
+    def _planned(self) -> Sequence[PlannedGroup]:
+        """The groups to issue now: replacements first, then the training order."""
+        room = self._ledger.room(
+            self._issued.num_groups,
+            self._config.max_open_groups,
+            self._config.trainer.groups_per_step,
+        )
+        numbers = self._issued.numbers(min(room, GROUPS_PER_COMMIT))
+        replaced, due = self._issued.replaced, self._ledger.to_replace
+        while due and due[0].replaces in replaced:
+            due.popleft()
+        groups = [
+            PlannedGroup(
+                number=number,
+                row=again.row,
+                dataset_epoch=again.dataset_epoch,
+                replaces=again.replaces,
+                replacement=again.replacement,
+            )
+            for number, again in zip(numbers, due, strict=False)
+            if again.replaces not in replaced
+        ]
+        for index, number in enumerate(numbers[len(groups) :]):
+            epoch, row = self._order.at(self._issued.position + index)
+            groups.append(PlannedGroup(number=number, row=row, dataset_epoch=epoch))
+        return groups
+
+    def _train_record(self, prompt: Prompt) -> Outgoing:
+        partition = int(prompt.group_id) % self._num_partitions
+        return outgoing(PROMPTS, prompt, partition=partition)
+
+    def _commit(self, records: Sequence[Outgoing]) -> bool:
+        """One transaction; whether it happened. The caller tries again in its next turn."""
+        if not records:
+            return True
+        try:
+            self._producer.commit(records)
+        except AbortedError as err:
+            self._aborts += 1
+            if self._aborts >= MAX_ABORTS:
+                raise BrokerError(
+                    f"{self._aborts} transactions in a row were aborted: {err}"
+                ) from err
+            return False
+        self._aborts = 0
+        return True
+
+
+def read_issued(bus: Bus, issued: Issued, deadline_s: float) -> None:
+    """Fold the whole topic `prompts` up to its last stable offset.
+
+    Raises:
+        DeadlineError: nothing came for `deadline_s`.
+    """
+    ends = bus.ends(PROMPTS.name)
+    until_s = time.monotonic() + deadline_s
+    with bus.reader(bus.beginnings(PROMPTS.name)) as reader:
+        while True:
+            positions = reader.positions()
+            left = {p: end for p, end in ends.items() if positions.get(p, 0) < end}
+            if not left:
+                return
+            if time.monotonic() > until_s:
+                partition, end = next(iter(left.items()))
+                raise DeadlineError(
+                    f"reading {partition} from the broker: at offset {positions.get(partition)} "
+                    f"of {end}, and nothing came for {deadline_s:g} s"
+                )
+            for raw in reader.poll(MAX_POLL, POLL_S):
+                issued.apply(raw)
+                until_s = time.monotonic() + deadline_s
+
+
+def _tokenizer(model_path: str) -> PromptEncoder:
+    from workers.tokenizer import Tokenizer
+
+    return Tokenizer.load(model_path)
+
+
+def longest_sequence(model_path: str) -> int | None:
+    """`max_position_embeddings` of the model folder; None if it does not say.
+
+    Raises:
+        ConfigError: no readable `config.json` there.
+    """
+    file = Path(model_path) / "config.json"
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise ConfigError(f"model.path: cannot read {file}: {err}") from err
+    text = fields.get("text_config") or {}
+    longest = fields.get("max_position_embeddings") or text.get("max_position_embeddings")
+    return int(longest) if longest else None

@@ -1,0 +1,109 @@
+"""The learning curve as a PNG: reward and held-out accuracy by step, kills marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from workers.live_input import KillMark
+from workers.report.page import ReportInput
+
+_INK, _MUTED, _GRID = "#24292f", "#8c959f", "#e4e7eb"
+_ACCURACY, _REWARD, _KILL = "#0969da", "#afb8c1", "#cf222e"
+_SIZE_INCHES = (8.0, 4.0)
+_DPI = 160
+
+
+def save_curve(given: ReportInput, path: Path) -> None:
+    """Write the curve to `path`; 1280 x 640 pixels, legible at half of that."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps, curve = given.views.run.steps, given.views.evaluation.curve
+    x_max = max([1, *(p.step for p in steps), *(p.policy_version for p in curve)])
+    axes.plot(
+        [p.step for p in steps],
+        [p.reward for p in steps],
+        color=_REWARD,
+        linewidth=1.6,
+        label="reward, training batch",
+    )
+    axes.plot(
+        [p.policy_version for p in curve],
+        [p.accuracy for p in curve],
+        color=_ACCURACY,
+        linewidth=2.4,
+        marker="o",
+        markersize=5,
+        label="accuracy, held-out problems",
+        clip_on=False,
+        zorder=3,
+    )
+    _marks(axes, given.kills)
+    _ends(axes, [(p.policy_version, p.accuracy) for p in curve])
+    _style(axes, x_max)
+    axes.set_title(_title(given), loc="left", fontsize=12, color=_INK, pad=12)
+    axes.legend(loc="lower right", frameon=False, fontsize=10, labelcolor=_INK)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _title(given: ReportInput) -> str:
+    curve = given.views.evaluation.curve
+    if len(curve) < 2:
+        return f"Run {given.run}"
+    num = len(given.kills)
+    killed = f", {num} process{'es' if num > 1 else ''} killed on the way" if num else ""
+    first, last = curve[0].accuracy, curve[-1].accuracy
+    return f"Held-out accuracy {first:.2f} to {last:.2f}{killed}"
+
+
+def _marks(axes, kills: Sequence[KillMark]) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    for kill in kills:
+        axes.axvline(kill.step, color=_KILL, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
+        axes.annotate(
+            f"kill -9 {kill.worker}",
+            (kill.step, 0.03),
+            xytext=(4, 0),
+            textcoords="offset points",
+            rotation=90,
+            va="bottom",
+            fontsize=9,
+            color=_KILL,
+        )
+
+
+def _ends(axes, points: Sequence[tuple[int, float]]) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """The first and the last value, written beside their dots."""
+    for (x, y), offset in zip(
+        [points[0], points[-1]] if len(points) > 1 else points, [(8, -14), (-4, 10)], strict=False
+    ):
+        axes.annotate(
+            f"{y:.2f}",
+            (x, y),
+            xytext=offset,
+            textcoords="offset points",
+            fontsize=11,
+            fontweight="bold",
+            color=_ACCURACY,
+            zorder=4,
+        )
+
+
+def _style(axes, x_max: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlim(0, x_max)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("optimizer step", fontsize=11, color=_INK)
+    axes.set_ylabel("share of problems solved", fontsize=11, color=_INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(colors=_MUTED, labelcolor=_INK, labelsize=10, length=0)
+    axes.grid(axis="y", color=_GRID, linewidth=0.9)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_MUTED)

@@ -1,0 +1,210 @@
+"""Role `rollout`: one sample in, one trajectory out, under the newest weights that it holds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from schemas.events import DeadLetter, Event, PolicyPublished, Prompt
+from streams.bus import Bus
+from streams.codec import outgoing
+from streams.record import Outgoing, Record
+from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
+from workers.context import Context
+from workers.dead_letters import dead_letter
+from workers.engines.base import Engine, EngineError, PromptTooLongError
+from workers.engines.thread import EngineThread
+from workers.policy import PolicyFollower
+from workers.pulls import PullLog
+from workers.reporter import Reporter
+from workers.rollout.reward import RewardError
+from workers.rollout.sampling import Rollout, Sampler
+from workers.rollout.trajectory import trajectory_of
+from workers.stage import Finished, StageLoop
+from workers.weights.channel import Pulled, WeightChannel, WeightError
+
+PULL_RETRY_S = 1.0
+HEALTH_DEADLINE_S = 10.0
+
+
+class RolloutStage:
+    """Generate and judge samples; pull weights as they are announced.
+
+    consumes:     prompts (Prompt, one sample each); policy-versions (PolicyPublished)
+    produces:     trajectories (Trajectory), dead-letters; policy-pulls (PullRequested,
+                  PolicyLoaded); worker-events
+    waits for:    a prompt; a version at or above the prompt's `min_policy_version`
+    unblocked by: prompts issuing; trainer publishing
+    """
+
+    def __init__(
+        self, context: Context, bus: Bus, engine: Engine, channel: WeightChannel, sampler: Sampler
+    ) -> None:
+        self._context = context
+        self._engine = engine
+        self._channel = channel
+        self._sampler = sampler
+        self._follower = PolicyFollower(bus)
+        self._loop = EngineThread()
+        self._reporter = Reporter(context)
+        self._pulls = PullLog(context, channel)
+        self._pulling: tuple[PolicyPublished, Future[Pulled]] | None = None
+        self._pull_after = 0.0
+        self._waiting: deque[Record[Prompt]] = deque()
+        self._ended: SimpleQueue[tuple[Record[Prompt], Future[Rollout]]] = SimpleQueue()
+        self._unnamed: list[tuple[Record[Prompt], Rollout]] = []
+        self._num_open = 0
+
+    def room(self) -> int:
+        """Keep the engine full, and one wave waiting so that it never runs dry."""
+        return max(0, 2 * self._engine.capacity - self._num_open)
+
+    def begin(self, record: Record[Event]) -> None:
+        """Queue a sample until the engine holds what it asks for."""
+        prompt = record.event
+        if not isinstance(prompt, Prompt):
+            raise ValueError(f"a {type(prompt).__name__} lies in topic {PROMPTS.name}")  # noqa: TRY004
+        self._num_open += 1
+        self._waiting.append(Record(event=prompt, raw=record.raw))
+
+    def finished(self) -> Sequence[Finished]:
+        """Samples that ended, as trajectories or dead letters."""
+        self._start_waiting()
+        finished: list[Finished] = []
+        unnamed, self._unnamed = self._unnamed, []
+        for record, rollout in unnamed:
+            self._conclude(record, rollout, finished)
+        while True:
+            try:
+                record, future = self._ended.get_nowait()
+            except Empty:
+                return finished
+            error = future.exception()
+            if error is not None:
+                finished.append(self._fail(record, error))
+            else:
+                self._conclude(record, future.result(), finished)
+
+    def announcements(self) -> Sequence[Outgoing]:
+        """Pulls and reports."""
+        self._follow()
+        self._reporter.policy_version = self._engine.policy_version
+        return [*self._pulls.take(), *self._reporter.due()]
+
+    @property
+    def num_open(self) -> int:
+        """Samples begun and not concluded."""
+        return self._num_open
+
+    def close(self) -> None:
+        """Give up open samples; they stay in flight."""
+        self._loop.wait(self._engine.close(), 10.0, f"closing engine {self._engine.name}")
+        self._loop.close()
+        self._sampler.verifier.close()
+        self._follower.close()
+
+    def _follow(self) -> None:
+        if self._pulling is not None:
+            self._finish_pull(*self._pulling)
+        newest = self._follower.poll().newest
+        if newest is None or self._pulling is not None or time.monotonic() < self._pull_after:
+            return
+        if newest.policy_version > self._engine.policy_version:
+            self._pulls.requested(newest)
+            self._pulling = (newest, self._loop.submit(self._engine.pull(newest, self._channel)))
+
+    def _finish_pull(self, published: PolicyPublished, future: Future[Pulled]) -> None:
+        if not future.done():
+            return
+        self._pulling = None
+        try:
+            pulled = future.result()
+        except WeightError as err:
+            # A newer version may be out by now, or the trainer restarts: ask again.
+            self._reporter.state("waiting", f"pull of {published.policy_version} failed: {err}")
+            self._reporter.count(failed_pulls=1)
+            self._pull_after = time.monotonic() + PULL_RETRY_S
+            return
+        self._pulls.loaded(published, pulled)
+        self._reporter.count(pulls=1, pull_s=pulled.seconds, pulled_bytes=pulled.num_bytes)
+
+    def _start_waiting(self) -> None:
+        held = self._engine.policy_version
+        for _ in range(len(self._waiting)):
+            record = self._waiting.popleft()
+            if held not in self._pulls.loads or record.event.min_policy_version > held:
+                self._waiting.append(record)
+                continue
+            future = self._loop.submit(self._sampler.roll_out(record.event))
+            future.add_done_callback(partial(self._on_end, record))
+        self._reporter.state(*self._state(held))
+
+    def _on_end(self, record: Record[Prompt], future: Future[Rollout]) -> None:
+        self._ended.put((record, future))
+
+    def _state(self, held: int) -> tuple[str, str]:
+        if self._num_open > len(self._waiting):
+            return "working", ""
+        if not self._waiting:
+            return "waiting", "for prompts"
+        wanted = min(record.event.min_policy_version for record in self._waiting)
+        return "waiting", f"for policy version {wanted}, holds {held}"
+
+    def _conclude(self, record: Record[Prompt], rollout: Rollout, finished: list[Finished]) -> None:
+        if any(s.policy_version not in self._pulls.loads for s in rollout.segments):
+            # Its PolicyLoaded is not told yet: no trajectory names a load that nobody can read of.
+            self._unnamed.append((record, rollout))
+            return
+        trajectory = trajectory_of(
+            record.event,
+            record.position,
+            rollout,
+            self._pulls.loads,
+            self._engine.name,
+            self._context,
+        )
+        self._num_open -= 1
+        self._reporter.count(
+            samples=1,
+            tokens=sum(len(s.token_ids) for s in rollout.segments),
+            sample_s=rollout.finished_s - rollout.started_s,
+        )
+        finished.append(Finished(raw=record.raw, outputs=(outgoing(TRAJECTORIES, trajectory),)))
+
+    def _engine_is_ready(self) -> bool:
+        what = f"health of engine {self._engine.name}"
+        return self._loop.wait(self._engine.health(), HEALTH_DEADLINE_S, what).ready
+
+    def _fail(self, record: Record[Prompt], error: BaseException) -> Finished:
+        reasons: list[tuple[type[BaseException], str]] = [
+            (PromptTooLongError, "prompt_too_long"),
+            (EngineError, "engine"),
+            (RewardError, "reward"),
+            (TimeoutError, "deadline"),
+        ]
+        reason = next((name for kind, name in reasons if isinstance(error, kind)), None)
+        if reason is None or (reason == "engine" and not self._engine_is_ready()):
+            raise error  # the process starts again; its samples stay in flight
+        self._num_open -= 1
+        self._reporter.count(dead_letters=1)
+        letter: DeadLetter = dead_letter(
+            self._context,
+            record.raw,
+            record.event,
+            reason=reason,
+            detail=str(error),
+            permanent=isinstance(error, PromptTooLongError),
+        )
+        return Finished(raw=record.raw, outputs=(outgoing(DEAD_LETTERS, letter),))
+
+
+def make_worker(
+    context: Context, bus: Bus, engine: Engine, channel: WeightChannel, sampler: Sampler
+) -> StageLoop:
+    """The role, ready to run."""
+    stage = RolloutStage(context, bus, engine, channel, sampler)
+    return StageLoop(context, bus, stage, PROMPTS.name)

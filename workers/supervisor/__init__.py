@@ -1,0 +1,1 @@
+"""`rlstreams up`: a broker and every role on this machine, started, watched, restarted, drained."""

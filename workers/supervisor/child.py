@@ -1,0 +1,186 @@
+"""One worker process, and the two ways to start it.
+
+Children are forked from a server that has imported the heavy libraries once (`forkserver`), or are
+plain Python processes where that does not exist. Either way a child lives in its own session, so
+Ctrl-C on the terminal is not for it; it writes to its own log; and it holds one end of a pipe,
+which closes when its supervisor is gone, however that ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.process
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Protocol
+
+PRELOAD = "workers.preload"
+TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """Which worker to start."""
+
+    role: str
+    ordinal: int
+    config: Path  # resolved configuration, JSON
+    log: Path
+    instance: str
+    takeover: bool = False
+
+    @property
+    def worker(self) -> str:
+        """`{role}-{ordinal}`."""
+        return f"{self.role}-{self.ordinal}"
+
+    def arguments(self, supervisor_fd: int) -> list[str]:
+        """The command line of `rlstreams worker`."""
+        words = [self.role, "--config", str(self.config), "--ordinal", str(self.ordinal)]
+        words += ["--instance", self.instance, "--supervisor-fd", str(supervisor_fd)]
+        return [*words, "--takeover"] if self.takeover else words
+
+
+class Process(Protocol):
+    """What is common to both ways."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+
+
+class Child:
+    """A started worker."""
+
+    def __init__(self, spec: ChildSpec, process: Process, pipe_fd: int) -> None:
+        self.spec = spec
+        self.started_s = time.monotonic()
+        self._process = process
+        self._pipe_fd = pipe_fd  # our end: the child drains when it closes
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status (negative: a signal), or None while it runs."""
+        status = self._process.poll()
+        if status is not None and self._pipe_fd >= 0:
+            os.close(self._pipe_fd)
+            self._pipe_fd = -1
+        return status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; a child that is gone needs none."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.poll() is None:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+class Spawner(Protocol):
+    """Starts workers."""
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        """Start one; returns at once."""
+
+
+class ForkSpawner:
+    """Forks from a server that has imported torch already. Make it early: it imports beside us."""
+
+    def __init__(self, context: ForkServerContext) -> None:
+        from multiprocessing import forkserver
+
+        self._context = context
+        context.set_forkserver_preload([PRELOAD])
+        forkserver.ensure_running()
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        """See `Spawner`."""
+        theirs, ours = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_forked, args=(spec, theirs), name=spec.worker, daemon=False
+        )
+        process.start()
+        theirs.close()
+        pipe_fd = os.dup(ours.fileno())
+        ours.close()
+        return Child(spec, _Forked(process), pipe_fd)
+
+
+class PlainSpawner:
+    """Starts `python -m workers worker ...`."""
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        """See `Spawner`."""
+        theirs_fd, ours_fd = os.pipe()
+        command = [sys.executable, "-m", "workers", "worker", *spec.arguments(theirs_fd)]
+        with spec.log.open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs_fd],
+                start_new_session=True,
+            )  # fmt: skip
+        os.close(theirs_fd)
+        return Child(spec, process, ours_fd)
+
+
+def make_spawner() -> Spawner:
+    """Forking where the platform can."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return PlainSpawner()
+    return ForkSpawner(multiprocessing.get_context("forkserver"))
+
+
+def log_tail(log: Path, num_lines: int = TAIL_LINES) -> Sequence[str]:
+    """The last lines of a worker's log; empty if it wrote nothing."""
+    if not log.is_file():
+        return ()
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+
+
+class _Forked:
+    """A multiprocessing process as a `Process`."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+
+def _forked(spec: ChildSpec, pipe: multiprocessing.connection.Connection) -> None:
+    """Runs in the child: make it look like a plain process, then be the worker."""
+    os.setsid()
+    log_fd = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    for fd, target_fd in ((null_fd, 0), (log_fd, 1), (log_fd, 2)):
+        os.dup2(fd, target_fd)
+    from workers.__main__ import main
+
+    sys.exit(main(["worker", *spec.arguments(pipe.fileno())]))

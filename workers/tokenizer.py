@@ -1,0 +1,159 @@
+"""Text to token ids and back, without torch or transformers: a folder's `tokenizer.json`.
+
+Tokens are made once, where prompts are issued; every later hop is token in, token out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class TokenizerError(ValueError):
+    """A folder without a usable tokenizer, or a prompt that it cannot take."""
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer as far as prompts and answers need it."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Load `tokenizer.json` and the special tokens of `tokenizer_config.json`.
+
+        Raises:
+            TokenizerError: a file is missing or not readable; names it.
+        """
+        from tokenizers import Tokenizer as Core
+
+        self._folder = Path(folder)
+        path = self._folder / "tokenizer.json"
+        try:
+            content = path.read_bytes()
+            self._core = Core.from_str(content.decode("utf-8"))
+        except Exception as err:  # the library raises bare Exception
+            raise TokenizerError(f"{path} cannot be loaded: {err}") from err
+        self.hash: str = hashlib.sha256(content).hexdigest()
+        """SHA-256 of `tokenizer.json`, hexadecimal."""
+        self._config = {
+            **_read_json(self._folder / "special_tokens_map.json"),
+            **_read_json(self._folder / "tokenizer_config.json"),
+        }
+        self.bos_id = self._special_id("bos_token")
+        """Begins a sequence; None: the model has none."""
+        self.eos_id = self._special_id("eos_token")
+        """Ends an answer; None: the model has none."""
+        self.pad_id = self._special_id("pad_token")
+        """Fills batches; None: the model has none."""
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Tokenizer:
+        """The tokenizer of a model folder; raises as the constructor does."""
+        return cls(folder)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._core.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`, with what the tokenizer itself adds around them."""
+        return list(self._core.encode(text).ids)
+
+    def encode_prompt(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
+        """The tokens of a prompt given as text or as chat messages; see the functions below."""
+        if isinstance(prompt, str):
+            return encode_prompt(self, prompt)
+        return encode_chat(self, prompt)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`."""
+        text: str = self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A dialogue as the text that the model was trained on, ready for its answer.
+
+        Raises:
+            TokenizerError: the folder has no chat template, or it refuses the messages.
+        """
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _refuse
+        try:
+            rendered: str = environment.from_string(self._template()).render(
+                messages=list(messages),
+                add_generation_prompt=True,
+                bos_token=_text_of(self._config.get("bos_token")) or "",
+                eos_token=_text_of(self._config.get("eos_token")) or "",
+            )
+        except jinja2.TemplateError as err:
+            raise TokenizerError(f"the chat template of {self._folder} fails: {err}") from err
+        return rendered
+
+    def _template(self) -> str:
+        path = self._folder / "chat_template.jinja"
+        if path.exists():
+            return path.read_text(encoding="utf-8")
+        template = self._config.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {t["name"]: t["template"] for t in template}.get("default")
+        if not isinstance(template, str):
+            raise TokenizerError(
+                f"{self._folder} has no chat template: give `prompt` as text, not as messages"
+            )
+        return template
+
+    def _special_id(self, name: str) -> int | None:
+        text = _text_of(self._config.get(name))
+        token_id: int | None = None if text is None else self._core.token_to_id(text)
+        return token_id
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a prompt given as text, begun by `bos` where the model has one.
+
+    Tokenizers differ in whether they add it by themselves; it is there once either way.
+    """
+    token_ids = tokenizer.encode(text)
+    if tokenizer.bos_id is None or token_ids[:1] == [tokenizer.bos_id]:
+        return token_ids
+    return [tokenizer.bos_id, *token_ids]
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """The tokens of a prompt given as messages.
+
+    The template writes the special tokens itself, so none is added, and of two `bos` one goes.
+    """
+    token_ids = tokenizer.encode(tokenizer.apply_chat_template(messages))
+    twice = tokenizer.bos_id is not None and token_ids[:2] == [tokenizer.bos_id] * 2
+    return token_ids[1:] if twice else token_ids
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise TokenizerError(f"{path} cannot be read: {err}") from err
+    return content
+
+
+def _text_of(token: object) -> str | None:
+    """A special token stands as text, or as an object with `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _refuse(message: str) -> None:
+    import jinja2
+
+    raise jinja2.TemplateError(message)

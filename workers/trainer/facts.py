@@ -1,0 +1,102 @@
+"""Hashes and versions that a claim carries, and whether a run may be resumed under new ones."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from schemas.events import TrainerStarted
+from streams.bus import Bus
+from streams.codec import now_ms
+from streams.errors import ConfigError
+from streams.topics import TOPICS
+from workers.config import RunConfig
+from workers.config_load import from_json, resolved_json
+from workers.context import Context
+from workers.trainer.ledger import Ledger
+
+_LIBRARIES = ("rlstreams", "torch", "transformers", "numpy", "confluent-kafka")
+_SAME = ("train", "tokenizer", "model")
+
+
+def make_claim(
+    context: Context, bus: Bus, ledger: Ledger, model_hash: str, versions: Mapping[str, str]
+) -> TrainerStarted:
+    """The claim on the epoch after the ledger's.
+
+    Raises:
+        ConfigError: the run was begun with another data set, seed, model or topic table.
+    """
+    config = context.config
+    names = [topic.name for topic in TOPICS]
+    event = TrainerStarted(
+        run=config.run.id,
+        epoch=ledger.epoch + 1,
+        instance=context.instance,
+        next_step=ledger.last_step + 1,
+        step_target=config.trainer.steps,
+        policy_version=ledger.policy_version,
+        weight_hash=ledger.weight_hash or model_hash,
+        cluster_id=bus.cluster_id(),
+        topic_ids=dict(bus.topic_ids(names)),
+        partitions={name: bus.partitions(name) for name in names},
+        config=resolved_json(config),
+        hashes=_hashes(config) | {"model": model_hash},
+        versions=_versions() | dict(versions),
+        started_at_ms=now_ms(),
+    )
+    if ledger.claim is not None:
+        check_same_run(ledger.claim, event)
+    return event
+
+
+def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
+    """Refuse what would make one ledger tell of two runs.
+
+    Raises:
+        ConfigError: names what differs, with both values.
+    """
+    pairs: list[tuple[str, object, object]] = [
+        (f"hash of the {key}", before.hashes.get(key), now.hashes.get(key)) for key in _SAME
+    ]
+    old, new = from_json(before.config), from_json(now.config)
+    pairs += [("run.seed", old.run.seed, new.run.seed)]
+    pairs += [("prompts.group_size", old.prompts.group_size, new.prompts.group_size)]
+    for topic in sorted(before.topic_ids):
+        pairs += [
+            (f"id of topic {topic}", before.topic_ids[topic], now.topic_ids.get(topic)),
+            (f"partitions of {topic}", before.partitions[topic], now.partitions.get(topic)),
+        ]
+    for name, was, is_ in pairs:
+        if was != is_:
+            raise ConfigError(
+                f"run {now.run!r} cannot be resumed: {name} was {was} and is {is_}; "
+                "give the new one another run.id"
+            )
+
+
+def _hashes(config: RunConfig) -> dict[str, str]:
+    files = {
+        "train": Path(config.data.train),
+        "held_out": Path(config.data.held_out),
+        "tokenizer": Path(config.model.path) / "tokenizer.json",
+    }
+    return {name: _sha256(path) for name, path in files.items() if path.is_file()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

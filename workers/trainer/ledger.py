@@ -1,0 +1,99 @@
+"""The fold of `steps`: who may train, what was trained, what is closed. Pure.
+
+`StepCompleted` alone is the authority. Two rules keep a zombie out whatever the broker did: an
+event of an epoch below the newest claim before it is void, and the first `StepCompleted(n)` wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.events import (
+    NO_VERSION,
+    ClosedGroups,
+    Event,
+    GroupsDropped,
+    PartitionPosition,
+    RedoDrifted,
+    StepCompleted,
+    TrainerHeartbeat,
+    TrainerStarted,
+)
+from streams.record import Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFact:
+    """A completed step: what it made, and where its event lies."""
+
+    step: int
+    epoch: int
+    policy_version: int
+    weight_hash: str
+    position: Position
+
+
+class Ledger:
+    """State after the events so far."""
+
+    def __init__(self) -> None:
+        self.claim: TrainerStarted | None = None
+        self.claims: dict[int, TrainerStarted] = {}  # by epoch: each names its configuration
+        self.heartbeat: TrainerHeartbeat | None = None
+        self.steps: dict[int, StepFact] = {}
+        self.closed = ClosedGroups(watermark=0)
+        self.positions: tuple[PartitionPosition, ...] = ()
+        self.policy_version = 0
+        self.weight_hash = ""
+        self.num_void = 0
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch; NO_VERSION before the first claim."""
+        return self.claim.epoch if self.claim else NO_VERSION
+
+    @property
+    def last_step(self) -> int:
+        """The newest completed step; 0 before the first."""
+        return max(self.steps, default=0)
+
+    def apply(self, event: Event, position: Position) -> bool:
+        """Fold one event in log order; False if it is void."""
+        if isinstance(event, TrainerStarted):
+            if event.epoch <= self.epoch:
+                return self._void()
+            if self.claim is None:
+                self.policy_version, self.weight_hash = event.policy_version, event.weight_hash
+            self.claim = self.claims[event.epoch] = event
+            self.heartbeat = None
+        elif isinstance(event, StepCompleted):
+            return self._step(event, position)
+        elif isinstance(event, GroupsDropped | TrainerHeartbeat | RedoDrifted):
+            if event.epoch != self.epoch:
+                return self._void()
+            if isinstance(event, GroupsDropped):
+                self.closed = event.closed
+            elif isinstance(event, TrainerHeartbeat):
+                self.heartbeat = event
+            else:
+                self.policy_version = event.policy_version
+                self.weight_hash = event.actual_hash
+        return True
+
+    def _step(self, event: StepCompleted, position: Position) -> bool:
+        if event.epoch != self.epoch or event.step != self.last_step + 1:
+            return self._void()
+        self.steps[event.step] = StepFact(
+            step=event.step,
+            epoch=event.epoch,
+            policy_version=event.policy_version,
+            weight_hash=event.weight_hash,
+            position=position,
+        )
+        self.closed, self.positions = event.closed, event.positions
+        self.policy_version, self.weight_hash = event.policy_version, event.weight_hash
+        return True
+
+    def _void(self) -> bool:
+        self.num_void += 1
+        return False

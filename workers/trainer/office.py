@@ -1,0 +1,190 @@
+"""What the trainer writes: steps, drops, heartbeats, versions; each in a transaction of its own.
+
+Everything is written through one producer under one epoch. An aborted commit is tried again as it
+is: nothing of it happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from schemas.events import (
+    ClosedGroups,
+    DeadLetter,
+    DroppedGroup,
+    GroupsDropped,
+    PartitionPosition,
+    PolicyPublished,
+    RedoDrifted,
+    SampleRef,
+    StepCompleted,
+    TrainerHeartbeat,
+)
+from streams.bus import Producer
+from streams.codec import now_ms, outgoing
+from streams.errors import AbortedError, BrokerError
+from streams.record import Outgoing
+from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
+from workers.context import Context
+from workers.reporter import Reporter
+from workers.trainer.admission import Plan
+from workers.trainer.training import Trained
+from workers.weights.channel import Manifest, WeightServer
+
+HEARTBEAT_S = 2.0
+MAX_ABORTS = 5
+
+
+class Office:
+    """The pen of one epoch."""
+
+    def __init__(
+        self, context: Context, producer: Producer, epoch: int, reporter: Reporter
+    ) -> None:
+        self._context = context
+        self._producer = producer
+        self._epoch = epoch
+        self._reporter = reporter
+        self._next_heartbeat = 0.0
+        self._told = ""
+
+    def heartbeat(self, state: str, next_step: int, detail: str = "") -> None:
+        """Say that the owner lives, every two seconds and at each change of state."""
+        records = self._reporter.due()
+        now = time.monotonic()
+        if now >= self._next_heartbeat or state != self._told:
+            self._next_heartbeat = now + HEARTBEAT_S
+            self._told = state
+            event = TrainerHeartbeat(
+                run=self._context.config.run.id,
+                epoch=self._epoch,
+                instance=self._context.instance,
+                state=state,
+                next_step=next_step,
+                detail=detail,
+                at_ms=now_ms(),
+            )
+            records.append(outgoing(STEPS, event))
+        self._commit(records)
+
+    def step_completed(
+        self,
+        step: int,
+        plan: Plan,
+        trained: Trained,
+        closed: ClosedGroups,
+        positions: Sequence[PartitionPosition],
+    ) -> StepCompleted:
+        """The step is done."""
+        finished_ms = now_ms()
+        event = StepCompleted(
+            run=self._context.config.run.id,
+            epoch=self._epoch,
+            instance=self._context.instance,
+            step=step,
+            policy_version=plan.policy_version + 1,
+            weight_hash=trained.weight_hash,
+            previous_hash=trained.previous_hash,
+            samples=_sample_refs(plan, trained),
+            micro_batches=trained.batch.borders,
+            batch_hash=trained.batch_hash,
+            closed=closed,
+            positions=tuple(positions),
+            loss=trained.loss,
+            masked=plan.masked,
+            absent=plan.absent,
+            metrics=trained.metrics,
+            staleness=trained.batch.staleness,
+            anchors=trained.batch.anchors,
+            started_at_ms=finished_ms - round(1000 * trained.seconds),
+            finished_at_ms=finished_ms,
+        )
+        self._commit([outgoing(STEPS, event)])
+        return event
+
+    def groups_dropped(
+        self,
+        groups: Sequence[DroppedGroup],
+        closed: ClosedGroups,
+        letters: Sequence[DeadLetter],
+    ) -> None:
+        """These groups are closed without a step; `letters` say what was wrong with their bytes."""
+        records = [outgoing(DEAD_LETTERS, letter) for letter in letters]
+        if groups:
+            event = GroupsDropped(
+                run=self._context.config.run.id,
+                epoch=self._epoch,
+                instance=self._context.instance,
+                groups=tuple(groups),
+                closed=closed,
+                dropped_at_ms=now_ms(),
+            )
+            records.append(outgoing(STEPS, event))
+        self._commit(records)
+
+    def drifted(self, step: int, policy_version: int, expected: str, actual: str) -> None:
+        """A redo gave other weights; they go on under a number of their own."""
+        event = RedoDrifted(
+            run=self._context.config.run.id,
+            epoch=self._epoch,
+            instance=self._context.instance,
+            step=step,
+            policy_version=policy_version,
+            expected_hash=expected,
+            actual_hash=actual,
+            at_ms=now_ms(),
+        )
+        self._commit([outgoing(STEPS, event)])
+
+    def published(self, step: int, manifest: Manifest, server: WeightServer) -> None:
+        """The version can be pulled."""
+        event = PolicyPublished(
+            model=self._context.config.run.id,
+            policy_version=manifest.policy_version,
+            weight_hash=manifest.weight_hash,
+            epoch=self._epoch,
+            instance=self._context.instance,
+            step=step,
+            num_bytes=manifest.num_bytes,
+            layout=manifest.layout,
+            endpoints=tuple(server.endpoints()),
+            versions_served=tuple(server.versions()),
+            published_at_ms=now_ms(),
+        )
+        self._commit([outgoing(POLICY_VERSIONS, event)])
+
+    def close(self) -> None:
+        """Release the producer."""
+        self._producer.close()
+
+    def _commit(self, records: Sequence[Outgoing]) -> None:
+        for attempt in range(MAX_ABORTS):
+            try:
+                self._producer.commit(records)
+            except AbortedError as err:
+                if attempt + 1 == MAX_ABORTS:
+                    raise BrokerError(
+                        f"{MAX_ABORTS} transactions in a row were aborted: {err}"
+                    ) from err
+            else:
+                return
+
+
+def _sample_refs(plan: Plan, trained: Trained) -> tuple[SampleRef, ...]:
+    rewards = [t.reward for mb in trained.batch.micro_batches for t in mb.trajectories]
+    return tuple(
+        SampleRef(
+            group_id=planned.seen.group_id,
+            sample=planned.seen.sample,
+            partition=planned.seen.position.partition,
+            offset=planned.seen.position.offset,
+            oldest_policy_version=planned.oldest_policy_version,
+            num_tokens=planned.seen.num_tokens,
+            reward=reward,
+            advantage=advantage,
+        )
+        for planned, reward, advantage in zip(
+            plan.samples, rewards, trained.advantages, strict=True
+        )
+    )

@@ -1,0 +1,171 @@
+"""One batch in, new weights out: forward, backward, clip, AdamW.
+
+The same weights, optimizer state, step number and batch give the same bits, under
+`configure_torch` on the same hardware: nothing here draws random numbers, reads a clock or depends
+on what ran before. Axes: `B` sequence, `T` token, `V` vocabulary, `N` tokens of the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from workers.config import LossSection, OptimizerSection
+from workers.engines.model import causal_mask, load_weights, weights_of
+from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
+from workers.trainer.packing import Batch, MicroBatch
+
+
+class NumericsError(Exception):
+    """A step gave NaN or infinity; names step and number. The weights are as before the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step tells the ledger."""
+
+    loss: float  # mean over the batch's loss tokens
+    metrics: dict[str, float]
+
+
+def lr_at(step: int, section: OptimizerSection) -> float:
+    """Learning rate of step `step` (the first is 1): linear warm-up, then constant."""
+    return section.lr * min(1.0, step / max(section.warmup_steps, 1))
+
+
+class Learner:
+    """A model that learns. Not thread-safe: one thread calls it at a time.
+
+    `model` is called with `input_ids` (B, T), `attention_mask` (B, 1, T, T) bool and
+    `position_ids` (B, T), and answers with `.logits` (B, T, V). It stays in eval mode: dropout
+    would make it another policy than the one that sampled.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerSection, loss: LossSection, *, step: int = 0
+    ) -> None:
+        self.step_number = step  # steps done
+        self._model = model.eval().requires_grad_(True)
+        self._optimizer = torch.optim.AdamW(self._model.parameters())
+        self.configure(optimizer, loss)
+
+    def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:
+        """Go on under this configuration from the next step; moments and step number stay."""
+        self._section = optimizer
+        self._loss = loss
+        for group in self._optimizer.param_groups:
+            group["betas"] = (optimizer.beta1, optimizer.beta2)
+            group["eps"] = optimizer.eps
+            group["weight_decay"] = optimizer.weight_decay
+
+    def step(self, batch: Batch) -> StepResult:
+        """Learn from one batch.
+
+        Raises:
+            NumericsError: loss or gradient is not finite; the step did not happen.
+        """
+        self._optimizer.zero_grad(set_to_none=True)
+        totals = LossTotals()
+        for micro_batch in batch.micro_batches:
+            if micro_batch.num_loss_tokens:
+                self._accumulate(micro_batch, totals)
+        parameters = list(self._model.parameters())
+        max_norm = self._section.max_grad_norm
+        grad_norm = float(nn.utils.clip_grad_norm_(parameters, max_norm))
+        loss = totals.loss / batch.num_loss_tokens
+        number = self.step_number + 1
+        for name, value in (("loss", loss), ("gradient norm", grad_norm)):
+            if not math.isfinite(value):
+                self._optimizer.zero_grad(set_to_none=True)
+                raise NumericsError(f"step {number}: {name} is {value}")
+        lr = self._update(number)
+        metrics = totals.means() | {
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "num_loss_tokens": float(batch.num_loss_tokens),
+        }
+        return StepResult(loss=loss, metrics=metrics)
+
+    def _update(self, number: int) -> float:
+        lr = lr_at(number, self._section)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.step_number = number
+        return lr
+
+    def _accumulate(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
+        """Add one micro-batch's share of the batch's gradient."""
+        mask_BT = micro_batch.loss_mask_BT
+        rows_N, _ = mask_BT.nonzero()
+        advantages_N = self._tensor(micro_batch.advantages_B[rows_N])
+        proximal_N = self._tensor(micro_batch.proximal_logprobs_BT[mask_BT])
+        behavior_N = self._tensor(micro_batch.behavior_logprobs_BT[mask_BT])
+        scores = self._score(micro_batch)
+        losses = clipped_losses(scores.logprobs_N, proximal_N, behavior_N, advantages_N, self._loss)
+        (losses.losses_N.sum() / micro_batch.num_batch_loss_tokens).backward()  # type: ignore[no-untyped-call]
+        is_true_anchor_N = self._tensor(micro_batch.is_true_anchor_BT[mask_BT])
+        totals.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N)
+
+    def _score(self, micro_batch: MicroBatch) -> TokenScores:
+        """Scores of the loss tokens, row by row: column t's logits predict column t + 1."""
+        real_BT = self._tensor(micro_batch.real_BT)
+        mask_BT = micro_batch.loss_mask_BT
+        logits_BTV = self._model(
+            input_ids=self._tensor(micro_batch.token_ids_BT),
+            attention_mask=causal_mask(real_BT),
+            position_ids=(real_BT.long().cumsum(1) - 1).clamp(min=0),
+            use_cache=False,
+        ).logits
+        return score_tokens(
+            logits_BTV[:, :-1][self._tensor(mask_BT[:, 1:])],
+            self._tensor(micro_batch.token_ids_BT[mask_BT]),
+            self._tensor(micro_batch.temperature_BT[mask_BT]),
+        )
+
+    def _tensor(self, array: npt.NDArray) -> Tensor:  # type: ignore[type-arg]
+        return torch.from_numpy(array).to(next(self._model.parameters()).device)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The model's own tensors by name, not copies: the next step changes them."""
+        return weights_of(self._model)
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """AdamW's state, flat: `{parameter}:{exp_avg | exp_avg_sq | step}`; empty before step 1.
+
+        Learning rate, betas and the like are configuration, not state: they are not in it.
+        """
+        states = self._optimizer.state
+        return {
+            f"{name}:{key}": tensor.detach()
+            for name, parameter in self._model.named_parameters()
+            for key, tensor in states.get(parameter, {}).items()
+        }
+
+    def load(
+        self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int
+    ) -> None:
+        """Go on from a checkpoint of step `step`.
+
+        Raises:
+            WeightError: the weights are not this model's.
+            ValueError: the optimizer state is not this model's.
+        """
+        names = [name for name, _ in self._model.named_parameters()]
+        states: list[dict[str, Tensor]] = [{} for _ in names]
+        for key, tensor in optimizer_tensors.items():
+            name, _, part = key.rpartition(":")
+            if name not in names:
+                raise ValueError(f"optimizer state names an unknown parameter: {key!r}")
+            states[names.index(name)][part] = tensor.clone()
+        load_weights(self._model, weights)
+        current = self._optimizer.state_dict()
+        state = {index: state for index, state in enumerate(states) if state}
+        self._optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
+        self.step_number = step

@@ -1,0 +1,131 @@
+"""The computing half of the trainer: one thread, no log. Takes samples, gives weights.
+
+A live step and its redo take the same path from payloads to weights; they differ only in who chose
+samples, masks and micro-batch borders: the planner, or the ledger.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from schemas.events import MaskedSegment
+from workers.config import TrainerSection
+from workers.engines.model import configure_torch, load_model, read_config, weights_of
+from workers.trainer.advantage import group_advantages
+from workers.trainer.checkpoint import CheckpointStore, Manifest
+from workers.trainer.optimizer import Learner
+from workers.trainer.packing import Batch, pack
+from workers.trainer.payloads import Payload, batch_hash
+from workers.weights.layout import weight_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What one step made."""
+
+    loss: float
+    metrics: dict[str, float]
+    weight_hash: str
+    previous_hash: str
+    batch_hash: str
+    batch: Batch
+    advantages: Sequence[float]
+    seconds: float
+
+
+class Training:
+    """Model and optimizer at a version."""
+
+    def __init__(self, folder: Path, section: TrainerSection, threads: int) -> None:
+        self.numerics = configure_torch(threads)
+        self.vocab_size = int(read_config(folder)["vocab_size"])
+        self._section = section
+        model = load_model(folder)
+        self.model_hash = self.weight_hash = weight_hash(weights_of(model))
+        self.learner = Learner(model, section.optimizer, section.loss)
+
+    def configure(self, section: TrainerSection) -> None:
+        """Go on under another configuration; a redo takes each step's own."""
+        self._section = section
+        self.learner.configure(section.optimizer, section.loss)
+
+    def train(
+        self,
+        payloads: Sequence[Payload],
+        masked: Sequence[MaskedSegment],
+        policy_version: int,
+        borders: Sequence[int] | None = None,
+    ) -> Trained:
+        """One optimizer step from `policy_version`.
+
+        Args:
+            payloads: in batch order.
+            borders: samples in each micro-batch, where the ledger has them.
+
+        Raises:
+            NumericsError: loss or gradient is not finite.
+        """
+        started_s = time.monotonic()
+        samples = [payload.scored for payload in payloads]
+        advantages = group_advantages(
+            [sample.trajectory.reward for sample in samples],
+            [sample.trajectory.group_id for sample in samples],
+            normalize_std=self._section.loss.normalize_std,
+        )
+        batch = pack(
+            samples,
+            advantages,
+            masked,
+            policy_version=policy_version,
+            token_budget=self._section.micro_batch_tokens,
+            borders=borders,
+        )
+        result = self.learner.step(batch)
+        before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
+        seconds = time.monotonic() - started_s
+        return Trained(
+            loss=result.loss,
+            metrics=result.metrics | _rewards(payloads) | {"train_s": seconds},
+            weight_hash=self.weight_hash,
+            previous_hash=before,
+            batch_hash=batch_hash(payloads),
+            batch=batch,
+            advantages=[float(a) for a in advantages],
+            seconds=seconds,
+        )
+
+    def save(self, store: CheckpointStore, manifest: Manifest, keep: int) -> None:
+        """Write a checkpoint of the present state; older ones go."""
+        store.save(manifest, self.learner.weights(), self.learner.optimizer_tensors())
+        store.prune(keep)
+
+    def restore(self, store: CheckpointStore, manifest: Manifest) -> None:
+        """Go back to a checkpoint."""
+        weights, optimizer = store.load(manifest)
+        self.learner.load(weights, optimizer, manifest.step)
+        self.weight_hash = weight_hash(self.learner.weights())
+
+
+def _rewards(payloads: Sequence[Payload]) -> dict[str, float]:
+    by_group: dict[str, list[float]] = {}
+    for payload in payloads:
+        trajectory = payload.scored.trajectory
+        by_group.setdefault(trajectory.group_id, []).append(trajectory.reward)
+    rewards = [reward for group in by_group.values() for reward in group]
+    lengths = [
+        sum(len(s.token_ids) for s in p.scored.trajectory.segments if s.author == "policy")
+        for p in payloads
+    ]
+    return {
+        "reward": float(np.mean(rewards)),
+        "reward_std": float(np.std(rewards)),
+        "equal_reward_groups": float(
+            np.mean([len(set(group)) == 1 for group in by_group.values()])
+        ),
+        "response_tokens": float(np.mean(lengths)),
+    }

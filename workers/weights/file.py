@@ -1,0 +1,199 @@
+"""Weights as files: the channel `file`, one safetensors file per version in a shared folder.
+
+The server writes beside, syncs and renames, so a file that has its name is whole. The number and
+the hash are in the name and in the file's header; kept versions can be read without a server, also
+by a worker that starts after the trainer has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.events import Endpoint, PolicyPublished, PullRequested
+from workers.weights.channel import Manifest, VersionGoneError, WeightError
+from workers.weights.layout import (
+    WeightHash,
+    dtype_name,
+    layout_of,
+    parse_layout,
+    size_bytes,
+    weight_hash,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+CHANNEL = "file"
+_HASH_DIGITS = 12  # in a file's name; the whole hash is in its header
+_PATTERN = "v*-*.safetensors"
+
+
+def file_name(policy_version: int, weight_hash: str) -> str:
+    """`v00000007-0123456789ab.safetensors`."""
+    return f"v{policy_version:08d}-{weight_hash[:_HASH_DIGITS]}.safetensors"
+
+
+def _files(folder: Path) -> dict[int, Path]:
+    """The versions in a folder, oldest first."""
+    return {int(path.name[1:].partition("-")[0]): path for path in sorted(folder.glob(_PATTERN))}
+
+
+def _described(folder: Path) -> str:
+    versions = list(_files(folder))
+    return f"{folder} holds {versions if versions else 'none'}"
+
+
+class FileWeightServer:
+    """The trainer's end: a folder of versions, of which the newest `keep` stay."""
+
+    def __init__(self, folder: Path | str, keep: int) -> None:
+        """Serve what is in `folder`; half-written files of a predecessor are removed.
+
+        Raises:
+            ValueError: `keep` is below 1.
+        """
+        if keep < 1:
+            raise ValueError(f"keep must be above 0, got {keep}")
+        self._folder = Path(folder).resolve()
+        self._keep = keep
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for torn in self._folder.glob("*.tmp"):
+            torn.unlink(missing_ok=True)
+
+    def publish(self, policy_version: int, weights: Mapping[str, torch.Tensor]) -> Manifest:
+        """Write the version; see `WeightServer.publish`. Older ones beyond `keep` go."""
+        manifest = Manifest(
+            policy_version=policy_version,
+            weight_hash=weight_hash(weights),
+            num_bytes=size_bytes(weights),
+            layout=layout_of(weights),
+        )
+        existing = _files(self._folder).get(policy_version)
+        target = self._folder / file_name(policy_version, manifest.weight_hash)
+        if existing is None:
+            _write(target, weights, manifest)
+        elif existing != target:
+            raise WeightError(
+                f"policy version {policy_version} was published as {existing.name}; "
+                f"it cannot become {target.name}"
+            )
+        self.retire(self._keep)
+        return manifest
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The folder's absolute path."""
+        return (Endpoint(channel=CHANNEL, address=str(self._folder)),)
+
+    def serve(self, request: PullRequested) -> None:
+        """Nothing to do: workers read the files."""
+
+    def versions(self) -> Sequence[int]:
+        """Versions that can be pulled, oldest first."""
+        return list(_files(self._folder))
+
+    def retire(self, keep: int) -> None:
+        """Remove all but the newest `keep` versions. A reader that has one open keeps it."""
+        for path in list(_files(self._folder).values())[: -keep or None]:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Nothing to release: the files stay."""
+
+
+def _write(target: Path, weights: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
+    from safetensors.torch import save_file
+
+    temporary = target.with_suffix(f".{os.getpid()}.tmp")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    metadata = {
+        "policy_version": str(manifest.policy_version),
+        "weight_hash": manifest.weight_hash,
+    }
+    save_file(tensors, temporary, metadata)
+    _sync(temporary)
+    temporary.rename(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FileWeightChannel:
+    """A worker's end: reads what the endpoint's folder holds."""
+
+    @property
+    def name(self) -> str:
+        """`file`."""
+        return CHANNEL
+
+    def can_pull(self, published: PolicyPublished) -> bool:
+        """Whether the version's file is there."""
+        return any(path.exists() for path in self._paths(published))
+
+    def address(self) -> str:
+        """A file has no receiver."""
+        return ""
+
+    def pull(
+        self, published: PolicyPublished, deadline_s: float
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors in name order, mapped from the file; see `WeightChannel.pull`."""
+        from safetensors import SafetensorError, safe_open
+
+        until_s = time.monotonic() + deadline_s
+        path = self._find(published)
+        digest = WeightHash()
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name, (dtype, shape) in parse_layout(published.layout).items():
+                    tensor = file.get_tensor(name)
+                    if (dtype_name(tensor), tuple(tensor.shape)) != (dtype, shape):
+                        raise WeightError(
+                            f"{path}: {name} should be {dtype} {list(shape)}, "
+                            f"is {dtype_name(tensor)} {list(tensor.shape)}"
+                        )
+                    digest.add(name, tensor)
+                    yield name, tensor
+                    if time.monotonic() > until_s:
+                        raise WeightError(f"{path}: not read within {deadline_s:g} s")
+        except FileNotFoundError as err:
+            raise self._gone(published) from err
+        except (SafetensorError, OSError) as err:
+            raise WeightError(f"{path} cannot be read: {err}") from err
+        if digest.hexdigest() != published.weight_hash:
+            raise WeightError(
+                f"{path}: policy version {published.policy_version} was published with hash "
+                f"{published.weight_hash}, the file's content has {digest.hexdigest()}"
+            )
+
+    def _paths(self, published: PolicyPublished) -> list[Path]:
+        name = file_name(published.policy_version, published.weight_hash)
+        return [Path(e.address) / name for e in published.endpoints if e.channel == CHANNEL]
+
+    def _find(self, published: PolicyPublished) -> Path:
+        for path in self._paths(published):
+            if path.exists():
+                return path
+        raise self._gone(published)
+
+    def _gone(self, published: PolicyPublished) -> WeightError:
+        folders = [path.parent for path in self._paths(published)]
+        if not folders:
+            offered = sorted({endpoint.channel for endpoint in published.endpoints})
+            return WeightError(
+                f"policy version {published.policy_version} has no endpoint of channel "
+                f"{CHANNEL!r}, only of {offered}"
+            )
+        return VersionGoneError(
+            f"policy version {published.policy_version} is no longer served: "
+            + "; ".join(map(_described, folders))
+        )

@@ -1,0 +1,117 @@
+"""What a version is made of: names, dtypes, shapes, and the one definition of its hash.
+
+Tensors travel and are hashed in name order. Trainer, servers and receivers all use these
+functions, so a hash computed anywhere means the same content everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from workers.weights.channel import WeightError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+_SHOWN = 3  # differences named in a message
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """`float32`, not `torch.float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def layout_of(weights: Mapping[str, torch.Tensor]) -> str:
+    """JSON `[[name, dtype, shape], ...]` in name order, which is the sending order."""
+    rows = [[name, dtype_name(t), list(t.shape)] for name, t in sorted(weights.items())]
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def parse_layout(layout: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """name -> (dtype, shape), in sending order.
+
+    Raises:
+        WeightError: not a layout, a name twice, or not in name order.
+    """
+    try:
+        rows = json.loads(layout)
+        parsed = {str(name): (str(dtype), tuple(map(int, shape))) for name, dtype, shape in rows}
+    except (ValueError, TypeError) as err:
+        raise WeightError(f"layout is not [[name, dtype, shape], ...]: {err}") from err
+    if len(parsed) != len(rows) or list(parsed) != sorted(parsed):
+        raise WeightError("layout must name each tensor once and in name order")
+    return parsed
+
+
+def layout_difference(*, expected: str, found: str) -> str:
+    """What differs, in words; empty if nothing does."""
+    if expected == found:
+        return ""
+    ours, theirs = parse_layout(expected), parse_layout(found)
+    lines = [f"{name} is missing" for name in ours if name not in theirs]
+    lines += [f"{name} is unexpected" for name in theirs if name not in ours]
+    lines += [
+        f"{name} should be {ours[name][0]} {list(ours[name][1])}, "
+        f"is {theirs[name][0]} {list(theirs[name][1])}"
+        for name in ours
+        if name in theirs and ours[name] != theirs[name]
+    ]
+    more = f" and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more
+
+
+def tensor_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The tensor's row-major little-endian bytes; a view where it is contiguous on the CPU."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    view: npt.NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    return view
+
+
+class WeightHash:
+    """SHA-256 over, for each tensor in name order, a line `["name","dtype",[shape]]` and bytes."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._last = ""
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """One more tensor.
+
+        Raises:
+            WeightError: out of name order.
+        """
+        if self._last and name <= self._last:
+            raise WeightError(f"tensor {name!r} came after {self._last!r}: not in name order")
+        self._last = name
+        row = [name, dtype_name(tensor), list(tensor.shape)]
+        self._digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        self._digest.update(tensor_bytes(tensor).data)
+
+    def hexdigest(self) -> str:
+        """The hash of what was added."""
+        return self._digest.hexdigest()
+
+
+def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
+    """The hash of a version: of names, dtypes, shapes and bytes. 64 hexadecimal digits."""
+    return hash_of(sorted(weights.items()))
+
+
+def hash_of(ordered: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """The same for pairs that are in name order already."""
+    digest = WeightHash()
+    for name, tensor in ordered:
+        digest.add(name, tensor)
+    return digest.hexdigest()
+
+
+def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
