@@ -25,12 +25,12 @@ Decoder = Callable[[Buffer, memoryview, int], tuple[Any, int]]
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
 
-# Fields that mostly repeat from record to record. Only speed hangs on this list.
+# Fields with few values in a run, whatever its size: no lengths, no names of workers. Only speed
+# hangs on this list.
 STEADY = frozenset(
     {
-        *("attempt", "group_size", "purpose", "engine", "worker", "instance", "prompt_partition"),
-        *("author", "dtype", "shape", "codec", "policy_version", "weight_hash", "load_id"),
-        *("temperature", "top_p", "top_k", "finish_reason", "anchor"),
+        *("attempt", "group_size", "purpose", "author", "anchor", "dtype"),
+        *("policy_version", "weight_hash", "temperature", "top_p", "top_k", "finish_reason"),
     }
 )
 _RUN_KEY = 8  # bytes by which earlier runs are found
@@ -62,6 +62,22 @@ class _Texts(dict[bytes, str]):
 _Runs = dict[bytes, tuple[tuple[Any, ...], ...]]  # key -> (bytes, their number, *values), ...
 
 
+def read_longs(buf: Buffer, i: int) -> tuple[tuple[int, ...], int]:
+    """An array of longs at `i`, most often a shape of one axis, and where it ends."""
+    if buf[i] == 2:  # one item, as a shape of one axis has
+        n, end = read_long(buf, i + 1)
+        if buf[end] == 0:
+            return (n,), end + 1
+    longs: list[int] = []
+    count, i = read_count(buf, i)
+    while count:
+        for _ in range(count):
+            n, i = read_long(buf, i)
+            longs.append(n)
+        count, i = read_count(buf, i)
+    return tuple(longs), i
+
+
 def keep(runs: _Runs, b: bytes, start: int, end: int, values: tuple[object, ...]) -> None:
     """Remember what `b[start:end]` says, unless the record was cut within it."""
     if end > len(b) or end - start > _RUN_BYTES:
@@ -80,6 +96,7 @@ _SCOPE: dict[str, object] = {
     "keep": keep,
     "read_long": read_long,
     "read_length": read_length,
+    "read_longs": read_longs,
     "read_count": read_count,
     "refuse": refuse,
 }
@@ -145,7 +162,7 @@ class _Reader:
             self.field(inner, target, depth + 1)
             self.flush(depth + 1)
             self.source.add(depth, "else:", "    refuse('union branch', n, i - 1)")
-        elif shape in ("array", "map") and not steady:
+        elif shape == "map" or (shape == "array" and inner is not int):
             self.flush(depth)
             self._block(shape, inner, target, depth)
         else:
@@ -185,10 +202,7 @@ class _Reader:
             self.source.add(depth, f"{targets}= {unpack}(b, i)", f"i += {8 * len(leaves)}")
             return
         for leaf in leaves:
-            if leaf.shape in ("array", "map"):
-                self._block(leaf.shape, leaf.inner, leaf.target, depth)
-            else:
-                self.source.add(depth, *self._scalar(leaf.shape, leaf.inner, leaf.target))
+            self.source.add(depth, *self._scalar(leaf.shape, leaf.inner, leaf.target))
 
     def _scalar(self, shape: str, inner: Any, target: str) -> list[str]:  # noqa: ANN401
         if shape == "long":
@@ -199,6 +213,8 @@ class _Reader:
                 "else:",
                 "    i += 1",
             ]
+        if shape == "array":
+            return [f"{target}, i = read_longs(b, i)"]
         if shape == "boolean":
             return [
                 f"{target} = b[i] == 1 or (b[i] != 0 and refuse('boolean', b[i], i))",

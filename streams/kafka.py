@@ -37,7 +37,9 @@ ANSWER_S = 30.0  # a question to the broker, retries included
 _SETTLE_S = 5.0  # beyond the transaction timeout: the broker's own clean-up interval
 _LOG = logging.getLogger(__name__)
 
+_MAX_POLL = "max.poll.interval.ms"
 _CONSUMER = {
+    _MAX_POLL: "300000",
     "enable.auto.commit": "false",
     "isolation.level": "read_committed",
     "auto.offset.reset": "error",
@@ -140,9 +142,12 @@ class KafkaBus:
         for topic in topics:
             self.partitions(topic)
         settings = {"group.id": self._name(group), "group.protocol": "consumer"}
-        stable_s = self._transaction_timeout_s + _SETTLE_S
+        names = [self._name(topic) for topic in topics]
         return KafkaGroupConsumer(
-            self._feed(settings), [self._name(topic) for topic in topics], stable_s
+            self._feed(settings),
+            names,
+            stable_s=self._transaction_timeout_s + _SETTLE_S,
+            max_poll_s=float(self._options.get(_MAX_POLL, _CONSUMER[_MAX_POLL])) / 1000,
         )
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException
 
 from streams.bus import Polled
-from streams.errors import StreamsError
+from streams.errors import AbortedError, StreamsError
 from streams.kafka_errors import broker_error, error_of, until
 from streams.kafka_feed import ASK_S, Feed
 from streams.parts import Message
@@ -29,12 +29,17 @@ class KafkaGroupConsumer:
         feed: messages of a consumer that is not subscribed yet.
         topics: as the client names them.
         stable_s: how long a predecessor's transaction may hold up the committed offsets.
+        max_poll_s: after it without a poll the client leaves the group.
     """
 
-    def __init__(self, feed: Feed, topics: Sequence[str], stable_s: float) -> None:
+    def __init__(
+        self, feed: Feed, topics: Sequence[str], *, stable_s: float, max_poll_s: float
+    ) -> None:
         self._feed = feed
         self._client = feed.consumer
         self._stable_s = stable_s
+        self._max_poll_s = max_poll_s
+        self._polled_at_s = time.monotonic()
         self._starts: dict[Partition, int] = {}  # of the partitions that are ours
         self._paused: frozenset[Partition] = frozenset()
         self._held: deque[Message] = deque()
@@ -62,7 +67,8 @@ class KafkaGroupConsumer:
             TopicMismatchError: a topic is gone.
             BrokerError: the broker refused, or has been unreachable for too long.
         """
-        deadline = time.monotonic() + timeout_s
+        self._polled_at_s = time.monotonic()
+        deadline = self._polled_at_s + timeout_s
         self._begin_poll()
         if max_records > 0:
             self._take(max_records, deadline)
@@ -140,17 +146,32 @@ class KafkaGroupConsumer:
         self._pause((partitions - before) & self._starts.keys())
         self._resume((before - partitions) & self._starts.keys())
 
-    def _pause(self, partitions: frozenset[Partition] | set[Partition]) -> None:
+    def _pause(self, partitions: Set[Partition]) -> None:
         if partitions:
             self._client.pause([self._feed.theirs(partition) for partition in partitions])
 
-    def _resume(self, partitions: frozenset[Partition] | set[Partition]) -> None:
+    def _resume(self, partitions: Set[Partition]) -> None:
         if partitions:
             self._client.resume([self._feed.theirs(partition) for partition in partitions])
 
-    def owns(self, partition: Partition) -> bool:
-        """Whether it is ours as of the last poll."""
-        return partition in self._starts
+    def check_owns(self, partitions: Set[Partition]) -> None:
+        """Whether these are ours as of the last poll, and that was not too long ago.
+
+        The broker checks member and epoch, never who owns a partition; and from a client that left
+        for want of polls it takes positions as if from an administrator, if the group is empty.
+
+        Raises:
+            AbortedError: they are not, or we may have left.
+        """
+        foreign = sorted(str(partition) for partition in partitions - self._starts.keys())
+        if foreign:
+            raise AbortedError(f"positions of partitions that are not ours: {', '.join(foreign)}")
+        silent_s = time.monotonic() - self._polled_at_s
+        if silent_s >= self._max_poll_s:
+            raise AbortedError(
+                f"positions of a member that has not polled for {silent_s:.1f} s; "
+                f"after {self._max_poll_s:g} s it leaves its group"
+            )
 
     def group_metadata(self) -> Any:  # noqa: ANN401
         """Member and epoch, for a transaction that has just begun."""
@@ -159,6 +180,8 @@ class KafkaGroupConsumer:
     # An exception inside a callback would reach us as a SystemError without its cause.
 
     def _on_assign(self, _client: object, tps: list[Any]) -> None:
+        if self._closed:
+            return  # a question to the broker would not be answered any more
         try:
             self._start(tps)
         except Exception as err:  # noqa: BLE001  (raised after the poll)

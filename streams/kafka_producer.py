@@ -11,7 +11,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from streams.bus import GroupConsumer
-from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
+from streams.errors import FencedError, OutcomeUnknownError, StreamsError
 from streams.kafka_consumer import KafkaGroupConsumer
 from streams.kafka_errors import aborted_transaction, error_of, lost_transaction
 from streams.parts import num_parts, part_headers, split
@@ -43,6 +43,7 @@ class KafkaProducer:
         self._prefix = f"{run}."
         self._id = transactional_id
         self._commit_s = commit_s
+        self._delivery_error: Any = None  # the first of this transaction
         self._ended: StreamsError | None = None
         self._closed = False
 
@@ -82,13 +83,14 @@ class KafkaProducer:
         member: KafkaGroupConsumer | None,
     ) -> Sequence[Position]:
         deadline = time.monotonic() + self._commit_s
+        self._delivery_error = None
         self._client.begin_transaction()
         # Taken once, before anything else: a poll in between could renew it for partitions
         # that another member owns by then.
         metadata = member.group_metadata() if member is not None else None
         positions: list[Position | None] = [None] * len(records)
         for index, record in enumerate(records):
-            self._produce(record, _into(positions, index, record.topic), deadline)
+            self._produce(record, self._into(positions, index, record.topic), deadline)
         if metadata is not None:
             offsets = [
                 TopicPartition(self._prefix + p.topic, p.number, at.offset, at.metadata)
@@ -103,6 +105,19 @@ class KafkaProducer:
         written = [position for position in positions if position is not None]
         assert len(written) == len(records), "a committed record has no position"
         return written
+
+    def _into(
+        self, positions: list[Position | None], index: int, topic: str
+    ) -> Callable[[Any, Any], None]:
+        """A delivery callback that notes the offset, or why there is none."""
+
+        def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
+            if error is None:
+                positions[index] = Position(topic, message.partition(), message.offset())
+            else:
+                self._delivery_error = self._delivery_error or error
+
+        return delivered
 
     def _produce(
         self, record: Outgoing, delivered: Callable[[Any, Any], None], deadline: float
@@ -157,11 +172,12 @@ class KafkaProducer:
 
     def _failed(self, error: Any) -> StreamsError:  # noqa: ANN401
         """Abort if that is possible, and say how the transaction ended."""
+        cause = self._delivery_error or error  # before the abort purges what is left
         if error.txn_requires_abort() or error.code() == KafkaError._FATAL:
             # After a fatal error the abort fails too, with the reason that the first one lacks.
             reason = self._abort()
             if reason is None:
-                return aborted_transaction(error, self._id)
+                return aborted_transaction(cause, self._id)
             error = reason
         self._ended = lost_transaction(error, self._id)
         return self._ended
@@ -180,9 +196,14 @@ class KafkaProducer:
 
     def close(self) -> None:
         """Release the connections; idempotent. An unsettled transaction is left to the broker."""
-        if not self._closed:
-            self._closed = True
-            self._client.close()
+        if self._closed:
+            return
+        self._closed = True
+        # The client's close() tries to abort, which a producer that has ended cannot do: it is
+        # only let go of, and its connections end with it.
+        client, self._client = self._client, None
+        if self._ended is None:
+            client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -199,25 +220,10 @@ class KafkaProducer:
 def _member(
     consumed: Mapping[Partition, Committed], consumer: GroupConsumer | None
 ) -> KafkaGroupConsumer | None:
-    """The member whose positions these are.
-
-    The broker checks member and epoch, never who owns a partition: so we do.
-    """
+    """The member whose positions these are; it checks that they still are."""
     if not consumed:
         return None
     if not isinstance(consumer, KafkaGroupConsumer):
         raise TypeError(f"positions need the KafkaGroupConsumer they belong to, got {consumer!r}")
-    foreign = sorted(str(partition) for partition in consumed if not consumer.owns(partition))
-    if foreign:
-        raise AbortedError(f"positions of partitions that are not ours: {', '.join(foreign)}")
+    consumer.check_owns(consumed.keys())
     return consumer
-
-
-def _into(positions: list[Position | None], index: int, topic: str) -> Callable[[Any, Any], None]:
-    """A delivery callback that notes the offset; failures come out of the commit."""
-
-    def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
-        if error is None:
-            positions[index] = Position(topic, message.partition(), message.offset())
-
-    return delivered

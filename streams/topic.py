@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from schemas.events import Event
@@ -28,4 +28,3 @@ class Topic:
     read_by: tuple[str, ...]
     retention: Retention
     single_partition: bool = True
-    settings: dict[str, str] = field(default_factory=dict)

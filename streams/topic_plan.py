@@ -40,7 +40,7 @@ class TopicPlan:
         """Topic configuration of Apache Kafka; what is not here keeps the broker's default."""
         # Two of three: an acknowledged record outlives the loss of any one broker.
         durable = {"min.insync.replicas": "2"} if self.replication >= 3 else {}
-        return {**self._retention(topic.retention), **durable, **topic.settings}
+        return {**self._retention(topic.retention), **durable}
 
     def _retention(self, retention: Retention) -> dict[str, str]:
         match retention:

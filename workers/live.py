@@ -16,8 +16,9 @@ from rich.live import Live
 from rich.panel import Panel
 
 from streams.views import StepPoint
-from workers.live_input import KillMark, LiveInput, ProcessInfo, TopicLag
-from workers.live_panels import clock, footer, header, learning, problem, queues, workers
+from workers.live_input import LiveInput, ProcessInfo, TopicLag
+from workers.live_panels import footer, header, learning, problem, queues, workers
+from workers.viewing import KillMark, clock
 
 _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2

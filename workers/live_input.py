@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from streams.views import ViewState
+from workers.viewing import KillMark, spell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +29,6 @@ class TopicLag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KillMark:
-    """A process was killed while this step was being made."""
-
-    step: int
-    worker: str
-
-
-def spell(token_ids: Sequence[int]) -> str:
-    """Tokens as numbers, where there is no tokenizer."""
-    return " ".join(str(token) for token in token_ids)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveInput:
     """All that is shown."""
 
@@ -59,3 +47,6 @@ class LiveInput:
     def target(self) -> int:
         """Steps to do; 0 while nobody knows."""
         return self.views.run.step_target or self.step_target
+
+
+__all__ = ["KillMark", "LiveInput", "ProcessInfo", "TopicLag"]

@@ -13,6 +13,7 @@ from schemas.events import NO_VERSION
 from streams.views import Answer, EvaluationPoint, StepPoint, WorkerView
 from workers.live_curve import Line, chart
 from workers.live_input import LiveInput, ProcessInfo
+from workers.viewing import clock, spelled, step_seconds
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
@@ -30,13 +31,6 @@ _STATE_STYLES = {
     "down": "bold red",
 }
 _ROLE_ORDER = ("prompts", "rollout", "logprob", "trainer")
-
-
-def clock(seconds: float) -> str:
-    """`0:42`, `12:07`, `1:02:03`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def header(given: LiveInput) -> RenderableType:
@@ -123,21 +117,10 @@ def _answer(when: str, answer: Answer, given: LiveInput) -> Text:
     verdict = ("right", "bold green") if answer.is_right else ("wrong", "bold red")
     text = Text.assemble((f"{when}, version {answer.policy_version}: ", "bright_black"), verdict)
     text.append("\n  ")
-    for version, words in spelled_runs(answer, given):
+    for version, words in spelled(answer, given.decode):
         style = VERSION_STYLES[version % len(VERSION_STYLES)] if version >= 0 else "bright_black"
         text.append(words, style)
     return text
-
-
-def spelled_runs(answer: Answer, given: LiveInput) -> Iterator[tuple[int, str]]:
-    """(policy version, text) of each run; decoded together, so that pieces join as they should."""
-    ids: tuple[int, ...] = ()
-    done = ""
-    for run in answer.runs:
-        ids += run.token_ids
-        whole = given.decode(ids)
-        yield run.policy_version, whole[len(done) :]
-        done = whole
 
 
 def workers(given: LiveInput) -> RenderableType:
@@ -186,16 +169,6 @@ def _rate(worker: WorkerView | None, given: LiveInput) -> str:
         if counter in worker.rates:
             return f"{worker.rates[counter]:,.0f} {unit}"
     return "-"
-
-
-def step_seconds(steps: Sequence[StepPoint], num: int = 10) -> float:
-    """Seconds from step to step, mean of the last `num`; 0 before the first."""
-    if not steps:
-        return 0.0
-    newest = steps[-num - 1 :]
-    if len(newest) == 1:
-        return (newest[0].finished_at_ms - newest[0].started_at_ms) / 1000
-    return (newest[-1].finished_at_ms - newest[0].finished_at_ms) / 1000 / (len(newest) - 1)
 
 
 def queues(given: LiveInput, height: int) -> RenderableType:

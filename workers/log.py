@@ -64,6 +64,10 @@ def get(role: str, worker: str, instance: str) -> Log:
     return Log({"role": role, "worker": worker, "instance": instance})
 
 
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Ours, whatever else listens."""
+
+
 def _line(level: str, event: str, fields: Mapping[str, object]) -> str:
     if sys.stderr.isatty():
         shown = " ".join(f"{k}={v}" for k, v in fields.items() if k not in ("role", "instance"))
@@ -74,11 +78,11 @@ def _line(level: str, event: str, fields: Mapping[str, object]) -> str:
 
 def _logger() -> logging.Logger:
     logger = logging.getLogger("rlstreams")
-    if not logger.handlers:
+    if not any(type(handler) is _Handler for handler in logger.handlers):
         level = os.environ.get("RLSTREAMS_LOG", "info").lower()
         if level not in _LEVELS:
             raise ConfigError(f"RLSTREAMS_LOG must be one of {', '.join(_LEVELS)}, got {level!r}")
-        logger.addHandler(logging.StreamHandler())
+        logger.addHandler(_Handler())
         logger.setLevel(level.upper())
         logger.propagate = False
     return logger

@@ -11,19 +11,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import safetensors.torch
-import torch
-import transformers.modeling_utils  # what every model's module imports
-
 import workers.engines.builtin
 import workers.engines.builtin_scorer
 import workers.tokenizer
 import workers.weights.file
-from workers.engines.model import model_class
+from workers.engines.model import import_library, model_class
 
 MODEL_VARIABLE = "RLSTREAMS_PRELOAD_MODEL"
 
-__all__ = ["MODEL_VARIABLE", "safetensors", "torch", "transformers", "workers"]
+__all__ = ["MODEL_VARIABLE", "workers"]
 
+import_library()
 if os.environ.get(MODEL_VARIABLE):
     model_class(Path(os.environ[MODEL_VARIABLE]))

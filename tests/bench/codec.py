@@ -22,10 +22,17 @@ from schemas import Segment, Tensor, Trajectory, decode, encode
 
 Work = Callable[[], object]
 
+ROUNDS = 100
 
-def payload(num_tokens: int, num_layers: int = 0, top_k: int = 0) -> tuple[Trajectory, int]:
-    """A trajectory of one prompt and one policy segment, and the bytes of the latter's arrays."""
-    rng = np.random.default_rng(0)
+
+def payload(
+    number: int, num_tokens: int, num_layers: int = 0, top_k: int = 0
+) -> tuple[Trajectory, int]:
+    """A trajectory of one prompt and one policy segment, and the bytes of the latter's arrays.
+
+    `number` changes what differs between samples: ids, worker, version, prompt, position, times.
+    """
+    rng = np.random.default_rng(number)
     ids = rng.integers(0, 150_000, num_tokens).astype(np.int32)
     logprobs = -rng.random(num_tokens, np.float32)
     experts = rng.integers(0, 128, (num_tokens, num_layers, top_k)).astype(np.uint8)
@@ -33,52 +40,55 @@ def payload(num_tokens: int, num_layers: int = 0, top_k: int = 0) -> tuple[Traje
         author="policy",
         token_ids=Tensor.of(ids),
         behavior_logprobs=Tensor.of(logprobs),
-        policy_version=3,
-        weight_hash="ab" * 32,
-        load_id="rollout-0/3",
+        policy_version=number % 3,
+        weight_hash=f"{number % 3:02d}" * 32,
+        load_id=f"rollout-{number % 16}/{number % 3}",
         finish_reason="stop",
     )
     event = Trajectory(
-        group_id="17",
-        sample=3,
+        group_id=str(number // 8),
+        sample=number % 8,
         attempt=0,
         group_size=8,
         purpose="train",
-        row=17,
+        row=number // 8,
         dataset_epoch=0,
         replacement=0,
-        segments=(Segment(author="prompt", token_ids=Tensor.of(ids[:20])), policy),
+        segments=(Segment(author="prompt", token_ids=Tensor.of(ids[: 20 + number % 9])), policy),
         reward=1.0,
         routed_experts=Tensor.of(experts) if experts.size else None,
         engine="builtin 1",
-        worker="rollout-0",
-        instance="5f0c2b",
+        worker=f"rollout-{number % 16}",
+        instance=f"5f0c2b{number % 16}",
         prompt_partition=1,
-        prompt_offset=100,
-        started_at_ms=1_795_000_000_000,
-        finished_at_ms=1_795_000_000_100,
+        prompt_offset=1000 + number,
+        started_at_ms=1_795_000_000_000 + 37 * number,
+        finished_at_ms=1_795_000_000_100 + 41 * number,
     )
     return event, ids.nbytes + logprobs.nbytes + experts.nbytes
 
 
-def best_us(works: list[Work], rounds: int, repeats: int) -> list[float]:
-    """Microseconds of each, the best of `rounds` of `repeats` calls, taken in turns."""
+def best_us(works: list[Work], calls: int) -> list[float]:
+    """Microseconds of one of the `calls` that each work makes; the best round, taken in turns."""
     best = [float("inf")] * len(works)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for number, work in enumerate(works):
             start = time.perf_counter()
-            for _ in range(repeats):
-                work()
-            best[number] = min(best[number], (time.perf_counter() - start) / repeats * 1e6)
+            work()
+            best[number] = min(best[number], (time.perf_counter() - start) / calls * 1e6)
     return best
 
 
-def measure(event: Trajectory, num_bytes: int, repeats: int) -> dict[str, float]:
-    """One payload."""
-    source, target = np.ones(num_bytes, np.uint8), np.empty(num_bytes, np.uint8)
-    record = b"".join(encode(event))
+def measure(shape: tuple[int, ...], num_records: int) -> dict[str, float]:
+    """One payload, as `num_records` different samples."""
+    samples = [payload(number, *shape) for number in range(num_records)]
+    events = [event for event, _ in samples]
+    num_bytes = samples[0][1]
+    records = [b"".join(encode(event)) for event in events]
+    sources = [np.full(num_bytes, number, np.uint8) for number in range(num_records)]
+    target = np.empty(num_bytes, np.uint8)
 
-    def arrays() -> None:
+    def arrays(record: bytes) -> None:
         for segment in decode(record).segments:
             segment.token_ids.numpy()
             if segment.behavior_logprobs is not None:
@@ -86,18 +96,17 @@ def measure(event: Trajectory, num_bytes: int, repeats: int) -> dict[str, float]
 
     copy, parts, joined, decoded, viewed = best_us(
         [
-            lambda: np.copyto(target, source),
-            lambda: encode(event),
-            lambda: b"".join(encode(event)),
-            lambda: decode(record),
-            arrays,
+            lambda: [np.copyto(target, source) for source in sources],
+            lambda: [encode(event) for event in events],
+            lambda: [len(b"".join(encode(event))) for event in events],
+            lambda: [decode(record) and None for record in records],
+            lambda: [arrays(record) for record in records],
         ],
-        rounds=60,
-        repeats=repeats,
+        num_records,
     )
     return {
         "bytes": num_bytes,
-        "wire_bytes": len(record),
+        "wire_bytes": len(records[0]),
         "copy_us": round(copy, 2),
         "encode_to_buffers_us": round(parts, 2),
         "encode_and_join_us": round(joined, 2),
@@ -112,8 +121,7 @@ def main() -> None:
     """Print the results as JSON."""
     shapes = {"S": (1024,), "M": (16384,), "L": (8192, 48, 8)}
     results = {
-        name: measure(*payload(*shape), repeats=20 if name == "L" else 200)
-        for name, shape in shapes.items()
+        name: measure(shape, num_records=8 if name == "L" else 48) for name, shape in shapes.items()
     }
     sys.stdout.write(json.dumps(results, indent=2) + "\n")
 

@@ -35,14 +35,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log keeps its promises, else 1."""
     from streams.audit import SETTLE_S, audit
-    from workers.bootstrap import open_bus
+    from workers.attach import attached
     from workers.config_load import load
 
     overrides = list(args.overrides)
     if args.bootstrap:
         overrides += ["--broker.bootstrap", args.bootstrap]
     settle_s = SETTLE_S if args.settle is None else args.settle
-    with open_bus(load(args.config, overrides)) as bus:
+    with attached(load(args.config, overrides)) as bus:
         report = audit(bus, settle_s=settle_s)
     print(report.to_json() if args.json else report.text())
     return 0 if report.ok else 1

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.config import RunConfig
 
 ROLES = ("prompts", "rollout", "logprob", "trainer")
 
@@ -32,14 +37,13 @@ def run(args: argparse.Namespace) -> int:
     import uuid
 
     from workers import runtime
-    from workers.config_load import load
     from workers.context import Context
 
     stop = runtime.Stop()
     stop.on_signals()
     if args.supervisor_fd >= 0:
         stop.when_closed(args.supervisor_fd)
-    config = load(args.config, args.overrides)
+    config = _config(args)
     # Before torch is imported: it reads them once.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
@@ -60,3 +64,13 @@ def run(args: argparse.Namespace) -> int:
         runtime.explain(err)
         return runtime.exit_status(err)
     return runtime.Exit.DONE
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    """From TOML files, or from the one JSON file that `up` wrote."""
+    from workers.config_load import from_json, load
+
+    first = Path(args.config[0])
+    if first.suffix == ".json":
+        return from_json(first.read_text(encoding="utf-8"))
+    return load(args.config, args.overrides)

@@ -180,7 +180,10 @@ class Scorer(Protocol):
         """Token ids are below it."""
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
-        """Hold one more version; the oldest one goes when there is no room."""
+        """Hold one more version; the one pulled longest ago goes when there is no room.
+
+        Not the lowest number: who needs two old versions pulls them one after the other.
+        """
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float

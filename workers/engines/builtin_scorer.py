@@ -70,7 +70,7 @@ class BuiltinScorer:
         return self._vocab_size
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
-        """Hold one more version; the oldest one goes when there is no room.
+        """Hold one more version; the one pulled longest ago goes when there is no room.
 
         Raises:
             WeightError: not received, or it does not fit; what was held before is held still.
@@ -129,10 +129,10 @@ class BuiltinScorer:
         ]
 
     def _room_for(self, version: int) -> torch.nn.Module:
-        """The module to overwrite: the same version's, a free one, or the oldest version's."""
+        """The module to overwrite: the same version's, a free one, or that of the first pulled."""
         if version in self._held:
             return self._held[version]
-        return self._free[-1] if self._free else self._held[min(self._held)]
+        return self._free[-1] if self._free else self._held[next(iter(self._held))]
 
     def _model(self, policy_version: int) -> torch.nn.Module:
         if policy_version not in self._held:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from workers.engines.base import Experts, SampleRequest
+from workers.engines.base import EngineError, Experts, SampleRequest
 from workers.engines.experts import RouterCapture, expert_dtype
 from workers.engines.sampling import Draw, sample, uniforms
 
@@ -235,6 +235,8 @@ class Decoder:
         if self._capture is not None:
             self._keep_experts(rows, self._capture.take(len(rows)))
         ids_B, logprobs_B = sample(output.logits[:, -1], _draw(rows))
+        if not bool(torch.isfinite(logprobs_B).all()):
+            raise EngineError("the model's log-probs are not finite: its weights are broken")
         pairs = zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True)
         for sequence, token_id, logprob in pairs:
             sequence.append(token_id, logprob)

@@ -37,9 +37,9 @@ _POLL_S = 0.001
 
 
 def fake_weights(seed: int) -> dict[str, torch.Tensor]:
-    """A table that rarely ends an answer."""
+    """A table that rarely ends an answer, even at a high temperature."""
     table = np.random.default_rng(seed).normal(size=(VOCAB_SIZE, VOCAB_SIZE))
-    table[:, EOS] = -4.0
+    table[:, EOS] = -60.0
     return {"table": torch.from_numpy(table.astype(np.float32))}
 
 
@@ -252,11 +252,11 @@ class FakeScorer:
         return sorted(self._tables)
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
-        """Hold one more version; the oldest one goes when there is no room."""
+        """Hold one more version; the one pulled longest ago goes when there is no room."""
         table, pulled = _receive(published, channel, self._deadline_s)
         self._tables.pop(pulled.policy_version, None)
         if len(self._tables) >= self._versions_held:
-            del self._tables[min(self._tables)]
+            del self._tables[next(iter(self._tables))]
         self._tables[pulled.policy_version] = table
         return pulled
 

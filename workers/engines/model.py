@@ -67,6 +67,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def import_library() -> None:
+    """Import what every model's module imports: most of the cost of the first model."""
+    import transformers.modeling_layers
+    import transformers.modeling_utils  # noqa: F401
+
+
 def model_class(folder: Path) -> Any:  # noqa: ANN401  (a class of an untyped library)
     """The model's class, imported from its own module.
 

@@ -127,7 +127,9 @@ class LogprobStage:
             self._finish_pull(self._pull)
             self._pull = None
         newest = self._follower.poll().newest
-        if newest is not None and self._pull is None and self._window is None:
+        # While trajectories wait, only what they need is pulled: the newest would push it out again.
+        is_idle = self._pull is None and self._window is None and not self._pending
+        if newest is not None and is_idle:
             version = newest.policy_version
             if version not in self._scorer.versions and version not in self._refused:
                 self._start_pull(newest)
@@ -153,7 +155,7 @@ class LogprobStage:
         self._reporter.count(pulls=1, pull_s=pulled.seconds, pulled_bytes=pulled.num_bytes)
 
     def _is_due(self) -> bool:
-        if not self._pending or not self._scorer.versions:
+        if not self._pending:
             return False
         tokens = sum(num_tokens(record.event) for record in self._pending)
         waited_s = time.monotonic() - self._pending_since

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from workers.live_input import KillMark
 from workers.report.page import ReportInput
+from workers.viewing import KillMark
 
+_Axes: TypeAlias = Any  # matplotlib is not typed here
 _INK, _MUTED, _GRID = "#24292f", "#8c959f", "#e4e7eb"
 _ACCURACY, _REWARD, _KILL = "#0969da", "#afb8c1", "#cf222e"
 _SIZE_INCHES = (8.0, 4.0)
@@ -42,11 +44,18 @@ def save_curve(given: ReportInput, path: Path) -> None:
         clip_on=False,
         zorder=3,
     )
+    _style(axes, x_max)
     _marks(axes, given.kills)
     _ends(axes, [(p.policy_version, p.accuracy) for p in curve])
-    _style(axes, x_max)
     axes.set_title(_title(given), loc="left", fontsize=12, color=_INK, pad=12)
-    axes.legend(loc="lower right", frameon=False, fontsize=10, labelcolor=_INK)
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 0.1),
+        fontsize=10,
+        labelcolor=_INK,
+        framealpha=1.0,
+        edgecolor="none",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -61,25 +70,26 @@ def _title(given: ReportInput) -> str:
     return f"Held-out accuracy {first:.2f} to {last:.2f}{killed}"
 
 
-def _marks(axes, kills: Sequence[KillMark]) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _marks(axes: _Axes, kills: Sequence[KillMark]) -> None:
     for kill in kills:
         axes.axvline(kill.step, color=_KILL, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
+        is_far = kill.step > 0.8 * axes.get_xlim()[1]  # its label goes to the left of the stroke
         axes.annotate(
             f"kill -9 {kill.worker}",
-            (kill.step, 0.03),
-            xytext=(4, 0),
+            (kill.step, 0.02),
+            xytext=(-5 if is_far else 5, 0),
             textcoords="offset points",
-            rotation=90,
+            ha="right" if is_far else "left",
             va="bottom",
-            fontsize=9,
+            fontsize=9.5,
             color=_KILL,
         )
 
 
-def _ends(axes, points: Sequence[tuple[int, float]]) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _ends(axes: _Axes, points: Sequence[tuple[int, float]]) -> None:
     """The first and the last value, written beside their dots."""
     for (x, y), offset in zip(
-        [points[0], points[-1]] if len(points) > 1 else points, [(8, -14), (-4, 10)], strict=False
+        [points[0], points[-1]] if len(points) > 1 else points, [(10, -14), (-24, 10)], strict=False
     ):
         axes.annotate(
             f"{y:.2f}",
@@ -93,7 +103,7 @@ def _ends(axes, points: Sequence[tuple[int, float]]) -> None:  # type: ignore[no
         )
 
 
-def _style(axes, x_max: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _style(axes: _Axes, x_max: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlim(0, x_max)

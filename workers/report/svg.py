@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 12, 40  # margins, in units of the view box
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 14, 12, 40  # margins, in units of the view box
 _BAR_HEIGHT = 22
 
 
@@ -150,7 +150,8 @@ class _Plane:
     def marks(self, frame: Frame) -> list[str]:
         return [
             f'<g class="mark"><title>{escape(what)}</title>'
-            f'<path d="M{self.x(at)} {_TOP}V{self.height - _BOTTOM}"/></g>'
+            f'<path d="M{self.x(at)} {_TOP}V{self.height - _BOTTOM}"/>'
+            f'<text x="{self.x(at) + 6}" y="{self.height - _BOTTOM - 8}">{escape(what)}</text></g>'
             for at, what in frame.marks
         ]
 
@@ -196,8 +197,7 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float]]], unit: str, title: str)
         f"{title}. " + " ".join(f"{n}: {number(sum(p.values()))} {unit}." for n, p in rows)
     )
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{spoken}">'
-        f"{''.join(out)}</svg>"
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{spoken}">{"".join(out)}</svg>'
     )
 
 

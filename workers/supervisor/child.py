@@ -109,11 +109,11 @@ class Spawner(Protocol):
 class ForkSpawner:
     """Forks from a server that has imported torch already. Make it early: it imports beside us."""
 
-    def __init__(self, context: ForkServerContext) -> None:
+    def __init__(self, context: ForkServerContext, preload: str = PRELOAD) -> None:
         from multiprocessing import forkserver
 
         self._context = context
-        context.set_forkserver_preload([PRELOAD])
+        context.set_forkserver_preload([preload])
         forkserver.ensure_running()
 
     def spawn(self, spec: ChildSpec) -> Child:

@@ -40,6 +40,7 @@ class Worker:
         self.policy = RestartPolicy(self.name, f"{role}.{ordinal}")
         self.child: Child | None = None
         self.restart_at_s: float | None = None
+        self.num_starts = 0
         self.takeover = False
         self.is_kill_ours = False
         self.last_status: int | None = None
@@ -150,6 +151,7 @@ class Fleet:
             takeover=worker.takeover,
         )
         worker.child = self._spawner.spawn(spec)
+        worker.num_starts += 1
 
     def _reap(self, worker: Worker, now_s: float) -> None:
         child = worker.child

@@ -38,7 +38,7 @@ class Keyboard:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._saved)
             self._fd = -1
 
-    def keys(self) -> str:
+    def pressed(self) -> str:
         """What was pressed since the last call."""
         if self._fd < 0 or not select.select([self._fd], [], [], 0)[0]:
             return ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.events import (
-    NO_VERSION,
     ClosedGroups,
     Event,
     GroupsDropped,
@@ -49,8 +48,8 @@ class Ledger:
 
     @property
     def epoch(self) -> int:
-        """The newest epoch; NO_VERSION before the first claim."""
-        return self.claim.epoch if self.claim else NO_VERSION
+        """The newest epoch; the first claim makes it 1."""
+        return self.claim.epoch if self.claim else 0
 
     @property
     def last_step(self) -> int:

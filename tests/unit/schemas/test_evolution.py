@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -79,8 +80,6 @@ OTHER_TENSOR = {
 )
 def test_each_kind_of_break_is_named(newer, error):
     """A change that some reader could not follow is refused, with the field."""
-    import re
-
     errors = compatibility_errors(json.dumps(BASE), newer)
     assert any(re.search(error, message) for message in errors), errors
 

@@ -158,7 +158,7 @@ def test_a_successor_redoes_the_steps_and_gets_the_recorded_hash(tmp_path: Path)
     send(log, *(scored(2, sample, 2) for sample in range(2)))
     run_steps(log, second, 3)
     last = steps(log)[-1]
-    assert (last.epoch, last.step, last.previous_hash) == (1, 3, steps(log)[1].weight_hash)
+    assert (last.epoch, last.step, last.previous_hash) == (2, 3, steps(log)[1].weight_hash)
     with pytest.raises(FencedError):
         turn_until(first, lambda: False)
     second.close()
@@ -184,7 +184,7 @@ def test_a_living_owner_is_not_replaced(tmp_path: Path) -> None:
     log, config = make_log(), make_config(tmp_path, deadlines__lease_s=5.0)
     first = make_trainer(log, config)
     first.turn()
-    beat = outgoing(STEPS, factories.heartbeat(run="demo", epoch=0, instance="one"))
+    beat = outgoing(STEPS, factories.heartbeat(run="demo", epoch=1, instance="one"))
 
     class Beating(MemoryBus):
         """The owner writes as soon as somebody watches."""
@@ -205,7 +205,7 @@ def test_a_living_owner_is_not_replaced(tmp_path: Path) -> None:
         config=config, bus=Beating(log, "demo"), role="trainer", ordinal=0, instance="two"
     )
     training = Training(Path(config.model.path), config.trainer, threads=1)
-    with pytest.raises(OwnerAliveError, match="epoch 0"):
+    with pytest.raises(OwnerAliveError, match="epoch 1"):
         TrainerWorker(context, context.bus, training, FileWeightServer(tmp_path / "w", 4))
     claims = [e for e in read(log, STEPS.name) if isinstance(e, TrainerStarted)]
     assert [claim.instance for claim in claims] == ["one"]

@@ -1,0 +1,115 @@
+"""Engines and scorers to hold to their ports, each with versions to pull."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from schemas.events import PolicyPublished
+from workers.engines.base import Engine, Int32s, SampleRequest, Sampling, Scorer
+from workers.engines.builtin import BuiltinEngine
+from workers.engines.builtin_scorer import BuiltinScorer
+from workers.engines.fake import EOS, FakeEngine, FakeScorer, fake_weights
+from workers.engines.model import load_model, weights_of
+from workers.weights.channel import Manifest
+from workers.weights.file import FileWeightChannel, FileWeightServer
+
+DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
+KINDS = ("fake", "builtin")
+
+
+@cache
+def _demo_weights() -> dict[str, torch.Tensor]:
+    return weights_of(load_model(DEMO_MODEL))
+
+
+def version_weights(kind: str, policy_version: int) -> Mapping[str, torch.Tensor]:
+    """Version 0, and others that differ from it a little."""
+    if kind == "fake":
+        return fake_weights(policy_version)
+    generator = torch.Generator().manual_seed(policy_version)
+    weights = {
+        name: tensor + 0.02 * policy_version * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in _demo_weights().items()
+    }
+    weights["lm_head.weight"][EOS] = 0  # answers rarely end by themselves
+    return weights
+
+
+def announced(server: FileWeightServer, manifest: Manifest) -> PolicyPublished:
+    return PolicyPublished(
+        model="demo",
+        policy_version=manifest.policy_version,
+        weight_hash=manifest.weight_hash,
+        epoch=1,
+        instance="trainer-0",
+        step=manifest.policy_version,
+        num_bytes=manifest.num_bytes,
+        layout=manifest.layout,
+        endpoints=tuple(server.endpoints()),
+        versions_served=tuple(server.versions()),
+        published_at_ms=0,
+    )
+
+
+@dataclass
+class Rig:
+    """One kind of engine with a folder of versions."""
+
+    kind: str
+    folder: Path
+    channel: FileWeightChannel = field(default_factory=FileWeightChannel)
+
+    def __post_init__(self) -> None:
+        self.server = FileWeightServer(self.folder, keep=4)
+
+    def engine(self, *, slots: int = 8) -> Engine:
+        return (
+            FakeEngine(slots=slots)
+            if self.kind == "fake"
+            else BuiltinEngine(DEMO_MODEL, slots=slots)
+        )
+
+    def scorer(self, *, versions_held: int = 2) -> Scorer:
+        if self.kind == "fake":
+            return FakeScorer(versions_held=versions_held)
+        return BuiltinScorer(DEMO_MODEL, versions_held=versions_held)
+
+    def publish(self, policy_version: int) -> PolicyPublished:
+        weights = version_weights(self.kind, policy_version)
+        return announced(self.server, self.server.publish(policy_version, weights))
+
+
+PROMPT = np.array([1, 8, 4, 9, 4, 7, 8], np.int32)
+
+
+def request(
+    sample_id: str = "0/0/0",
+    *,
+    token_ids: Int32s = PROMPT,
+    prompt_tokens: int | None = None,
+    temperature: float = 1.0,
+    max_new_tokens: int = 12,
+    top_p: float = 1.0,
+    top_k: int = 0,
+) -> SampleRequest:
+    return SampleRequest(
+        sample_id=sample_id,
+        group_id=sample_id.partition("/")[0],
+        token_ids=token_ids,
+        prompt_tokens=len(token_ids) if prompt_tokens is None else prompt_tokens,
+        sampling=Sampling(
+            temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=max_new_tokens
+        ),
+        seed=7,
+    )
+
+
+def long_request(sample_id: str) -> SampleRequest:
+    """Nearly uniform draws: both engines go on for a hundred tokens, but for rare early ends."""
+    return request(sample_id, temperature=8.0, max_new_tokens=110)

@@ -1,0 +1,231 @@
+"""What the ports promise of groups, held against both buses."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from streams.bus import GroupConsumer
+from streams.errors import AbortedError, BrokerError
+from streams.record import Committed, Partition
+from tests.contract.buses import Cluster
+from tests.contract.polling import (
+    P0,
+    P1,
+    WAIT_S,
+    joined,
+    reaches,
+    read,
+    record,
+    take,
+    values,
+    within,
+)
+
+
+def test_positions_and_metadata_come_back(cluster: Cluster):
+    """Offsets and metadata, 4000 characters too, meet the next member and `committed`."""
+    cluster.create("t", 2)
+    bus = cluster.bus()
+    long = "\u00e9" + "m" * 3999
+    with bus.producer("p") as producer:
+        producer.commit([record(b"%d" % n) for n in range(4)])
+        with bus.consumer("g", ["t"]) as consumer:
+            (*_, last) = joined(consumer, partitions=2)
+            assert {P0: Committed(offset=0), P1: Committed(offset=0)} == {**last.assigned}
+            assert [b"0", b"1", b"2", b"3"] == values(take(consumer, 4))
+            producer.commit([], {P0: Committed(offset=2, metadata=long)}, consumer)
+    assert {P0: Committed(offset=2, metadata=long)} == bus.committed("g", "t")
+    with bus.consumer("g", ["t"]) as consumer:
+        polls = joined(consumer, partitions=2)
+        assert Committed(offset=2, metadata=long) == polls[-1].assigned[P0]
+        assert [b"2", b"3"] == values(take(consumer, 2))
+
+
+def test_metadata_that_is_too_long_is_refused(cluster: Cluster):
+    """Nothing of the transaction happens, and the producer stays usable."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.producer("p") as producer, bus.consumer("g", ["t"]) as consumer:
+        joined(consumer, partitions=1)
+        long = {P0: Committed(offset=0, metadata="m" * 5000)}
+        with pytest.raises(BrokerError, match="would not help"):
+            producer.commit([record(b"never")], long, consumer)
+        producer.commit([record(b"1")], {P0: Committed(offset=0)}, consumer)
+        assert [b"1"] == values(take(consumer, 1))
+
+
+def test_a_group_shares_partitions_out(cluster: Cluster):
+    """A second member gets half; when it leaves, the first gets them back, from the commit on."""
+    cluster.create("t", 4)
+    bus = cluster.bus()
+    first, second = bus.consumer("g", ["t"]), bus.consumer("g", ["t"])
+    with first, bus.producer("p") as producer:
+        with second:
+            owned: dict[GroupConsumer, set[Partition]] = {first: set(), second: set()}
+
+            def shared() -> bool | None:
+                for member, partitions in owned.items():
+                    polled = member.poll(0, 0.1)
+                    partitions.difference_update(polled.revoked)
+                    partitions.update(polled.assigned)
+                return True if {2} == {len(p) for p in owned.values()} else None
+
+            within(WAIT_S, shared, "two members have two partitions each")
+            assert not owned[first] & owned[second]
+            theirs = sorted(owned[second])
+            producer.commit([record(b"1", partition=p.number) for p in theirs])
+            take(second, 2)
+            producer.commit([], {p: Committed(offset=1) for p in theirs}, second)
+
+        def regained() -> dict[Partition, Committed] | None:
+            regain.update(first.poll(10, 0.2).assigned)
+            return regain if len(regain) == 2 else None
+
+        regain: dict[Partition, Committed] = {}
+        within(WAIT_S, regained, "the first member has its partitions back")
+        assert {p: Committed(offset=1) for p in theirs} == regain
+
+
+def test_revoked_partitions_bring_no_more_records(cluster: Cluster):
+    """After a poll that revokes, no record of those partitions comes and no position is told."""
+    cluster.create("t", 2)
+    bus = cluster.bus()
+    with bus.producer("p") as producer:
+        producer.commit([record(b"x" * 1000, partition=n % 2) for n in range(400)])
+    with bus.consumer("g", ["t"]) as first:
+        joined(first, partitions=2, max_records=1)
+        with bus.consumer("g", ["t"]) as second:
+            revoked: set[Partition] = set()
+
+            def split() -> bool | None:
+                second.poll(0, 0.05)
+                polled = first.poll(2, 0.05)
+                revoked.update(polled.revoked)
+                assert not {r.partition for r in polled.records} & revoked
+                return True if revoked else None
+
+            within(WAIT_S, split, "a partition is revoked")
+            for _ in range(5):
+                assert not {r.partition for r in first.poll(5, 0.05).records} & revoked
+            assert not first.positions().keys() & revoked
+
+
+def test_a_partition_that_is_not_ours_is_not_committed(cluster: Cluster):
+    """The broker would take it from any living member, so the producer refuses it."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with (
+        bus.producer("p") as producer,
+        bus.consumer("g", ["t"]) as consumer,
+        pytest.raises(AbortedError, match=r"t\[0\]"),
+    ):
+        producer.commit([record(b"1")], {P0: Committed(offset=0)}, consumer)
+    assert {} == bus.committed("g", "t")
+    assert {P0: 0} == bus.ends("t")
+
+
+def test_an_expelled_member_commits_nothing(cluster: Cluster):
+    """A stalled member's commit is aborted; its next polls tell the loss, then a new start."""
+    cluster.create("t", 1)
+    bus = cluster.mortal_bus()
+    with cluster.bus().producer("p") as producer, bus.consumer("g", ["t"]) as consumer:
+        producer.commit([record(b"in")])
+        joined(consumer, partitions=1)
+        take(consumer, 1)
+        cluster.expel(consumer)
+        with pytest.raises(AbortedError):
+            producer.commit([record(b"never")], {P0: Committed(offset=1)}, consumer)
+        events: list[str] = []
+
+        def rejoined() -> bool | None:
+            polled = consumer.poll(0, 0.2)
+            events.extend(["revoked"] * bool(polled.revoked))
+            events.extend(["assigned"] * bool(polled.assigned))
+            return True if "assigned" in events else None
+
+        within(WAIT_S, rejoined, "the member is back")
+        assert ["revoked", "assigned"] == events
+        assert [b"in"] == values(take(consumer, 1))
+    assert {} == cluster.bus().committed("g", "t")
+
+
+def test_committed_waits_for_a_pending_transaction(cluster: Cluster):
+    """Both `committed` and an assignment answer only after an open commit has ended."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    found: list[object] = []
+    with bus.consumer("g", ["t"]) as consumer:
+        joined(consumer, partitions=1)
+        transaction = cluster.begin("p")
+        transaction.add_offsets("g", consumer, {P0: Committed(offset=0, metadata="new")})
+    threads = [
+        threading.Thread(target=lambda: found.append(dict(bus.committed("g", "t")))),
+        threading.Thread(target=lambda: found.append(_first_assignment(cluster))),
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    before = list(found)
+    transaction.commit()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert [] == before
+    assert [{P0: Committed(offset=0, metadata="new")}] * 2 == found
+
+
+def _first_assignment(cluster: Cluster) -> dict[Partition, Committed]:
+    with cluster.bus().consumer("g", ["t"]) as consumer:
+        return dict(joined(consumer, partitions=1)[-1].assigned)
+
+
+def test_positions_step_over_markers(cluster: Cluster):
+    """A member and a reader that have read everything stand at the last stable offset."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.producer("p") as producer:
+        producer.commit([record(b"1"), record(b"2")])
+    transaction = cluster.begin("raw")
+    transaction.send("t", 0, b"k", b"never", {})
+    transaction.abort()
+    assert {P0: 5} == bus.ends("t")
+    with bus.reader({P0: 0}) as reader, bus.consumer("g", ["t"]) as consumer:
+        joined(consumer, partitions=1)
+        assert {P0: 0} == reader.positions()
+        assert {P0: 0} == consumer.positions()
+        read(reader, 2)
+        take(consumer, 2)
+        reaches(reader, P0, 5)
+        reaches(consumer, P0, 5)
+
+
+def test_what_was_not_delivered_is_no_position(cluster: Cluster):
+    """Polls for no records keep the membership and the position; then all comes, in order."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.producer("p") as producer, bus.consumer("g", ["t"]) as consumer:
+        producer.commit([record(b"%d" % n) for n in range(50)])
+        joined(consumer, partitions=1)
+        for _ in range(30):
+            assert () == tuple(consumer.poll(0, 0.01).records)
+        assert {P0: 0} == consumer.positions()
+        assert [b"0", b"1"] == values(take(consumer, 2))
+        assert {P0: 2} == consumer.positions()
+        assert [b"%d" % n for n in range(2, 50)] == values(take(consumer, 48))
+
+
+def test_paused_partitions_wait(cluster: Cluster):
+    """Exactly the named partitions deliver nothing until pause is called again."""
+    cluster.create("t", 2)
+    bus = cluster.bus()
+    with bus.producer("p") as producer, bus.consumer("g", ["t"]) as consumer:
+        joined(consumer, partitions=2)
+        consumer.pause(frozenset({P0}))
+        producer.commit([record(b"%d" % n, partition=n % 2) for n in range(20)])
+        assert {1} == {r.partition.number for r in take(consumer, 10)}
+        assert () == tuple(consumer.poll(1, 0.3).records)
+        assert 0 == consumer.positions()[P0]
+        consumer.pause(frozenset({P1}))
+        assert [b"%d" % n for n in range(0, 20, 2)] == values(take(consumer, 10))

@@ -1,0 +1,168 @@
+"""The promises of `WeightServer` and `WeightChannel`, held against every channel on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.events import Endpoint, PolicyPublished, PullRequested
+from tests.contract.engine_rigs import announced
+from workers.weights.channel import VersionGoneError, WeightChannel, WeightError
+from workers.weights.file import FileWeightChannel, FileWeightServer
+from workers.weights.layout import weight_hash
+
+DEADLINE_S = 10.0
+
+
+def weights(policy_version: int) -> dict[str, torch.Tensor]:
+    """Several dtypes and shapes, a scalar and an empty one among them; not in name order."""
+    return {
+        "model.z.weight": torch.arange(6.0).reshape(2, 3) + policy_version,
+        "model.a.bias": torch.full((4,), policy_version, dtype=torch.bfloat16),
+        "scale": torch.tensor(float(policy_version)),
+        "buffer": torch.arange(5, dtype=torch.int64)[::2],
+        "nothing": torch.empty(0, 3),
+    }
+
+
+def publish(server: FileWeightServer, policy_version: int) -> PolicyPublished:
+    return announced(server, server.publish(policy_version, weights(policy_version)))
+
+
+def pull(channel: WeightChannel, published: PolicyPublished) -> dict[str, torch.Tensor]:
+    return dict(channel.pull(published, DEADLINE_S))
+
+
+def test_what_is_pulled_is_what_was_published(tmp_path: Path) -> None:
+    """Names, dtypes, shapes and bits arrive, in name order, under the published hash."""
+    server, channel = FileWeightServer(tmp_path, keep=2), FileWeightChannel()
+    published = publish(server, 3)
+    assert channel.can_pull(published)
+    received = pull(channel, published)
+    assert list(received) == sorted(weights(3))
+    for name, tensor in weights(3).items():
+        assert received[name].dtype == tensor.dtype
+        assert torch.equal(received[name], tensor)
+    assert weight_hash(received) == published.weight_hash == weight_hash(weights(3))
+    assert published.num_bytes == 24 + 8 + 4 + 24
+
+
+def test_a_snapshot_is_taken(tmp_path: Path) -> None:
+    """Training on after `publish` does not change what is served."""
+    server = FileWeightServer(tmp_path, keep=2)
+    live = weights(0)
+    published = announced(server, server.publish(0, live))
+    live["scale"].add_(1)
+    assert float(pull(FileWeightChannel(), published)["scale"]) == 0.0
+
+
+def test_a_number_never_gets_a_second_content(tmp_path: Path) -> None:
+    """The same content again is a no-op, also for a server that starts anew; another is refused."""
+    first = FileWeightServer(tmp_path, keep=2).publish(1, weights(1))
+    server = FileWeightServer(tmp_path, keep=2)
+    assert server.publish(1, weights(1)) == first
+    with pytest.raises(WeightError, match="version 1 was published as"):
+        server.publish(1, weights(2))
+    assert list(server.versions()) == [1]
+
+
+def test_old_versions_are_retired(tmp_path: Path) -> None:
+    """Only the newest are served, and a pull of another names those that are there."""
+    server, channel = FileWeightServer(tmp_path, keep=2), FileWeightChannel()
+    announcements = [publish(server, version) for version in range(4)]
+    assert list(server.versions()) == [2, 3]
+    assert not channel.can_pull(announcements[1])
+    with pytest.raises(VersionGoneError, match=r"version 1 is no longer served.*\[2, 3\]"):
+        pull(channel, announcements[1])
+    server.retire(1)
+    assert list(server.versions()) == [3]
+    assert pull(channel, announcements[3])
+
+
+def test_a_version_retired_during_a_pull_still_arrives(tmp_path: Path) -> None:
+    """A receiver that has begun is not cut off by the next publications."""
+    server, channel = FileWeightServer(tmp_path, keep=1), FileWeightChannel()
+    arriving = channel.pull(publish(server, 0), DEADLINE_S)
+    received = dict([next(arriving)])
+    publish(server, 1)
+    received.update(arriving)
+    assert weight_hash(received) == weight_hash(weights(0))
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_damaged_bytes_are_refused(tmp_path: Path, damage: str) -> None:
+    """The iterator does not end well unless every byte is the published one."""
+    server = FileWeightServer(tmp_path, keep=1)
+    published = publish(server, 0)
+    (path,) = tmp_path.glob("*.safetensors")
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-1] ^= 1
+    path.write_bytes({"flip": content, "cut": content[:-8], "empty": b""}[damage])
+    with pytest.raises(WeightError, match=path.name):
+        pull(FileWeightChannel(), published)
+
+
+def test_a_layout_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
+    """Names and shapes are checked against the announcement, by name."""
+    server = FileWeightServer(tmp_path, keep=1)
+    published = publish(server, 0)
+    wrong_shape = dataclasses.replace(published, layout=published.layout.replace("[2,3]", "[3,2]"))
+    with pytest.raises(WeightError, match=r"model.z.weight should be float32 \[3, 2\]"):
+        pull(FileWeightChannel(), wrong_shape)
+    missing = dataclasses.replace(published, layout=published.layout.replace("scale", "scalf"))
+    with pytest.raises(WeightError, match="scalf"):
+        pull(FileWeightChannel(), missing)
+    incomplete = dataclasses.replace(published, layout="[]")
+    with pytest.raises(WeightError, match="hash"):
+        pull(FileWeightChannel(), incomplete)
+
+
+def test_a_pull_ends_at_its_deadline(tmp_path: Path) -> None:
+    """A receiver that takes too long is told so."""
+    published = publish(FileWeightServer(tmp_path, keep=1), 0)
+    with pytest.raises(WeightError, match="not read within 0 s"):
+        list(FileWeightChannel().pull(published, 0.0))
+
+
+def test_a_version_without_an_endpoint_of_the_channel_cannot_be_pulled(tmp_path: Path) -> None:
+    """The channels that are offered are named."""
+    published = publish(FileWeightServer(tmp_path, keep=1), 0)
+    elsewhere = dataclasses.replace(
+        published, endpoints=(Endpoint(channel="nccl", address="localhost:1"),)
+    )
+    channel = FileWeightChannel()
+    assert not channel.can_pull(elsewhere)
+    with pytest.raises(WeightError, match=r"no endpoint of channel 'file', only of \['nccl'\]"):
+        pull(channel, elsewhere)
+
+
+def test_a_half_written_file_is_never_served(tmp_path: Path) -> None:
+    """What a killed server left behind is removed by the next one."""
+    (tmp_path / "v00000005-aaaaaaaaaaaa.1.tmp").write_bytes(b"torn")
+    server = FileWeightServer(tmp_path, keep=1)
+    assert list(server.versions()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_is_answered_at_once(tmp_path: Path) -> None:
+    """Serving, refusing and closing never wait for a worker."""
+    server = FileWeightServer(tmp_path, keep=1)
+    publish(server, 0)
+    server.serve(
+        PullRequested(
+            worker="rollout-0",
+            instance="i",
+            role="rollout",
+            request_id="i/1",
+            policy_version=0,
+            channel="file",
+            address=FileWeightChannel().address(),
+            requested_at_ms=0,
+        )
+    )
+    server.close()
+    server.close()

@@ -1,0 +1,137 @@
+"""A stand for one role alone: an in-memory log, a publisher of fake weights, and turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from schemas.events import Event, PolicyPublished, Prompt, Tensor
+from streams.bus import Bus
+from streams.codec import decoded, outgoing
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.record import Outgoing
+from streams.topics import POLICY_VERSIONS, PROMPTS, TOPICS
+from tests import factories
+from workers.config import RunConfig
+from workers.config_load import load
+from workers.context import Context
+from workers.engines.base import Sampling
+from workers.engines.fake import FakeEngine, fake_weights
+from workers.rollout.reward import Judgement, RewardError
+from workers.rollout.sampling import Sampler
+from workers.runtime import Role
+from workers.tokenizer import Tokenizer
+from workers.weights.file import FileWeightServer
+
+EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
+DEADLINE_S = 20.0
+E = TypeVar("E")
+
+
+class Stand:
+    """The world around one role."""
+
+    def __init__(self, folder: Path, **overrides: object) -> None:
+        self.log = MemoryLog()
+        for topic in TOPICS:
+            self.log.create(f"demo.{topic.name}", 1 if topic.single_partition else 2)
+        values = {"run.dir": folder} | {k.replace("__", "."): v for k, v in overrides.items()}
+        self.config: RunConfig = load([EXAMPLE], [f"{k}={v}" for k, v in values.items()])
+        self.server = FileWeightServer(folder / "weights", keep=4)
+        self._pen = self.bus().producer("stand")
+
+    def bus(self) -> Bus:
+        return MemoryBus(self.log, "demo")
+
+    def context(self, role: str, ordinal: int = 0) -> Context:
+        instance = f"instance-{time.monotonic_ns()}"
+        return Context(
+            config=self.config, bus=self.bus(), role=role, ordinal=ordinal, instance=instance
+        )
+
+    def publish(self, version: int, *, announce: bool = True) -> PolicyPublished:
+        manifest = self.server.publish(version, fake_weights(version))
+        event = factories.policy_published(
+            version,
+            weight_hash=manifest.weight_hash,
+            layout=manifest.layout,
+            endpoints=tuple(self.server.endpoints()),
+            versions_served=tuple(self.server.versions()),
+            epoch=1,
+        )
+        if announce:
+            self._pen.commit([outgoing(POLICY_VERSIONS, event)])
+        return event
+
+    def issue(self, group_id: str, num: int, **changes: Any) -> None:
+        self._pen.commit(
+            [
+                outgoing(PROMPTS, make_prompt(group_id, sample, num, **changes), partition=0)
+                for sample in range(num)
+            ]
+        )
+
+    def send(self, *records: Outgoing) -> None:
+        self._pen.commit(records)
+
+    def read(self, topic: str, kind: type[E]) -> list[E]:
+        bus = self.bus()
+        raws = bus.reader(bus.beginnings(topic)).poll(10_000, 0.0)
+        events: list[Event] = [decoded(raw).event for raw in raws]
+        return [event for event in events if isinstance(event, kind)]
+
+
+def make_prompt(group_id: str, sample: int, group_size: int, **changes: Any) -> Prompt:
+    values = {
+        "group_id": group_id,
+        "sample": sample,
+        "group_size": group_size,
+        "token_ids": Tensor.of(np.array([3, 5, 7], np.int32)),
+        "metadata": "{}",
+        "min_policy_version": 0,
+    }
+    return factories.prompt(**(values | changes))
+
+
+class LengthVerifier:
+    """One point per character; refuses the answer "refuse"."""
+
+    def judge(
+        self, prompt: str, completion: str, answer: str, metadata: object, finish_reason: str
+    ) -> Judgement:
+        if answer == "refuse":
+            raise RewardError("verifier.py:7 refused")
+        return Judgement(reward=float(len(completion)), parts={"length": float(len(completion))})
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def __enter__(self) -> LengthVerifier:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def make_sampler(stand: Stand, engine: FakeEngine, *, max_new_tokens: int = 6) -> Sampler:
+    return Sampler(
+        engine=engine,
+        verifier=LengthVerifier(),
+        tokenizer=Tokenizer.load(stand.config.model.path),
+        sampling=Sampling(max_new_tokens=max_new_tokens),
+        max_attempts=2,
+        deadline_s=10.0,
+    )
+
+
+def turn_until(role: Role, reached: Callable[[], bool]) -> None:
+    """Drive the role until something holds; fails when it takes too long."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not reached():
+        assert time.monotonic() < deadline, "not reached in time"
+        role.turn()

@@ -1,0 +1,165 @@
+"""The log-prob role on the in-memory log with the fake scorer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.events import DeadLetter, ScoredTrajectory, Segment, Tensor, Trajectory
+from streams.codec import outgoing
+from streams.done_set import covered
+from streams.record import Partition
+from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
+from tests import factories
+from tests.unit.roles.stand import Stand, turn_until
+from workers.engines.base import TokenSequence
+from workers.engines.fake import FakeScorer
+from workers.logprob import worker as module
+from workers.logprob.worker import make_worker
+from workers.stage import StageLoop
+from workers.weights.file import FileWeightChannel
+
+
+def make_logprob(stand: Stand, scorer: FakeScorer | None = None) -> StageLoop:
+    context = stand.context("logprob")
+    return make_worker(context, context.bus, scorer or FakeScorer(), FileWeightChannel())
+
+
+def ids(*values: int) -> Tensor:
+    return Tensor.of(np.array(values, np.int32))
+
+
+def segment(version: int, *values: int, logprob: float = -1.0) -> Segment:
+    return Segment(
+        author="policy",
+        token_ids=ids(*values),
+        policy_version=version,
+        behavior_logprobs=Tensor.of(np.full(len(values), logprob, np.float32)),
+        finish_reason="stop",
+    )
+
+
+def trajectory(group: str, *segments: Segment, **changes: object) -> Trajectory:
+    prompt = Segment(author="prompt", token_ids=ids(3, 4))
+    values = {"group_id": group, "sample": 0, "segments": (prompt, *segments)}
+    return factories.trajectory(**(values | changes))
+
+
+def send(stand: Stand, *events: Trajectory) -> None:
+    stand.send(*(outgoing(TRAJECTORIES, event) for event in events))
+
+
+def scored(stand: Stand) -> dict[str, ScoredTrajectory]:
+    return {s.trajectory.group_id: s for s in stand.read(SCORED.name, ScoredTrajectory)}
+
+
+def test_each_segment_is_scored_under_the_version_that_sampled_it(tmp_path: Path) -> None:
+    """Old versions that are still served are pulled; a spanning sample is scored under both."""
+    stand = Stand(tmp_path)
+    published = {version: stand.publish(version) for version in range(4)}
+    logprob = make_logprob(stand)
+    send(
+        stand,
+        trajectory("0", segment(3, 5, 6)),
+        trajectory("1", segment(1, 5, 6), segment(2, 7, 8)),
+        trajectory("2", segment(0, 5, 6)),
+    )
+    turn_until(logprob, lambda: len(scored(stand)) == 3)
+    logprob.close()
+    found = scored(stand)
+    assert [(s.anchor, s.policy_version) for s in found["1"].scores] == [
+        ("sampled", 1),
+        ("sampled", 2),
+    ]
+    assert [s.policy_version for s in found["0"].scores + found["2"].scores] == [3, 0]
+    reference = FakeScorer()
+    reference.pull(published[2], FileWeightChannel())
+    sequence = TokenSequence(token_ids=np.array([3, 4, 5, 6, 7, 8], np.int32))
+    (expected,) = reference.score([sequence], 2, 1.0)
+    second = found["1"].scores[1]
+    assert second.proximal_logprobs.numpy().tolist() == expected.logprobs[4:].tolist()
+    assert second.entropy is not None
+    assert second.entropy.numpy().tolist() == expected.entropy[4:].tolist()
+    assert second.weight_hash == published[2].weight_hash
+
+
+def test_a_version_that_is_gone_is_scored_by_a_near_one_and_labelled(tmp_path: Path) -> None:
+    """At most two versions away; else the behavior log-probs stand in. Never a drop."""
+    stand = Stand(tmp_path)
+    for version in range(6):
+        stand.publish(version)
+    stand.server.retire(2)
+    stand.publish(5)
+    logprob = make_logprob(stand)
+    send(stand, trajectory("0", segment(3, 5, 6)), trajectory("1", segment(0, 5, 6)))
+    turn_until(logprob, lambda: len(scored(stand)) == 2)
+    logprob.close()
+    (near,), (gone,) = scored(stand)["0"].scores, scored(stand)["1"].scores
+    assert (near.anchor, near.policy_version) == ("nearby", 4)
+    assert (gone.anchor, gone.policy_version) == ("behavior", -1)
+    assert gone.proximal_logprobs.numpy().tolist() == [-1.0, -1.0]
+
+
+def test_evaluations_pass_by(tmp_path: Path) -> None:
+    """They are done with, and never reach the trainer."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    logprob = make_logprob(stand)
+    send(
+        stand,
+        trajectory("e0-1", segment(0, 5), purpose="evaluate"),
+        trajectory("0", segment(0, 5)),
+    )
+    turn_until(logprob, lambda: len(scored(stand)) == 1)
+    logprob.close()
+    assert list(scored(stand)) == ["0"]
+    committed = stand.bus().committed("logprob", TRAJECTORIES.name)
+    for number in range(2):
+        end = stand.bus().ends(TRAJECTORIES.name)[Partition(TRAJECTORIES.name, number)]
+        reached = committed.get(Partition(TRAJECTORIES.name, number))
+        assert all(covered(reached, offset) for offset in range(end - 1 if end else 0))
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (trajectory("9", segment(0, 5, 99)), "token_ids[1] is 99"),
+        (trajectory("9", segment(0, 5, logprob=0.5)), "behavior_logprobs[0] is 0.5"),
+        (trajectory("9", segment(0, 5, logprob=float("nan"))), "behavior_logprobs[0] is nan"),
+        (trajectory("9", segment(0, 5), reward=float("inf")), "reward is inf"),
+        (trajectory("9"), "no token by the policy"),
+        (trajectory("9", segment(0, *([5] * 200))), "202 tokens"),
+    ],
+)
+def test_a_trajectory_that_cannot_be_is_buried(
+    tmp_path: Path, event: Trajectory, told: str
+) -> None:
+    """The letter names field, place and value; the next trajectory is scored."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    logprob = make_logprob(stand)
+    send(stand, event, trajectory("0", segment(0, 5)))
+    turn_until(
+        logprob, lambda: bool(scored(stand)) and bool(stand.read("dead-letters", DeadLetter))
+    )
+    logprob.close()
+    (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)
+    assert (letter.group_id, letter.reason) == ("9", "validation")
+    assert told in letter.detail
+
+
+def test_a_version_that_nobody_announces_is_buried_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A foreign version number does not block the others for ever."""
+    monkeypatch.setattr(module, "ANNOUNCEMENT_DEADLINE_S", 0.2)
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    logprob = make_logprob(stand)
+    send(stand, trajectory("9", segment(7, 5)), trajectory("0", segment(0, 5)))
+    turn_until(logprob, lambda: len(scored(stand)) == 1)
+    logprob.close()
+    (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)
+    assert "policy version 7 was not announced" in letter.detail

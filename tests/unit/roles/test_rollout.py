@@ -1,0 +1,139 @@
+"""The rollout role on the in-memory log with the fake engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from schemas.events import DeadLetter, PolicyLoaded, PullRequested, Trajectory
+from streams.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES
+from tests.unit.roles.stand import Stand, make_sampler, turn_until
+from workers.engines.fake import FakeEngine
+from workers.rollout.worker import make_worker
+from workers.stage import StageLoop
+from workers.weights.file import FileWeightChannel
+
+
+def make_rollout(
+    stand: Stand, *, step_s: float = 0.0, max_new_tokens: int = 6, slots: int = 8
+) -> StageLoop:
+    context = stand.context("rollout")
+    engine = FakeEngine(step_s=step_s, slots=slots)
+    sampler = make_sampler(stand, engine, max_new_tokens=max_new_tokens)
+    return make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
+
+
+def trajectories(stand: Stand) -> list[Trajectory]:
+    return stand.read(TRAJECTORIES.name, Trajectory)
+
+
+def test_nothing_is_sampled_before_a_version_is_loaded(tmp_path: Path) -> None:
+    """Prompts wait for the first pull; every trajectory names a load that the log holds."""
+    stand = Stand(tmp_path)
+    rollout = make_rollout(stand)
+    stand.issue("0", 4)
+    for _ in range(10):
+        rollout.turn()
+    assert trajectories(stand) == []
+    stand.publish(0)
+    turn_until(rollout, lambda: len(trajectories(stand)) == 4)
+    rollout.close()
+    loads = {load.load_id: load for load in stand.read(POLICY_PULLS.name, PolicyLoaded)}
+    assert len(stand.read(POLICY_PULLS.name, PullRequested)) == 1
+    for trajectory in trajectories(stand):
+        _, segment = trajectory.segments
+        assert loads[segment.load_id].policy_version == segment.policy_version == 0
+        assert loads[segment.load_id].weight_hash == segment.weight_hash
+        assert trajectory.reward == trajectory.reward_parts["length"]
+        assert trajectory.routed_experts is not None
+        assert trajectory.routed_experts.shape == (3 + 6 - 1, 1, 2)
+
+
+def test_a_prompt_waits_for_the_version_that_it_asks_for(tmp_path: Path) -> None:
+    """`min_policy_version` holds a sample back; others pass it."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    rollout = make_rollout(stand)
+    stand.issue("0", 1, min_policy_version=1)
+    stand.issue("1", 1)
+    turn_until(rollout, lambda: len(trajectories(stand)) == 1)
+    assert [t.group_id for t in trajectories(stand)] == ["1"]
+    stand.publish(1)
+    turn_until(rollout, lambda: len(trajectories(stand)) == 2)
+    rollout.close()
+    assert trajectories(stand)[1].segments[1].policy_version == 1
+
+
+def test_one_trajectory_spans_two_versions(tmp_path: Path) -> None:
+    """Weights pulled in mid-sample end a segment, not the sample; nothing is sampled twice."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    rollout = make_rollout(stand, step_s=0.02, max_new_tokens=60)
+    stand.issue("0", 1)
+    turn_until(rollout, lambda: rollout._stage.num_open == 1)
+    for _ in range(10):
+        rollout.turn()
+    stand.publish(1)
+    turn_until(rollout, lambda: len(trajectories(stand)) == 1)
+    rollout.close()
+    (trajectory,) = trajectories(stand)
+    prompt, first, second = trajectory.segments
+    assert (first.policy_version, second.policy_version) == (0, 1)
+    assert (first.finish_reason, second.finish_reason) == ("policy_changed", "length")
+    assert len(first.token_ids) + len(second.token_ids) == 60
+    assert first.load_id != second.load_id
+    assert trajectory.routed_experts is not None
+    ids = np.concatenate([s.token_ids.numpy() for s in (prompt, first, second)])
+    experts = trajectory.routed_experts.numpy()
+    assert (experts[:, 0, 0] == ids[:-1] % 4).all()
+    assert trajectory.routed_experts_mask is None
+
+
+def test_what_cannot_be_rolled_out_is_dead_lettered_with_its_reason(tmp_path: Path) -> None:
+    """A prompt too long, ids outside of the vocabulary, a verifier that fails: others go on."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    rollout = make_rollout(stand)
+    long = np.zeros(200, np.int32) + 3
+    outside = np.array([3, 99], np.int32)
+    from schemas.events import Tensor
+
+    stand.issue("0", 1, token_ids=Tensor.of(long))
+    stand.issue("1", 1, token_ids=Tensor.of(outside))
+    stand.issue("2", 1, answer="refuse")
+    stand.issue("3", 1)
+    turn_until(
+        rollout,
+        lambda: (
+            len(trajectories(stand)) == 1 and len(stand.read(DEAD_LETTERS.name, DeadLetter)) == 3
+        ),
+    )
+    rollout.close()
+    letters = {d.group_id: d for d in stand.read(DEAD_LETTERS.name, DeadLetter)}
+    assert {g: (d.reason, d.permanent) for g, d in letters.items()} == {
+        "0": ("prompt_too_long", True),
+        "1": ("engine", False),
+        "2": ("reward", False),
+    }
+    assert "99" in letters["1"].detail
+    assert "verifier.py:7" in letters["2"].detail
+
+
+def test_a_pull_that_fails_is_tried_again_and_stops_nobody(tmp_path: Path) -> None:
+    """Announced weights that are gone leave the worker at the version that it holds."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    rollout = make_rollout(stand)
+    stand.issue("0", 1)
+    turn_until(rollout, lambda: len(trajectories(stand)) == 1)
+    stand.publish(1)
+    stand.server.retire(0)
+    for _ in range(20):
+        rollout.turn()
+    stand.issue("1", 1)
+    turn_until(rollout, lambda: len(trajectories(stand)) == 2)
+    assert trajectories(stand)[1].segments[1].policy_version == 0
+    stand.publish(2)
+    turn_until(rollout, lambda: len(stand.read(POLICY_PULLS.name, PolicyLoaded)) == 2)
+    rollout.close()

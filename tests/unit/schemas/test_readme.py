@@ -1,0 +1,53 @@
+"""The reader in `schemas/README.md` reads what we write, with fastavro alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from schemas import encode
+from schemas.avro import FOLDER
+from schemas.shapes import to_plain
+from tests.factories import one_of_each
+
+
+def reader() -> dict[str, Any]:
+    """What the page's block defines."""
+    (block,) = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    assert not re.search(r"^(from|import) (schemas|streams|workers)", block, re.MULTILINE)
+    scope: dict[str, Any] = {}
+    exec(block, scope)
+    return scope
+
+
+def test_every_event_is_read():
+    """Name and fields of each kind of event."""
+    page = reader()
+    schemas = page["load_schemas"](FOLDER)
+    for name, event in one_of_each().items():
+        expected = (f"rlstreams.{name}", to_plain(event))
+        assert expected == page["read_event"](b"".join(encode(event)), schemas)
+
+
+def test_split_records_are_joined():
+    """Parts of two records that lie between each other, and a whole one."""
+    headers = [
+        {"rlstreams-record": record, "rlstreams-part": f"{number}/2".encode()}
+        for number in (0, 1)
+        for record in (b"a", b"b")
+    ]
+    values = [b"a0", b"b0", b"a1", b"b1"]
+    records = [*zip(values, headers, strict=True), (b"whole", {})]
+    assert [b"a0a1", b"b0b1", b"whole"] == list(reader()["whole_values"](records))
+
+
+def test_a_raw_tensor_is_one_numpy_call():
+    """The line below the block says how."""
+    page = reader()
+    event = one_of_each()["Prompt"]
+    _, fields = page["read_event"](b"".join(encode(event)), page["load_schemas"](FOLDER))
+    t = fields["token_ids"]
+    array = np.frombuffer(t["data"], t["dtype"]).reshape(t["shape"])
+    assert event.token_ids.numpy().tolist() == array.tolist()

@@ -1,0 +1,97 @@
+"""The table of Kafka errors, and when silence is an outage."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from streams.errors import AbortedError, BrokerError, FencedError, OutcomeUnknownError
+from streams.kafka_errors import (
+    Outage,
+    aborted_transaction,
+    broker_error,
+    lost_transaction,
+    until,
+)
+
+TRANSPORT = KafkaError(KafkaError._TRANSPORT, "refused")
+
+
+def failing(*codes: int, answer: str = "answer"):
+    """A call that fails with these codes in turn, then answers."""
+    left = list(codes)
+
+    def call() -> str:
+        if left:
+            raise KafkaException(KafkaError(left.pop(0)))
+        return answer
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError._FENCED, FencedError),
+        (KafkaError.INVALID_PRODUCER_EPOCH, FencedError),
+        (KafkaError.INVALID_TXN_STATE, OutcomeUnknownError),
+        (KafkaError._TIMED_OUT, OutcomeUnknownError),
+    ],
+)
+def test_a_lost_transaction_names_its_id(code: int, kind: type[Exception]):
+    """Only fencing is fencing; whatever else no abort cures has an unknown outcome."""
+    error = lost_transaction(KafkaError(code, "said", fatal=True), "run.rollout.0")
+    assert kind is type(error)
+    assert "run.rollout.0" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError.UNKNOWN_MEMBER_ID, AbortedError),
+        (KafkaError.ILLEGAL_GENERATION, AbortedError),
+        (KafkaError._INCONSISTENT, AbortedError),
+        (KafkaError.OFFSET_METADATA_TOO_LARGE, BrokerError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, BrokerError),
+    ],
+)
+def test_an_aborted_transaction_may_be_sent_again_or_not(code: int, kind: type[Exception]):
+    """A batch that would be refused for ever is no AbortedError."""
+    assert kind is type(aborted_transaction(KafkaError(code, "said"), "id"))
+
+
+def test_a_broker_without_the_group_protocol_is_named():
+    """The message says what is needed."""
+    error = broker_error(KafkaError(KafkaError._UNSUPPORTED_FEATURE, "no"), "joining g", "h:1")
+    assert "h:1" in str(error)
+    assert "KIP-848" in str(error)
+
+
+def test_noise_is_retried_until_the_deadline():
+    """A moved coordinator is asked again; a refusal is not; nobody waits for ever."""
+    later = time.monotonic() + 10
+    noisy = failing(KafkaError.NOT_COORDINATOR, KafkaError._TIMED_OUT)
+    assert "answer" == until(later, noisy, "asking", "h:1")
+    with pytest.raises(BrokerError, match="asking: TOPIC_AUTHORIZATION_FAILED"):
+        until(later, failing(KafkaError.TOPIC_AUTHORIZATION_FAILED), "asking", "h:1")
+    with pytest.raises(BrokerError, match="_TIMED_OUT"):
+        until(time.monotonic(), failing(KafkaError._TIMED_OUT), "asking", "h:1")
+
+
+def test_an_outage_needs_silence_and_a_failed_question():
+    """Within the limit, after an answer, and when the broker answers the question: no error."""
+    dead = failing(*[KafkaError._TRANSPORT] * 9)
+    patient, hasty = Outage("h:1", 60.0), Outage("h:1", 0.0)
+    for outage in (patient, hasty):
+        outage.check(dead)
+        outage.seen(TRANSPORT)
+    patient.check(dead)
+    hasty.check(failing())
+    hasty.check(dead)
+    hasty.seen(TRANSPORT)
+    with pytest.raises(BrokerError, match="h:1 has been unreachable since"):
+        hasty.check(dead)
+    hasty.over()
+    hasty.check(dead)

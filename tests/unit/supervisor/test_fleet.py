@@ -1,0 +1,170 @@
+"""The fleet with real, small processes: restarts, kills, drain order, orphans."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from workers.config import RunConfig
+from workers.config_load import resolved_json
+from workers.supervisor.child import Child, ChildSpec, ForkSpawner, PlainSpawner, log_tail
+from workers.supervisor.fleet import DRAIN_ORDER, Drain, Fleet
+
+OBEDIENT = """
+import signal, sys, time
+def leave(number, frame):
+    print(time.monotonic_ns(), flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("up", flush=True)
+time.sleep(60)
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"  # noqa: E501
+
+
+class Scripts:
+    """A `Spawner` of one-file processes, by role."""
+
+    def __init__(self, scripts: Mapping[str, str]) -> None:
+        self._scripts = scripts
+        self.started: list[ChildSpec] = []
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        self.started.append(spec)
+        theirs, ours = os.pipe()
+        with spec.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-c", self._scripts[spec.role]], stdout=log, stderr=log
+            )
+        os.close(theirs)
+        return Child(spec, process, ours)
+
+
+class Log:
+    """A witness that is told what it saw."""
+
+    def __init__(self, *, has_committed: bool = False, owns: bool = False) -> None:
+        self._has_committed = has_committed
+        self._owns = owns
+
+    def committed(self, instance: str) -> bool:
+        return self._has_committed
+
+    def owns_run(self, instance: str) -> bool:
+        return self._owns
+
+
+@contextmanager
+def fleet_of(
+    folder: Path, scripts: Mapping[str, str], witness: Log | None = None
+) -> Iterator[tuple[Fleet, Scripts, list[str]]]:
+    said: list[str] = []
+    spawner = Scripts(scripts)
+    counts = dict.fromkeys(scripts, 1)
+    fleet = Fleet(spawner, folder, counts, witness=witness or Log(), say=said.append)
+    fleet.start()
+    try:
+        yield fleet, spawner, said
+    finally:
+        fleet.close()
+
+
+def until(fleet: Fleet, condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        fleet.tick()
+        time.sleep(0.01)
+
+
+def all_up(fleet: Fleet) -> bool:
+    return all(log_tail(worker.log) for worker in fleet.workers)
+
+
+def test_a_worker_that_ends_well_stays_ended(tmp_path: Path) -> None:
+    """Exit 0 is the end of it."""
+    with fleet_of(tmp_path, {"trainer": "pass"}) as (fleet, spawner, _):
+        until(fleet, lambda: fleet.is_done("trainer"))
+        fleet.tick()
+        assert len(spawner.started) == 1
+
+
+def test_a_killed_worker_comes_back(tmp_path: Path) -> None:
+    """As another instance of the same worker, and the kill is counted."""
+    with fleet_of(tmp_path, {"rollout": OBEDIENT}) as (fleet, spawner, said):
+        (worker,) = fleet.workers
+        assert fleet.kill(worker)
+        until(fleet, lambda: len(spawner.started) == 2)
+        first, second = spawner.started
+        assert (first.worker, first.instance != second.instance) == (second.worker, True)
+        assert fleet.num_killed == 1
+        assert "killed as asked" in said[0]
+        assert fleet.failure is None
+
+
+def test_only_an_owner_that_was_seen_dead_is_taken_over(tmp_path: Path) -> None:
+    """A trainer that held the claim hands it on; one that did not leaves the lease watch on."""
+    for owns in (True, False):
+        witness = Log(has_committed=True, owns=owns)
+        folder = tmp_path / str(owns)
+        with fleet_of(folder, {"trainer": "raise SystemExit(1)"}, witness) as (fleet, spawner, _):
+            until(fleet, lambda spawner=spawner: len(spawner.started) > 1)  # type: ignore[misc]
+            assert [False, owns] == [spec.takeover for spec in spawner.started[:2]]
+
+
+def test_a_worker_that_never_works_stops_the_run(tmp_path: Path) -> None:
+    """After three quick failures, with its last lines."""
+    with fleet_of(tmp_path, {"logprob": "print('no such model'); raise SystemExit(1)"}) as (
+        fleet,
+        spawner,
+        _,
+    ):
+        until(fleet, lambda: fleet.failure is not None)
+        assert fleet.failure is not None
+        assert (fleet.failure.worker, fleet.failure.status) == ("logprob-0", 1)
+        assert list(fleet.failure.last_lines) == ["no such model"] * 3
+        assert len(spawner.started) == 3
+
+
+def test_roles_drain_one_after_another(tmp_path: Path) -> None:
+    """Prompts first, the trainer last; nobody is started again."""
+    with fleet_of(tmp_path, dict.fromkeys(DRAIN_ORDER, OBEDIENT)) as (fleet, spawner, said):
+        until(fleet, lambda: all_up(fleet))
+        drain = Drain(fleet, 5.0, said.append)
+        until(fleet, lambda: drain.tick() or drain.is_over)
+        ended = [int(log_tail(worker.log)[-1]) for worker in fleet.workers]
+        assert ended == sorted(ended)
+        assert len(spawner.started) == 4
+        assert drain.abandoned == []
+
+
+def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
+    """At its deadline, and named."""
+    with fleet_of(tmp_path, {"rollout": DEAF}) as (fleet, _, said):
+        until(fleet, lambda: all_up(fleet))
+        drain = Drain(fleet, -9.9, said.append)
+        until(fleet, lambda: drain.tick() or drain.is_over)
+        assert drain.abandoned == ["rollout-0"]
+        assert "rollout-0 did not drain" in said[0]
+
+
+def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> None:
+    """A configuration that cannot be used is told in the log, and ends with status 78."""
+    config = tmp_path / "config.json"
+    config.write_text(resolved_json(RunConfig()).replace('"seed"', '"sead"'))
+    context = multiprocessing.get_context("forkserver")
+    for number, spawner in enumerate((PlainSpawner(), ForkSpawner(context, "workers.runtime"))):
+        spec = ChildSpec(
+            role="prompts", ordinal=number, config=config, log=tmp_path / f"{number}.log",
+            instance="i",
+        )  # fmt: skip
+        child = spawner.spawn(spec)
+        assert child.wait(20)
+        assert child.poll() == 78
+        assert "sead" in log_tail(spec.log)[-1]

@@ -1,0 +1,185 @@
+"""The console script: quick help, overrides, errors in one line, and packages that are ours."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from workers import log
+from workers.__main__ import main, shadowed, split_overrides
+
+ROOT = Path(__file__).parents[3]
+
+
+def script(
+    *words: str, cwd: Path = ROOT, path: str = str(ROOT)
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "workers", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_is_quick():
+    """Half a second, the best of three on a busy machine; every command is listed."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = script("--help")
+        seconds.append(time.perf_counter() - start)
+    assert 0 == done.returncode
+    assert "config" in done.stdout
+    assert min(seconds) < 0.5
+
+
+def test_nothing_heavy_is_imported_for_help():
+    """Neither torch nor a Kafka client stands between a user and the help."""
+    code = (
+        "import sys; from workers.__main__ import _parser; _parser().format_help(); "
+        "print(sorted({'torch', 'transformers', 'confluent_kafka', 'kafka', 'rich', 'matplotlib'} "
+        "& set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "[]" == done.stdout.strip()
+
+
+def test_overrides_are_told_from_options():
+    """A dot makes the difference; values may look like anything."""
+    line = ["up", "a.toml", "--a.b", "-1", "--steps", "3", "--c.d.e=x=y", "--out", "f.html"]
+    expected = (
+        ["up", "a.toml", "--steps", "3", "--out", "f.html"],
+        ["--a.b", "-1", "--c.d.e=x=y"],
+    )
+    assert expected == split_overrides(line)
+
+
+def test_config_show(tmp_path, capsys):
+    """The printed TOML is the configuration, and says who set what."""
+    file = tmp_path / "run.toml"
+    file.write_text("[run]\nid = 'shown'\n[[demo.kills]]\nrole = 'rollout'\nat = 0.5\n")
+    words = ["config", "show", str(file), "--trainer.steps", "7"]
+    assert 0 == main(words)
+    text = capsys.readouterr().out
+    tree = tomllib.loads(text)
+    assert 0 == main([*words, "--json"])
+    assert json.loads(capsys.readouterr().out) == tree
+    assert f'id = "shown"  # {file}' in text
+    assert "steps = 7  # override --trainer.steps" in text
+
+
+def test_a_configuration_error_is_one_line(tmp_path, capsys):
+    """Exit 78, no traceback."""
+    file = tmp_path / "run.toml"
+    file.write_text("[trainer]\nstps = 3")
+    assert 78 == main(["config", "show", str(file)])
+    captured = capsys.readouterr()
+    assert "" == captured.out
+    assert 1 == len(captured.err.splitlines())
+    assert "did you mean trainer.steps?" in captured.err
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["config"], ["config", "show"]])
+def test_usage_errors_exit_with_2(words, capsys):
+    """What is missing is said on stderr."""
+    with pytest.raises(SystemExit) as raised:
+        main(words)
+    assert 2 == raised.value.code
+    assert "usage: rlstreams" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    """It names the program, installed or not."""
+    with pytest.raises(SystemExit) as raised:
+        main(["--version"])
+    assert 0 == raised.value.code
+    assert capsys.readouterr().out.startswith("rlstreams")
+
+
+@pytest.mark.parametrize("name", ["schemas", "streams"])
+def test_a_stranger_with_our_name_is_named(tmp_path, name):
+    """Both paths, exit 78; a package, a module, and a folder without `__init__.py`."""
+    stranger = tmp_path / f"{name}.py"
+    stranger.write_text("")
+    code = "import sys; from workers.__main__ import main; sys.exit(main(['--version']))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 78 == done.returncode
+    assert str(ROOT / name) in done.stderr
+    assert str(stranger) in done.stderr
+
+
+def test_our_own_packages_are_no_strangers():
+    """Nothing to report in a sound installation."""
+    assert "" == shadowed()
+
+
+@pytest.fixture(autouse=True)
+def fresh_logger():
+    """The handler writes to the stderr of its day, so each test gets a new one."""
+    logger = logging.getLogger("rlstreams")
+    before, logger.handlers = logger.handlers, []
+    yield
+    logger.handlers = before
+
+
+def test_log_lines_are_json(capsys, monkeypatch):
+    """One object a line with what was bound and what was given; values of any type."""
+    monkeypatch.delenv("RLSTREAMS_LOG", raising=False)
+    bound = log.get("trainer", "trainer-0", "i1").bind(run="r")
+    bound.info("step_finished", step=3, path=Path("x"), text="100 % sure")
+    bound.debug("not_shown")
+    (line,) = capsys.readouterr().err.splitlines()
+    event = json.loads(line)
+    assert event.pop("at_ms") > 1e12
+    expected = {
+        "level": "info",
+        "event": "step_finished",
+        "role": "trainer",
+        "worker": "trainer-0",
+        "instance": "i1",
+        "run": "r",
+        "step": 3,
+        "path": "x",
+        "text": "100 % sure",
+    }
+    assert expected == event
+
+
+def test_log_is_readable_on_a_terminal(capsys, monkeypatch):
+    """Worker, event and fields, without braces."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    log.get("trainer", "trainer-0", "i1").error("stopped", reason="fenced")
+    assert capsys.readouterr().err.endswith("error   stopped worker=trainer-0 reason=fenced\n")
+
+
+def test_log_level(capsys, monkeypatch):
+    """The environment sets it, and a typing error is refused."""
+    monkeypatch.setenv("RLSTREAMS_LOG", "debug")
+    log.get("trainer", "trainer-0", "i1").debug("shown")
+    assert "shown" in capsys.readouterr().err
+    logging.getLogger("rlstreams").handlers = []
+    monkeypatch.setenv("RLSTREAMS_LOG", "loud")
+    with pytest.raises(ConfigError, match=r"RLSTREAMS_LOG must be one of .* got 'loud'"):
+        log.get("trainer", "trainer-0", "i1")

@@ -1,0 +1,216 @@
+"""A configuration is understood, or refused with file, field and value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from workers.config import RunConfig
+from workers.config_load import (
+    from_json,
+    load,
+    load_with_origins,
+    resolve_secret,
+    resolved_json,
+)
+
+
+def write(folder: Path, text: str, name: str = "run.toml") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_no_file_gives_the_defaults():
+    """Every field has one."""
+    assert RunConfig() == load([])
+
+
+def test_files_merge_deeply_and_overrides_win(tmp_path):
+    """Later files replace single fields, overrides come last."""
+    base = write(tmp_path, "[trainer]\nsteps = 5\n[trainer.optimizer]\nlr = 1e-3\nbeta1 = 0.8\n")
+    more = write(tmp_path, "[trainer.optimizer]\nlr = 1e-4\n", "more.toml")
+    config = load([base, more], ["--trainer.steps", "7", "rollout.slots=3", "--run.seed=2"])
+    assert (7, 3, 2) == (config.trainer.steps, config.rollout.slots, config.run.seed)
+    assert (1e-4, 0.8) == (config.trainer.optimizer.lr, config.trainer.optimizer.beta1)
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "expected"),
+    [
+        ("run.id=7", "run", "7"),
+        ("run.id=quick", "run", "quick"),
+        ('run.id="quoted"', "run", "quoted"),
+    ],
+)
+def test_overrides_of_text_need_no_quotes(override, section, expected):
+    """Also where the text looks like a number."""
+    assert expected == getattr(load([], [override]), section).id
+
+
+def test_override_types():
+    """Numbers, booleans and choices are read as TOML."""
+    config = load([], ["trainer.optimizer.lr=3", "rollout.capture_experts=false"])
+    assert (3.0, False) == (config.trainer.optimizer.lr, config.rollout.capture_experts)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[trainer]\nstps = 3",
+            r"run.toml: unknown field trainer.stps; did you mean trainer.steps\?",
+        ),
+        ("[trainr]\nsteps = 3", r"run.toml: unknown field trainr; did you mean trainer\?"),
+        ("[trainer]\nlr = 3", r"did you mean trainer.optimizer.lr\?"),
+        ("[demo]\nkills = [{role='rollout', at=0.3, when=1}]", r"demo.kills\[0\].when"),
+        ("[trainer]\nsteps = 'ten'", r"run.toml: trainer.steps must be a whole number, got 'ten'"),
+        ("[trainer]\nsteps = 1.5", r"trainer.steps must be a whole number, got 1.5"),
+        ("[trainer]\nsteps = true", r"trainer.steps must be a whole number, got True"),
+        ("[trainer]\non_stale = 'keep'", r"trainer.on_stale must be one of 'mask', 'drop'"),
+        ("[trainer.optimizer]\nlr = nan", r"trainer.optimizer.lr .*not a finite number"),
+        ("trainer = 3", r"run.toml: trainer is a table, got 3"),
+        ("[demo]\nkills = 3", r"demo.kills must be an array, got 3"),
+        ("[trainer]\nsteps = 0", r"run.toml: trainer.steps must be above 0, got 0"),
+        ("[run]\nid = 'a/b'", r"run.toml: run.id must be 1 to 100 letters"),
+        ("[run]\nid = ''", r"run.id must be"),
+        ("[run]\ndir = 'runs/{name}'", r"run.dir must be a path with no other braces"),
+        ("[trainer]\nmin_group_samples = 9", r"trainer.min_group_samples is 9, but prompts.group"),
+        ("[prompts]\nevaluate_every = 2", r"prompts.evaluate_every is 2, but data.held_out is em"),
+        ("[broker]\nreplication = 3", r"broker.replication is 3, but broker.bootstrap is empty"),
+        ("[rollout]\nmax_new_tokens = 20000", r"the longest sample would fit no micro-batch"),
+        ("[broker.options]\n'sasl.password' = 'x'", r"'?sasl.password is a secret: give it as env"),
+        ("[trainer\nsteps = 3", r"run.toml: line 1, column 9: malformed TOML"),
+        ("[trainer]\nsteps = ", r"run.toml: .*line 2, column 9: malformed TOML"),
+        ("[trainer]\nname = 'x", r"run.toml: line 2, column \d+: malformed TOML"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, text, message):
+    """The message names the file, the dotted field, the value and what was wanted."""
+    with pytest.raises(ConfigError, match=message):
+        load([write(tmp_path, text)])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--trainer.steps"], "override --trainer.steps has no value"),
+        (["--trainer.steps", "ten"], "override --trainer.steps: trainer.steps must be a whole nu"),
+        (["--trainer.stps", "3"], r"override --trainer.stps: .* did you mean trainer.steps\?"),
+        (["trainer=3"], "trainer is a table, got 3"),
+        (["trainer.steps.more=3"], "unknown field trainer.steps.more"),
+        (["trainer.steps=0"], "override --trainer.steps: trainer.steps must be above 0, got 0"),
+    ],
+)
+def test_bad_overrides_are_refused(overrides, message):
+    """The message names the override."""
+    with pytest.raises(ConfigError, match=message):
+        load([], overrides)
+
+
+def test_the_file_that_holds_the_error_is_named(tmp_path):
+    """Of two files, only the one with the unknown field."""
+    good = write(tmp_path, "[trainer]\nsteps = 3", "good.toml")
+    bad = write(tmp_path, "[trainer]\nstps = 3", "bad.toml")
+    with pytest.raises(ConfigError) as raised:
+        load([good, bad])
+    assert "bad.toml" in str(raised.value)
+    assert "good.toml" not in str(raised.value)
+
+
+def test_missing_file(tmp_path):
+    """The path is named."""
+    with pytest.raises(ConfigError, match=r"none.toml: cannot be read: No such file"):
+        load([tmp_path / "none.toml"])
+
+
+def test_file_that_is_no_text(tmp_path):
+    """A binary file is refused, not half read."""
+    path = tmp_path / "model.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="byte 0 is not UTF-8"):
+        load([path])
+
+
+def test_paths_are_relative_to_the_file_that_sets_them(tmp_path, monkeypatch):
+    """Files below another folder still find their data; overrides use the working directory."""
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "[data]\ntrain = '../data/t.jsonl'\n[model]\npath = 'model'\n"
+        "[reward]\nverifier = 'judge.py:score'\n[run]\ndir = 'out/{id}'\nid = 'r'"
+    )
+    config = load([write(tmp_path, text, "conf/run.toml")], ["data.held_out=h.jsonl"])
+    assert str(tmp_path / "data/t.jsonl") == config.data.train
+    assert str(tmp_path / "h.jsonl") == config.data.held_out
+    assert str(tmp_path / "conf/model") == config.model.path
+    assert f"{tmp_path / 'conf/judge.py'}:score" == config.reward.verifier
+    assert "out/r" == config.folder
+
+
+def test_free_tables_keep_their_dots(tmp_path):
+    """librdkafka properties may be quoted, nested or given on the line."""
+    text = "[broker.options]\n'client.rack' = 'a'\nsecurity.protocol = 'SSL'"
+    config = load([write(tmp_path, text)], ["--broker.options.sasl.password", "env:PW"])
+    expected = {"client.rack": "a", "security.protocol": "SSL", "sasl.password": "env:PW"}
+    assert expected == config.broker.options
+
+
+def test_secrets(tmp_path, monkeypatch):
+    """References are resolved on use; the resolved configuration shows only the reference."""
+    monkeypatch.setenv("RLSTREAMS_TEST_PW", "hunter2")
+    secret = write(tmp_path, "hunter3\n", "pw")
+    file = write(tmp_path, "[broker.options]\n'ssl.key.password' = 'file:pw'")
+    config = load([file], ["broker.options.sasl.password=env:RLSTREAMS_TEST_PW"])
+    options = config.broker.options
+    assert f"file:{secret}" == options["ssl.key.password"]
+    assert "hunter3" == resolve_secret(options["ssl.key.password"])
+    assert "hunter2" == resolve_secret(options["sasl.password"])
+    assert "plain" == resolve_secret("plain")
+    assert "hunter" not in resolved_json(config)
+    for reference in ("env:RLSTREAMS_TEST_NONE", f"file:{tmp_path / 'none'}"):
+        with pytest.raises(ConfigError, match=reference.partition(":")[2]):
+            resolve_secret(reference)
+
+
+def test_a_literal_secret_is_not_repeated_in_the_message():
+    """What is refused as a secret is not printed either."""
+    with pytest.raises(ConfigError) as raised:
+        load([], ["broker.options.sasl.password=hunter2"])
+    assert "hunter2" not in str(raised.value).replace("--broker.options.sasl.password", "")
+
+
+def test_json_round_trip(tmp_path):
+    """The claim of a trainer holds all that a redo needs."""
+    text = "[run]\nid = 'x'\n[[demo.kills]]\nrole = 'rollout'\nat = 0.3"
+    config = load([write(tmp_path, text)], ["trainer.optimizer.lr=1e-3"])
+    assert config == from_json(resolved_json(config))
+    assert resolved_json(config) == resolved_json(from_json(resolved_json(config)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "recorded configuration: line 1"),
+        ("[]", "must be an object"),
+        (json.dumps({"trainer": {"future": 1}}), "unknown field trainer.future"),
+    ],
+)
+def test_foreign_json_is_refused(text, message):
+    """A configuration of another release is not half understood."""
+    with pytest.raises(ConfigError, match=message):
+        from_json(text)
+
+
+def test_origins(tmp_path):
+    """Every value that is not a default names who set it."""
+    file = write(tmp_path, "[trainer]\nsteps = 5\ngroups_per_step = 2")
+    origins = load_with_origins([file], ["trainer.steps=6"]).origins
+    expected = {
+        "trainer.steps": "override --trainer.steps",
+        "trainer.groups_per_step": str(file),
+    }
+    assert expected == origins

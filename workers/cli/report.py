@@ -1,0 +1,78 @@
+"""`rlstreams report RUN_DIR`: one HTML page and the learning curve of a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.config import RunConfig
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "report",
+        help="one HTML page and the learning curve of a finished or running run",
+        description="Reads the run's topics; writes report.html and curve.png into its folder.",
+    )
+    parser.add_argument(
+        "config",
+        nargs="+",
+        metavar="RUN_DIR or CONFIG",
+        help="a run's folder, or the TOML files that it was started with",
+    )
+    parser.add_argument("--out", default="", metavar="DIR", help="another folder for the files")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files and say where they are."""
+    from datetime import UTC, datetime
+
+    from workers.attach import attached
+    from workers.report.collect import collect, write
+
+    config = configuration(args.config, args.overrides)
+    made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    with attached(config) as bus:
+        given = collect(bus, config.run.id, decode=_decoder(config), made_at=made_at)
+    written = write(given, Path(args.out or config.folder))
+    print(f"report: {written.page}\ncurve:  {written.curve}")
+    return 0
+
+
+def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
+    """Of a run's folder as `up` left it, or of TOML files.
+
+    Raises:
+        ConfigError: a folder without `config.json`, or files that cannot be used.
+    """
+    from dataclasses import replace
+
+    from streams.errors import ConfigError
+    from workers.config_load import from_json, load
+
+    folder = Path(names[0])
+    if not folder.is_dir():
+        return load(names, overrides)
+    if len(names) > 1 or overrides:
+        raise ConfigError(f"{folder}: a run's folder has its own configuration; name it alone")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{folder} is no run's folder: it has no config.json")
+    config = from_json(file.read_text(encoding="utf-8"))
+    # The folder may have been moved, or named from elsewhere, since it was written.
+    return replace(config, run=replace(config.run, dir=str(folder)))
+
+
+def _decoder(config: RunConfig) -> Callable[[Sequence[int]], str]:
+    from workers.tokenizer import Tokenizer, TokenizerError
+    from workers.viewing import spell
+
+    try:
+        return Tokenizer.load(config.model.path).decode
+    except TokenizerError:
+        return spell  # the model folder is gone; numbers still show what changed

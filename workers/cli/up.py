@@ -1,0 +1,35 @@
+"""`rlstreams up CONFIG...`: a broker and every role on this machine, supervised."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "up", help="run everything on this machine: broker and all roles, supervised"
+    )
+    parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    parser.add_argument("--steps", type=int, help="optimizer steps; short for --trainer.steps")
+    parser.add_argument("--resume", action="store_true", help="continue a run that has steps")
+    parser.add_argument(
+        "--no-live", action="store_true", help="plain lines instead of the live view"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; 0 only if the run is complete and the audit finds nothing."""
+    from workers.config_load import load
+
+    overrides = list(args.overrides)
+    if args.steps is not None:
+        overrides += ["--trainer.steps", str(args.steps)]
+    config = load(args.config, overrides)
+    from workers.supervisor.up import Asked, up
+
+    words = " ".join([*args.config, *args.overrides])
+    return up(
+        Asked(config=config, config_words=words, is_resumed=args.resume, is_live=not args.no_live)
+    )

@@ -1,0 +1,300 @@
+"""The report of a run as one HTML page: pure, self-contained, light and dark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+
+from streams.audit_report import AuditReport
+from streams.views import Answer, StepPoint, ViewState
+from workers.report.style import CSS
+from workers.report.svg import Frame, Series, bars, legend, line_chart, number
+from workers.viewing import KillMark, clock, spell, spelled, step_seconds
+
+STEP = "optimizer step"
+_KNOWN = {
+    "entropy": ("Entropy", "of the policy while it was trained, per token", "nats"),
+    "kl": ("KL divergence", "of the trained from the sampling policy, per token", "nats"),
+    "clip_fraction": ("Clipped tokens", "share whose gradient the clip cut off", "share"),
+    "weight_mean": ("Importance weight", "proximal over behavior policy, capped, mean", "ratio"),
+    "grad_norm": ("Gradient norm", "before clipping", "norm"),
+}
+_SHOWN_ELSEWHERE = frozenset({"mismatch_mean", "mismatch_max", "num_loss_tokens", "lr"})
+_STATES = ("working", "waiting", "pulling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportInput:
+    """All that the report shows."""
+
+    run: str
+    views: ViewState
+    audit: AuditReport | None = None
+    kills: Sequence[KillMark] = ()
+    made_at: str = ""  # when the page was made, as text
+    decode: Callable[[Sequence[int]], str] = field(default=spell)
+
+
+def render(given: ReportInput) -> str:
+    """The page, complete."""
+    body = "".join(
+        (
+            _head(given),
+            _learning(given),
+            "<h2>Health of the training</h2>",
+            f'<div class="charts">{"".join(_health(given))}</div>',
+            "<h2>Where the time went</h2>",
+            f'<div class="charts">{"".join(_speed(given))}</div>',
+            _workers(given),
+            _problems(given),
+            _audit(given.audit),
+            _drops(given),
+        )
+    )
+    title = escape(f"rlstreams: {given.run}")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{CSS}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def _head(given: ReportInput) -> str:
+    run, curve = given.views.run, given.views.evaluation.curve
+    gain = f"{curve[0].accuracy:.2f} to {curve[-1].accuracy:.2f}" if len(curve) > 1 else "-"
+    steps = run.steps
+    seconds = (steps[-1].finished_at_ms - run.claims[0].started_at_ms) / 1000 if steps else 0.0
+    if not run.claims:
+        seconds = 0.0
+    figures = [
+        (gain, "held-out accuracy"),
+        (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
+        (f"{sum(p.num_samples for p in steps):,}", "samples trained"),
+        (clock(seconds), "from claim to last step"),
+        (str(len(given.kills)), "processes killed"),
+        (f"{given.audit.lost:,}" if given.audit else "-", "samples lost"),
+    ]
+    items = "".join(
+        f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in figures
+    )
+    made = f'<p class="muted">{escape(given.made_at)}</p>' if given.made_at else ""
+    return f"<h1>Run {escape(given.run)}</h1>{made}<ul class='figures'>{items}</ul>"
+
+
+def _learning(given: ReportInput) -> str:
+    run, curve = given.views.run, given.views.evaluation.curve
+    series = [
+        Series(name="reward", points=[(p.step, p.reward) for p in run.steps], css="b"),
+        Series(
+            name="held-out accuracy",
+            points=[(p.policy_version, p.accuracy) for p in curve],
+            css="a",
+            has_dots=True,
+        ),
+    ]
+    frame = Frame(
+        title="Reward and held-out accuracy by step",
+        x_label=STEP,
+        y_label="share of problems solved",
+        width=940,
+        height=340,
+        y_min=0.0,
+        y_max=1.0,
+        x_max=float(run.step) or None,
+        marks=[(k.step, f"{k.worker} killed") for k in given.kills],
+    )
+    keys = [("held-out accuracy", "a"), ("reward of the training batch", "b")]
+    keys += [("process killed", "kill")] if given.kills else []
+    return (
+        f"<h2>Learning</h2><figure>{line_chart(series, frame)}"
+        f"<figcaption>{legend(keys)}</figcaption></figure>"
+    )
+
+
+def _figure(title: str, note: str, chart: str, keys: str = "") -> str:
+    return (
+        f"<figure><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>"
+        f"{chart}{keys}</figure>"
+    )
+
+
+def _metric(
+    steps: Sequence[StepPoint], names: Sequence[tuple[str, str]], title: str, note: str, unit: str
+) -> str:
+    series = [
+        Series(
+            name=name,
+            points=[(p.step, p.metrics[name]) for p in steps if name in p.metrics],
+            css=css,
+        )
+        for name, css in names
+    ]
+    low = min((y for s in series for _, y in s.points), default=0.0)
+    frame = Frame(title=title, x_label=STEP, y_label=unit, y_min=0.0 if low >= 0 else None)
+    return _figure(title, note, line_chart(series, frame))
+
+
+def _health(given: ReportInput) -> Iterator[str]:
+    steps = given.views.run.steps
+    yield _metric(steps, [("entropy", "a")], *_KNOWN["entropy"])
+    yield _metric(
+        steps,
+        [("mismatch_mean", "a")],
+        "Engine mismatch",
+        "proximal against behavior log-prob under one version, mean per token",
+        "nats",
+    )
+    yield _staleness(given)
+    points = [(p.step, p.loss) for p in steps]
+    frame = Frame(title="Loss by step", x_label=STEP, y_label="loss")
+    chart = line_chart([Series(name="loss", points=points)], frame)
+    yield _figure("Loss", "policy loss, mean over the trained tokens", chart)
+    names = dict.fromkeys(name for p in steps for name in p.metrics)
+    for name in names:
+        if name not in _SHOWN_ELSEWHERE and name != "entropy":
+            yield _metric(steps, [(name, "a")], *_KNOWN.get(name, (name, "", "")))
+
+
+def _staleness(given: ReportInput) -> str:
+    tokens: Counter[int] = Counter()
+    if given.audit is not None:
+        tokens.update(given.audit.staleness)
+        source = "measured on the tokens by the audit"
+    else:
+        for point in given.views.run.steps:
+            tokens.update(point.staleness)
+        source = "as the steps recorded it"
+    total = sum(tokens.values())
+    rows = [(f"{k} behind", {"tokens": 100 * v / total}) for k, v in sorted(tokens.items())]
+    bound = "" if given.audit is None else f"; bound {given.audit.max_staleness}"
+    note = f"share of trained tokens by versions since they were sampled, {source}{bound}"
+    return _figure("Staleness", note, bars(rows, "%", "Share of trained tokens"))
+
+
+def _speed(given: ReportInput) -> Iterator[str]:
+    steps = given.views.run.steps
+    points = [
+        (b.step, b.num_tokens * 1000 / (b.finished_at_ms - a.finished_at_ms))
+        for a, b in pairwise(steps)
+        if b.finished_at_ms > a.finished_at_ms
+    ]
+    frame = Frame(title="Throughput by step", x_label=STEP, y_label="tokens / s", y_min=0.0)
+    chart = line_chart([Series(name="tokens trained per second", points=points)], frame)
+    pace_s = step_seconds(steps, len(steps))
+    note = f"tokens trained per second, prompts included; {pace_s:.2f} s a step"
+    yield _figure("Throughput", note, chart)
+    rows = []
+    for role in given.views.throughput.roles:
+        seconds = given.views.throughput.seconds(role)
+        parts = {state: seconds.get(state, 0.0) for state in _STATES}
+        parts["other"] = sum(v for state, v in seconds.items() if state not in _STATES)
+        rows.append((role, parts))
+    keys = [(name, css) for name, css in zip((*_STATES, "other"), "abcd", strict=True)]
+    yield _figure(
+        "Time by role",
+        "summed over its processes, by the state that they reported",
+        bars(rows, "s", "Time by role"),
+        legend(keys),
+    )
+
+
+def _workers(given: ReportInput) -> str:
+    throughput, pulls = given.views.throughput, given.views.pulls
+    if not throughput.workers:
+        return ""
+    rows = "".join(
+        _row(
+            worker.worker,
+            worker.state,
+            "-" if worker.policy_version < 0 else str(worker.policy_version),
+            number(worker.totals.get("samples", 0.0)),
+            number(worker.totals.get("tokens", 0.0)),
+            str(worker.restarts),
+            text=2,
+        )
+        for worker in throughput.workers
+    )
+    pulled = (
+        f'<p class="muted">{pulls.num_pulls:,} weight pulls, {pulls.num_bytes / 1e6:,.1f} MB, '
+        f"{pulls.seconds / pulls.num_pulls:.3f} s each, generation paused "
+        f"{pulls.paused_s:.2f} s in all</p>"
+        if pulls.num_pulls
+        else ""
+    )
+    head = _row(
+        "worker", "last state", "version", "samples", "tokens", "restarts", text=2, cell="th"
+    )
+    return f'<h2>Workers</h2><div class="wide"><table>{head}{rows}</table></div>{pulled}'
+
+
+def _row(*cells: str, text: int, cell: str = "td") -> str:
+    """A table row whose first `text` cells are words, the others numbers."""
+    return (
+        "<tr>"
+        + "".join(
+            f"<{cell}{'' if i < text else ' class=num'}>{escape(value)}</{cell}>"
+            for i, value in enumerate(cells)
+        )
+        + "</tr>"
+    )
+
+
+def _problems(given: ReportInput) -> str:
+    problems = given.views.samples.problems
+    if not problems:
+        return ""
+    rows = "".join(
+        f"<tr><td><code class=tokens>{escape(given.decode(p.then.prompt_ids))}</code></td>"
+        f"<td>{_answer(p.then, given)}</td><td>{_answer(p.now, given)}</td></tr>"
+        for p in problems
+    )
+    return (
+        "<h2>The same problem, then and now</h2>"
+        "<p class=muted>Held-out problems, one sample each. A change of colour is a change of "
+        "policy version inside one answer.</p>"
+        '<div class="wide"><table><tr><th>problem</th><th>first answer</th><th>newest answer</th>'
+        f"</tr>{rows}</table></div>"
+    )
+
+
+def _answer(answer: Answer, given: ReportInput) -> str:
+    verdict = "right" if answer.is_right else "wrong"
+    pieces = "".join(
+        f'<span class="v{max(0, version) % 4}" title="policy version {version}">'
+        f"{escape(text)}</span>"
+        for version, text in spelled(answer, given.decode)
+    )
+    return (
+        f"<code class=tokens>{pieces}</code><br><small><span class={verdict}>{verdict}</span> "
+        f"<span class=muted>version {answer.policy_version}</span></small>"
+    )
+
+
+def _audit(audit: AuditReport | None) -> str:
+    if audit is None:
+        return '<h2>Audit</h2><p class="none">not made</p>'
+    css = "verdict" if audit.ok else "verdict bad"
+    word = "Every sample is accounted for." if audit.ok else "The log breaks a promise."
+    return (
+        f'<h2>Audit</h2><p class="{css}"><b>{word}</b><br>{escape(audit.line())}</p>'
+        f"<details{'' if audit.ok else ' open'}><summary>All of it</summary>"
+        f"<pre>{escape(audit.text())}</pre></details>"
+    )
+
+
+def _drops(given: ReportInput) -> str:
+    run = given.views.run
+    counts: Mapping[str, int] = run.dropped
+    claims = "".join(
+        f"<li>epoch {c.epoch}, from step {c.next_step}, version {c.policy_version}</li>"
+        for c in run.claims
+    )
+    drops = ", ".join(f"{escape(name)} {count:,}" for name, count in sorted(counts.items()))
+    return (
+        f"<h2>Ledger</h2><p>Groups dropped: {drops or 'none'}. "
+        f"Void events of dethroned trainers: {run.num_void}. Trainers that claimed the run:</p>"
+        f"<ul>{claims}</ul>"
+    )

@@ -1,0 +1,47 @@
+"""Keeps the embedded broker of a run alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from streams.broker import EmbeddedBroker
+from streams.errors import BrokerError
+
+CHECK_S = 1.0
+QUICK_S = 60.0  # a broker that lived shorter than this failed quickly
+QUICK_LIMIT = 3
+
+
+class BrokerKeeper:
+    """Starts the broker again when it died; gives up when that does not help."""
+
+    def __init__(self, broker: EmbeddedBroker, say: Callable[[str], None]) -> None:
+        self._broker = broker
+        self._say = say
+        self._next_check_s = 0.0
+        self._started_s = time.monotonic()
+        self._num_quick = 0
+
+    def tick(self) -> None:
+        """Check at most once a second; a restart takes some seconds.
+
+        Raises:
+            BrokerError: its disk is full, it cannot start, or it dies again and again.
+        """
+        now_s = time.monotonic()
+        if now_s < self._next_check_s:
+            return
+        self._next_check_s = now_s + CHECK_S
+        if self._broker.status() is not None:
+            return
+        tail = self._broker.log_tail()
+        if self._broker.died_of_full_disk():
+            raise BrokerError(f"the disk under {self._broker.folder} is full:\n{tail}")
+        self._num_quick = self._num_quick + 1 if now_s - self._started_s < QUICK_S else 0
+        if self._num_quick >= QUICK_LIMIT:
+            raise BrokerError(f"the broker died {QUICK_LIMIT} times in a row:\n{tail}")
+        self._say("the broker is gone; starting it again")
+        self._broker.start()
+        self._started_s = time.monotonic()
+        self._say("the broker serves again")

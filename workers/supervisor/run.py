@@ -1,0 +1,162 @@
+"""The loop of `up`: watch, reap and restart, kill when asked, and end in good order.
+
+running --target reached--> finishing --last version evaluated--> draining --> over
+   \\--Ctrl-C, or a worker that cannot go on--------------------> draining --> over
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from enum import StrEnum
+from types import FrameType
+
+from workers.config import RunConfig
+from workers.live import ProcessInfo
+from workers.supervisor.broker import BrokerKeeper
+from workers.supervisor.fleet import Drain, Fleet, Worker
+from workers.supervisor.keyboard import Keyboard
+from workers.supervisor.kills import KillMenu, KillPlan
+from workers.supervisor.watcher import Watcher
+
+
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    COMPLETE = "complete"  # the target is reached and the last version evaluated
+    DRAINED = "drained"  # stopped before; resumable
+    FAILED = "failed"  # a worker cannot go on; resumable once that is cured
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM: the first drains, the second kills."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def install(self) -> None:
+        """From here on these signals are counted; only from the main thread."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+
+class Supervisor:
+    """One run of the fleet, from its start to the end of its last process."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        fleet: Fleet,
+        watcher: Watcher,
+        *,
+        broker: BrokerKeeper | None,
+        keyboard: Keyboard,
+        interrupts: Interrupts,
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._watcher = watcher
+        self._broker = broker
+        self._keyboard = keyboard
+        self._interrupts = interrupts
+        run = watcher.state.run
+        self._kills = KillPlan(config.demo.kills, run.step, config.trainer.steps)
+        self._menu = KillMenu([worker.name for worker in fleet.workers])
+        self._drain: Drain | None = None
+        self._finish_until_s: float | None = None  # while the last evaluation goes on
+        self._num_evaluated = 0
+        self.outcome = Outcome.DRAINED
+
+    def run(self) -> Outcome:
+        """Start everything and stay until no process is left."""
+        self._fleet.start()
+        self._watcher.phase = "running"
+        while self._drain is None or not self._drain.is_over:
+            self._watcher.poll()
+            if self._broker is not None:
+                self._broker.tick()
+            self._fleet.tick()
+            self._advance()
+            self._watcher.draw([_info(worker) for worker in self._fleet.workers])
+        return self.outcome
+
+    def _advance(self) -> None:
+        if self._drain is not None:
+            if self._interrupts.count > 1:
+                self._fleet.close()
+            self._drain.tick()
+        elif self._fleet.failure is not None:
+            self.outcome = Outcome.FAILED
+            self._begin_drain(self._fleet.failure.reason)
+        elif self._interrupts.count:
+            self._begin_drain("draining; a second Ctrl-C kills, --resume continues")
+        elif self._fleet.is_done("trainer"):
+            self._finish()
+        else:
+            self._kill_for_show()
+            self._kill_by_key()
+
+    def _finish(self) -> None:
+        """The trainer is done: wait for the last evaluation, as long as it goes on."""
+        run = self._watcher.state.run
+        if run.step < run.step_target:
+            self._begin_drain(f"the trainer drained at step {run.step} of {run.step_target}")
+            return
+        if not self._config.data.held_out or self._watcher.is_evaluated():
+            self.outcome = Outcome.COMPLETE
+            self._begin_drain("the run is complete")
+            return
+        now_s = time.monotonic()
+        progress = self._watcher.num_evaluated()
+        if self._finish_until_s is None or progress > self._num_evaluated:
+            self._num_evaluated = progress
+            self._finish_until_s = now_s + self._config.deadlines.stall_s
+            self._watcher.phase = "finishing"
+            self._watcher.say("all steps are done; the last version is being evaluated")
+        elif now_s > self._finish_until_s:
+            self.outcome = Outcome.FAILED
+            waited_s = self._config.deadlines.stall_s
+            self._begin_drain(
+                f"the evaluation of version {run.policy_version} has not moved for {waited_s:g} s"
+            )
+
+    def _begin_drain(self, why: str) -> None:
+        self._watcher.phase = "draining"
+        self._watcher.say(why)
+        self._drain = Drain(self._fleet, self._config.deadlines.drain_s, self._watcher.say)
+
+    def _kill_for_show(self) -> None:
+        run = self._watcher.state.run
+        due = self._kills.due(run.step, run.step_target)
+        if due is not None and self._kill(self._fleet.of(due.role)[0], run.step):
+            self._kills.done(due)
+
+    def _kill_by_key(self) -> None:
+        for key in self._keyboard.pressed():
+            text, name = self._menu.press(key)
+            if text:
+                self._watcher.say(text)
+            for worker in self._fleet.workers:
+                if worker.name == name and not self._kill(worker, self._watcher.state.run.step):
+                    self._watcher.say(f"{name} is not running")
+
+    def _kill(self, worker: Worker, step: int) -> bool:
+        pid = worker.child.pid if worker.child is not None else 0
+        if not self._fleet.kill(worker):
+            return False
+        self._watcher.killed(worker.name)
+        self._watcher.say(f"KILLED {worker.name} (process {pid}) with SIGKILL after step {step}")
+        return True
+
+
+def _info(worker: Worker) -> ProcessInfo:
+    return ProcessInfo(
+        worker=worker.name,
+        role=worker.role,
+        pid=worker.child.pid if worker.child is not None else None,
+        is_alive=worker.is_alive,
+        restarts=max(0, worker.num_starts - 1),
+    )

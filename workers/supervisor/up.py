@@ -1,0 +1,213 @@
+"""Everything around the loop of `up`: broker, topics, the run's folder, and the summary."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.events import ControlState
+from streams.admin import apply, broker_version_warning
+from streams.audit import audit
+from streams.audit_report import AuditReport
+from streams.broker import EmbeddedBroker
+from streams.bus import Bus
+from streams.codec import now_ms, outgoing
+from streams.errors import ConfigError
+from streams.topic_plan import TopicPlan
+from streams.topics import CONTROL, STEPS
+from workers.bootstrap import BROKER_FOLDER, bootstrap_of, open_bus
+from workers.config import RunConfig
+from workers.config_load import resolved_json
+from workers.control import RUNNING
+from workers.supervisor.broker import BrokerKeeper
+from workers.supervisor.child import make_spawner
+from workers.supervisor.fleet import Failure, Fleet
+from workers.supervisor.keyboard import Keyboard
+from workers.supervisor.resume import changes
+from workers.supervisor.run import Interrupts, Outcome, Supervisor
+from workers.supervisor.watcher import Watcher
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user typed."""
+
+    config: RunConfig
+    config_words: str  # as typed, for commands to try
+    is_resumed: bool
+    is_live: bool
+
+
+def up(asked: Asked) -> int:
+    """Run everything; 0 only if the run is complete and the audit finds nothing.
+
+    Raises:
+        StreamsError: the broker, a topic or the configuration cannot be used.
+    """
+    config = asked.config
+    _check_files(config)
+    folder = Path(config.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(resolved_json(config) + "\n", encoding="utf-8")
+    _set_threads(config)
+    spawner = make_spawner()  # imports torch while the broker starts
+    with ExitStack() as stack:
+        broker = stack.enter_context(_broker(config))
+        _topics(config)
+        bus = stack.enter_context(open_bus(config))
+        _refuse_started(bus, asked)
+        _say_running(bus, config)
+        watcher = Watcher(bus, config, is_live=asked.is_live)
+        with watcher, Keyboard() as keyboard:
+            watcher.catch_up()
+            _say_changes(watcher, config)
+            counts = {
+                "prompts": 1,
+                "rollout": config.rollout.workers,
+                "logprob": config.logprob.workers,
+                "trainer": 1,
+            }
+            fleet = Fleet(spawner, folder, counts, witness=watcher, say=watcher.say)
+            stack.callback(fleet.close)
+            interrupts = Interrupts()
+            interrupts.install()
+            supervisor = Supervisor(
+                config,
+                fleet,
+                watcher,
+                broker=None if broker is None else BrokerKeeper(broker, watcher.say),
+                keyboard=keyboard,
+                interrupts=interrupts,
+            )
+            outcome = supervisor.run()
+            watcher.catch_up()
+        report = audit(bus)
+        return _summary(asked, watcher, fleet, outcome, report)
+
+
+def _check_files(config: RunConfig) -> None:
+    """Say at once what a role would only say after its start."""
+    for field, path in (("data.train", config.data.train), ("data.held_out", config.data.held_out)):
+        if path and not Path(path).is_file():
+            raise ConfigError(f"{field}: there is no file {path!r}")
+    if not config.data.train:
+        raise ConfigError("data.train is empty; name a file of JSON lines")
+    if not (Path(config.model.path) / "config.json").is_file():
+        raise ConfigError(f"model.path: {config.model.path!r} is no model folder: no config.json")
+
+
+def _set_threads(config: RunConfig) -> None:
+    """For the fork server, which imports torch once for all."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(config.model.threads)
+    os.environ["RLSTREAMS_PRELOAD_MODEL"] = config.model.path
+
+
+@contextmanager
+def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
+    """The embedded broker, stopped at the end; None where one is named."""
+    if config.broker.bootstrap:
+        if warning := broker_version_warning(config.broker.bootstrap):
+            _print(f"warning: {warning}")
+        yield None
+        return
+    broker = EmbeddedBroker(
+        Path(config.folder) / BROKER_FOLDER,
+        config.broker.port,
+        config.broker.jars_dir,
+        config.broker.heap_mb,
+    )
+    state = broker.attach_or_start()
+    _print(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+def _topics(config: RunConfig) -> None:
+    plan = TopicPlan(
+        rollout_workers=config.rollout.workers,
+        logprob_workers=config.logprob.workers,
+        partitions_per_worker=config.broker.partitions_per_worker,
+        replication=config.broker.replication,
+    )
+    apply(bootstrap_of(config), config.run.id, plan)
+
+
+def _refuse_started(bus: Bus, asked: Asked) -> None:
+    ends, beginnings = bus.ends(STEPS.name), bus.beginnings(STEPS.name)
+    is_started = any(end > beginnings[partition] for partition, end in ends.items())
+    if is_started and not asked.is_resumed:
+        raise ConfigError(
+            f"run.id {asked.config.run.id!r} has steps already: continue it with "
+            f"`rlstreams up {asked.config_words} --resume`, "
+            "or begin another run with `--run.id NAME`"
+        )
+
+
+def _say_running(bus: Bus, config: RunConfig) -> None:
+    state = ControlState(
+        run=config.run.id, revision=now_ms(), state=RUNNING, by="up", at_ms=now_ms()
+    )
+    with bus.producer("up") as producer:
+        producer.commit([outgoing(CONTROL, state)])
+
+
+def _say_changes(watcher: Watcher, config: RunConfig) -> None:
+    claims = watcher.state.run.claims
+    if not claims:
+        return
+    found = changes(claims[-1].config, resolved_json(config))
+    told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
+    watcher.say(f"continuing at step {watcher.state.run.step + 1}; changed: {told or 'nothing'}")
+
+
+def _summary(
+    asked: Asked, watcher: Watcher, fleet: Fleet, outcome: Outcome, report: AuditReport
+) -> int:
+    """Print how it went, and what to try next; the exit status."""
+    if fleet.failure is not None:
+        _print(*_failure_lines(fleet.failure))
+    first, last = watcher.state.evaluation.first, watcher.state.evaluation.last
+    if first is not None and last is not None:
+        _print(
+            f"held-out accuracy {first.accuracy:.2f} (version {first.policy_version}) -> "
+            f"{last.accuracy:.2f} (version {last.policy_version})"
+        )
+    _print(report.line(fleet.num_killed))
+    if not report.ok:
+        _print(report.text())
+    _print(f"run {asked.config.run.id}: {outcome}; logs in {asked.config.folder}/logs")
+    _print("try next:", *(f"  {command}" for command in next_commands(asked, outcome)))
+    return 0 if outcome is Outcome.COMPLETE and report.ok else 1
+
+
+def next_commands(asked: Asked, outcome: Outcome) -> Sequence[str]:
+    """Three commands that make sense now."""
+    words, steps = asked.config_words, asked.config.trainer.steps
+    more = f" --steps {steps * 2}" if outcome is Outcome.COMPLETE else ""
+    return (
+        f"rlstreams up {words} --resume{more}",
+        f"rlstreams broker start --dir {asked.config.folder}/{BROKER_FOLDER}"
+        f" && rlstreams audit {words}",
+        f"rlstreams up {words} --run.id other --run.seed {asked.config.run.seed + 1}",
+    )
+
+
+def _failure_lines(failure: Failure) -> Sequence[str]:
+    return (
+        f"the run stopped: {failure.reason}",
+        *(f"  {failure.worker} | {line}" for line in failure.last_lines),
+    )
+
+
+def _print(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()

@@ -1,0 +1,162 @@
+"""What `up` knows of the run from its topics, and what it shows of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+
+from schemas.events import (
+    Event,
+    GroupsDropped,
+    ScoredTrajectory,
+    StepCompleted,
+    Trajectory,
+    WorkerReport,
+)
+from streams.bus import Bus
+from streams.errors import DeadlineError
+from streams.views import Feed, Views, ViewState
+from workers.config import RunConfig
+from workers.live import KillMark, LiveInput, LiveView, ProcessInfo
+from workers.tokenizer import Tokenizer
+
+POLL_S = 0.1
+DRAW_S = 0.5
+CATCH_UP_S = 60.0  # longest wait for the next record of a history
+
+
+class Progress:
+    """A view: which processes have committed something of their work."""
+
+    def __init__(self) -> None:
+        self._instances: set[str] = set()
+
+    def apply(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Trajectory | ScoredTrajectory | StepCompleted | GroupsDropped) or (
+            isinstance(event, WorkerReport) and any(event.counters.values())
+        ):
+            self._instances.add(event.instance)
+
+    def committed(self, instance: str) -> bool:
+        """Whether this process has."""
+        return instance in self._instances
+
+
+class Watcher:
+    """Folds the topics and draws them; implements `fleet.Witness`. Use it in a `with` block."""
+
+    def __init__(self, bus: Bus, config: RunConfig, *, is_live: bool) -> None:
+        self._config = config
+        self._views = Views()
+        self._progress = Progress()
+        self._feed = Feed(bus, self)
+        self._tokenizer = Tokenizer.load(config.model.path)
+        self._live = LiveView(None if is_live else Console(force_terminal=False))
+        self._message = ""
+        self._started_s = time.monotonic()
+        self._next_draw_s = 0.0
+        self.kills: list[KillMark] = []
+        self.phase = "starting"
+
+    def __enter__(self) -> Watcher:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.__exit__(kind, error, traceback)
+        self._feed.close()
+
+    def apply(self, event: Event) -> None:
+        """Take one event of the feed."""
+        self._views.apply(event)
+        self._progress.apply(event)
+
+    @property
+    def state(self) -> ViewState:
+        """What the topics say, as far as they were read."""
+        return self._views.state
+
+    def poll(self) -> None:
+        """Take what is new; waits at most `POLL_S`."""
+        self._feed.poll(POLL_S)
+
+    def catch_up(self) -> None:
+        """Take all that the topics hold now.
+
+        Raises:
+            DeadlineError: the broker stopped delivering.
+        """
+        ends = self._feed.ends()
+        until_s = time.monotonic() + CATCH_UP_S
+        while behind := self._feed.behind(ends):
+            if self._feed.poll(POLL_S):
+                until_s = time.monotonic() + CATCH_UP_S
+            elif time.monotonic() > until_s:
+                raise DeadlineError(
+                    f"reading the run's topics: {behind} offsets are left, "
+                    f"and the broker delivered nothing for {CATCH_UP_S:g} s"
+                )
+
+    def is_evaluated(self) -> bool:
+        """Whether every held-out row was answered for the newest version."""
+        version = self._views.run.state.policy_version
+        if not self._is_complete(version):
+            return False
+        # Only with everything read is the number of rows that were issued known.
+        self.catch_up()
+        return self._is_complete(version)
+
+    def num_evaluated(self) -> int:
+        """Answers of all evaluations so far; it grows while one goes on."""
+        return sum(point.num_samples for point in self._views.evaluation.state.points)
+
+    def committed(self, instance: str) -> bool:
+        """See `Witness`."""
+        return self._progress.committed(instance)
+
+    def owns_run(self, instance: str) -> bool:
+        """See `Witness`."""
+        claims = self._views.run.state.claims
+        return bool(claims) and claims[-1].instance == instance
+
+    def say(self, text: str) -> None:
+        """Show a sentence until the next one."""
+        self._message = text
+        self._next_draw_s = 0.0
+
+    def killed(self, worker: str) -> None:
+        """Mark a kill in the curve."""
+        self.kills.append(KillMark(step=self._views.run.state.step, worker=worker))
+
+    def draw(self, processes: Sequence[ProcessInfo]) -> None:
+        """Show the state, at most twice a second unless something was said."""
+        now_s = time.monotonic()
+        if now_s < self._next_draw_s:
+            return
+        self._next_draw_s = now_s + DRAW_S
+        self._live.update(
+            LiveInput(
+                run=self._config.run.id,
+                views=self.state,
+                elapsed_s=now_s - self._started_s,
+                step_target=self._config.trainer.steps,
+                processes=processes,
+                kills=tuple(self.kills),
+                message=self._message,
+                state=self.phase,
+                decode=self._tokenizer.decode,
+            )
+        )
+
+    def _is_complete(self, version: int) -> bool:
+        points = self._views.evaluation.state.points
+        return any(point.policy_version == version and point.is_complete for point in points)
