@@ -2,9 +2,10 @@
 
 Records finish out of order, Kafka commits one offset. The offset is the low watermark (everything
 below is done); what lies done above it travels in the metadata of the same commit, so both move in
-one transaction. Form: a letter, then base85. Lower case is plain, upper case deflated;
-`b` is a bitmap from the watermark on, `r` alternating run lengths (not done first) as varints.
-The shortest of the four is taken. Text after a space is a note and not part of the set.
+one transaction. Form: a letter, then base85 (the alphabet of Git). Lower case is plain, upper case
+deflated (RFC 1951, without a header); `b` is a bitmap from the watermark on, lowest bit first, `r`
+alternating run lengths (not done first), each an Avro long. The shortest of the four is taken.
+Text after a space is a note and not part of the set.
 """
 
 from __future__ import annotations

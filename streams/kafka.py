@@ -7,7 +7,6 @@ stay alone in their batch of at most 1 MB, which is what a broker's default limi
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
@@ -35,7 +34,9 @@ T = TypeVar("T")
 
 ANSWER_S = 30.0  # a question to the broker, retries included
 _SETTLE_S = 5.0  # beyond the transaction timeout: the broker's own clean-up interval
-_LOG = logging.getLogger(__name__)
+# The client's own log says each refused connection ten times a second, on stderr; what matters
+# of it reaches us as errors.
+_CRITICAL = 2
 
 _MAX_POLL = "max.poll.interval.ms"
 _CONSUMER = {
@@ -89,13 +90,12 @@ class KafkaBus:
         self._transaction_timeout_s = transaction_timeout_s
         self._outage_s = outage_s
         # Kept: a temporary client is collected before its futures resolve.
-        self._admin = self._client(AdminClient, {}, quiet=True)
+        self._admin = self._client(AdminClient, {})
 
-    def _client(self, kind: Any, settings: Mapping[str, Any], *, quiet: bool = False) -> Any:  # noqa: ANN401
-        # A client that nobody polls cannot hand its log lines over; its errors reach us as answers.
-        logs = {"log_level": 0} if quiet else {"logger": _LOG}
+    def _client(self, kind: Any, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        common = {"bootstrap.servers": self._bootstrap, "log_level": str(_CRITICAL)}
         try:
-            return kind({"bootstrap.servers": self._bootstrap, **settings, **self._options, **logs})
+            return kind({**common, **settings, **self._options})
         except KafkaException as err:
             raise broker_error(error_of(err), "making a client", self._bootstrap) from err
 
@@ -228,7 +228,7 @@ class KafkaBus:
         """
         name = self._name(topic)
         tps = [TopicPartition(name, number) for number in range(self.partitions(topic))]
-        client = self._client(Consumer, {**_CONSUMER, "group.id": self._name(group)}, quiet=True)
+        client = self._client(Consumer, {**_CONSUMER, "group.id": self._name(group)})
         deadline = time.monotonic() + self._transaction_timeout_s + _SETTLE_S
         doing = f"asking for the offsets of group {self._name(group)} in {name}"
         try:

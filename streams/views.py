@@ -36,6 +36,7 @@ from streams.view_evaluation import (
     SamplesView,
     TokenRun,
 )
+from streams.view_flow import FlowState, FlowView
 from streams.view_run import Claim, EpochGate, RunState, RunView, StepPoint
 from streams.view_workers import (
     Pull,
@@ -75,6 +76,7 @@ class ViewState:
     throughput: ThroughputState = field(default_factory=ThroughputState)
     samples: SamplesState = field(default_factory=SamplesState)
     pulls: PullsState = field(default_factory=PullsState)
+    flow: FlowState = field(default_factory=FlowState)
 
 
 class Views:
@@ -86,6 +88,7 @@ class Views:
         self.throughput = ThroughputView(window_s)
         self.samples = SamplesView(rows)
         self.pulls = PullsView()
+        self.flow = FlowView()
 
     def apply(self, event: Event) -> None:
         """Take one event."""
@@ -95,6 +98,7 @@ class Views:
             self.throughput,
             self.samples,
             self.pulls,
+            self.flow,
         )
         for view in views:
             view.apply(event)
@@ -108,6 +112,7 @@ class Views:
             throughput=self.throughput.state,
             samples=self.samples.state,
             pulls=self.pulls.state,
+            flow=self.flow.state,
         )
 
 
@@ -163,6 +168,8 @@ __all__ = [
     "EvaluationState",
     "EvaluationView",
     "Feed",
+    "FlowState",
+    "FlowView",
     "Problem",
     "Pull",
     "PullsState",

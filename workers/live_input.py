@@ -37,7 +37,7 @@ class LiveInput:
     elapsed_s: float
     step_target: int = 0  # until the trainer's claim says it
     processes: Sequence[ProcessInfo] = ()
-    lags: Sequence[TopicLag] = ()
+    lags: Sequence[TopicLag] = ()  # empty: samples waiting, as the topics tell
     kills: Sequence[KillMark] = ()
     message: str = ""  # the newest thing that happened, e.g. a kill
     state: str = "running"  # "starting", "running", "draining", ...

@@ -2,8 +2,9 @@
 
 `multiprocessing.set_forkserver_preload(["workers.preload"])`: rollout, logprob and trainer start
 as forks of a process that has paid for these imports (about ten seconds of CPU). Importing starts
-no thread and computes nothing, so a fork of it is safe. `RLSTREAMS_PRELOAD_MODEL` names the model
-folder whose class is imported too; without it each role imports its own.
+no thread and computes nothing, so a fork of it is safe; numpy's OpenBLAS alone starts threads, so
+the supervisor sets `OPENBLAS_NUM_THREADS=1`. `RLSTREAMS_PRELOAD_MODEL` names the model folder whose
+class is imported too; without it each role imports its own.
 """
 
 from __future__ import annotations

@@ -53,3 +53,9 @@ class Reporter:
             at_ms=now_ms(),
         )
         return [outgoing(WORKER_EVENTS, report)]
+
+    def farewell(self) -> list[Outgoing]:
+        """The last report of a clean end: silence after it is no crash."""
+        self.state("stopped")
+        self._next = 0.0
+        return self.due()

@@ -16,7 +16,7 @@ from enum import IntEnum
 from types import FrameType
 from typing import Protocol
 
-from streams.errors import ConfigError, FencedError, TopicMismatchError
+from streams.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
 
 IDLE_S = 0.02  # longest wait of a turn that has work beside it
 
@@ -117,7 +117,7 @@ def exit_status(error: BaseException | None) -> Exit:
 
 def explain(error: BaseException) -> None:
     """Print what the user needs: one line where we expected it, a traceback where we did not."""
-    if exit_status(error) is Exit.FAILED:
+    if exit_status(error) is Exit.FAILED and not isinstance(error, StreamsError):
         traceback.print_exception(error, file=sys.stderr)
     else:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +56,9 @@ class Stage(Protocol):
 
     def announcements(self) -> Sequence[Outgoing]:
         """Records that are not about an input; they go out at once, before any finished one."""
+
+    def farewell(self) -> Sequence[Outgoing]:
+        """The last records of a clean end."""
 
     @property
     def num_open(self) -> int:
@@ -104,7 +108,10 @@ class StageLoop:
         return nothing_left or time.monotonic() > self._drain_until
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group; a clean end says so."""
+        if self.done:
+            with suppress(AbortedError):
+                self._producer.commit(self._stage.farewell())
         self._stage.close()
         self._consumer.close()
         self._producer.close()

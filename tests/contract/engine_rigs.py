@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from schemas.events import PolicyPublished
-from workers.engines.base import Engine, Int32s, SampleRequest, Sampling, Scorer
+from workers.engines.base import Engine, GeneratedSegment, Int32s, SampleRequest, Sampling, Scorer
 from workers.engines.builtin import BuiltinEngine
 from workers.engines.builtin_scorer import BuiltinScorer
 from workers.engines.fake import EOS, FakeEngine, FakeScorer, fake_weights
@@ -113,3 +116,45 @@ def request(
 def long_request(sample_id: str) -> SampleRequest:
     """Nearly uniform draws: both engines go on for a hundred tokens, but for rare early ends."""
     return request(sample_id, temperature=8.0, max_new_tokens=110)
+
+
+DEADLINE_S = 30.0
+LONG = "0/0/0"  # a sample whose long request does not end early, under either engine
+
+
+def drive(engine: Engine, scenario: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario on an event loop, with a deadline, and close the engine."""
+
+    async def main() -> None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await scenario(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def collect(engine: Engine, wanted: SampleRequest) -> list[GeneratedSegment]:
+    return [segment async for segment in engine.generate(wanted)]
+
+
+async def until_running(engine: Engine, num: int = 1) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while (await engine.health()).running < num:
+        assert time.monotonic() < until_s, "nothing runs"
+        await asyncio.sleep(0.001)
+
+
+def tokens(segments: list[GeneratedSegment]) -> list[int]:
+    return [int(t) for segment in segments for t in segment.token_ids]
+
+
+def rows_of(segments: list[GeneratedSegment]) -> list[int]:
+    """The positions whose expert rows the segments carry, in order."""
+    return [
+        segment.routed_experts_start + row
+        for segment in segments
+        if segment.routed_experts is not None
+        for row in range(len(segment.routed_experts))
+    ]

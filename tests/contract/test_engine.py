@@ -3,75 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from schemas.events import NO_VERSION
-from tests.contract.engine_rigs import KINDS, PROMPT, Rig, long_request, request
+from tests.contract.engine_rigs import (
+    KINDS,
+    LONG,
+    PROMPT,
+    Rig,
+    collect,
+    drive,
+    long_request,
+    request,
+    tokens,
+    until_running,
+)
 from workers.engines.base import (
     Engine,
     EngineError,
     FinishReason,
-    GeneratedSegment,
-    PauseMode,
     PromptTooLongError,
     SampleRequest,
     TokenSequence,
 )
 from workers.engines.fake import EOS
-from workers.weights.channel import WeightError
-
-DEADLINE_S = 30.0
-LONG = "0/0/0"  # a sample whose long request does not end early, under either engine
 
 
 @pytest.fixture(params=KINDS)
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     return Rig(request.param, tmp_path)
-
-
-def drive(engine: Engine, scenario: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-    """Run a scenario on an event loop, with a deadline, and close the engine."""
-
-    async def main() -> None:
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                await scenario(engine)
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
-
-
-async def collect(engine: Engine, wanted: SampleRequest) -> list[GeneratedSegment]:
-    return [segment async for segment in engine.generate(wanted)]
-
-
-async def until_running(engine: Engine, num: int = 1) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).running < num:
-        assert time.monotonic() < until_s, "nothing runs"
-        await asyncio.sleep(0.001)
-
-
-def tokens(segments: list[GeneratedSegment]) -> list[int]:
-    return [int(t) for segment in segments for t in segment.token_ids]
-
-
-def rows_of(segments: list[GeneratedSegment]) -> list[int]:
-    """The positions whose expert rows the segments carry, in order."""
-    return [
-        segment.routed_experts_start + row
-        for segment in segments
-        if segment.routed_experts is not None
-        for row in range(len(segment.routed_experts))
-    ]
 
 
 def test_nothing_is_sampled_before_the_first_pull(rig: Rig) -> None:
@@ -211,57 +175,6 @@ def test_temperature_zero_takes_the_likeliest_token(rig: Rig) -> None:
     drive(rig.engine(), scenario)
 
 
-def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
-    """Weights change between two tokens: each segment names the version of all of its tokens."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
-        await engine.pause(PauseMode.KEEP)
-        await engine.pull(rig.publish(1), rig.channel)
-        assert engine.policy_version == 1
-        await engine.resume()
-        before, after = await running
-        assert (before.policy_version, after.policy_version) == (0, 1)
-        assert before.finish_reason is FinishReason.POLICY_CHANGED
-        assert after.finish_reason in ("length", "stop")
-        assert before.weight_hash != after.weight_hash
-        num_tokens = len(PROMPT) + len(tokens([before, after]))
-        assert rows_of([before, after]) == list(range(num_tokens - 1))
-
-        scorer = rig.scorer()
-        for version, segment in ((0, before), (1, after)):
-            scorer.pull(rig.publish(version), rig.channel)
-            if rig.kind == "builtin" and version == 1:
-                continue  # the cache holds keys and values of version 0: no scorer sees that
-            ids = np.concatenate([PROMPT, *(s.token_ids for s in (before, after))], dtype=np.int32)
-            (scores,) = scorer.score([TokenSequence(token_ids=ids)], version, 8.0)
-            start = len(PROMPT) + (len(before.token_ids) if version else 0)
-            scored = scores.logprobs[start : start + len(segment.token_ids)]
-            np.testing.assert_allclose(segment.logprobs, scored, atol=1e-4)
-
-    drive(rig.engine(), scenario)
-
-
-def test_a_pull_without_a_pause_disturbs_nobody(rig: Rig) -> None:
-    """Requests in flight go on; every token is labelled by a version that was published."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        running = [asyncio.create_task(collect(engine, long_request(f"{i}/0/0"))) for i in range(8)]
-        await until_running(engine)
-        hashes = [published.weight_hash for published in (rig.publish(1), rig.publish(2))]
-        for version in (1, 2):
-            await engine.pull(rig.publish(version), rig.channel)
-        for segments in await asyncio.gather(*running):
-            versions = [s.policy_version for s in segments]
-            assert versions == sorted(set(versions))
-            assert all(s.weight_hash == hashes[s.policy_version - 1] for s in segments[1:])
-
-    drive(rig.engine(), scenario)
-
-
 def test_logprobs_are_those_of_the_scorer(rig: Rig) -> None:
     """Engine mismatch of equal weights in float32 is rounding: below 1e-4, 2e-6 on average."""
     scorer = rig.scorer()
@@ -307,99 +220,6 @@ def test_logprobs_are_of_the_filtered_distribution(rig: Rig) -> None:
     drive(rig.engine(), scenario)
 
 
-def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
-    """Resumed with its tokens so far it gives the tokens and rows that it would have given."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        whole = await collect(engine, long_request(LONG))
-        running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
-        await engine.abort("unknown")
-        await engine.abort(LONG)
-        (partial,) = await running
-        assert partial.finish_reason is FinishReason.ABORT
-        assert 0 < len(partial.token_ids) < 110
-        so_far = np.concatenate([PROMPT, partial.token_ids])
-        (rest,) = await collect(
-            engine,
-            request(
-                LONG,
-                token_ids=so_far,
-                prompt_tokens=len(PROMPT),
-                temperature=8.0,
-                max_new_tokens=110,
-            ),
-        )
-        assert tokens([partial, rest]) == tokens(whole)
-        assert rows_of([partial, rest]) == rows_of(whole)
-        assert partial.routed_experts is not None
-        assert rest.routed_experts is not None
-        assert whole[0].routed_experts is not None
-        stitched = np.concatenate([partial.routed_experts, rest.routed_experts])
-        same = np.sort(stitched, -1) == np.sort(whole[0].routed_experts, -1)
-        assert same.mean() > 0.99  # rounding may turn a near tie
-
-    drive(rig.engine(), scenario)
-
-
-def test_pausing_with_abort_cuts_what_runs_and_spares_what_waits(rig: Rig) -> None:
-    """Running requests end as partial segments; nothing is sampled until the engine resumes."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        first = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
-        await engine.pause(PauseMode.ABORT)
-        assert (await first)[-1].finish_reason is FinishReason.ABORT
-        second = asyncio.create_task(collect(engine, request("1/0/0")))
-        await asyncio.sleep(0.1)
-        assert not second.done()
-        await engine.resume()
-        assert (await second)[-1].finish_reason in ("stop", "length")
-
-    drive(rig.engine(), scenario)
-
-
-def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
-    """`pause(WAIT)` returns when nothing runs, and nothing starts until the engine resumes."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        first = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
-        await engine.pause(PauseMode.WAIT)
-        assert (await engine.health()).running == 0
-        assert (await first)[-1].finish_reason is FinishReason.LENGTH
-        second = asyncio.create_task(collect(engine, request("1/0/0")))
-        await asyncio.sleep(0.1)
-        assert not second.done()
-        await engine.resume()
-        await second
-
-    drive(rig.engine(), scenario)
-
-
-def test_a_failed_pull_never_labels_a_token(rig: Rig) -> None:
-    """Weights whose hash is not the published one are refused, and the engine goes on."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        bad = rig.publish(1)
-        (path,) = rig.folder.glob("v00000001-*.safetensors")
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-        with pytest.raises(WeightError, match="policy version 1"):
-            await engine.pull(bad, rig.channel)
-        assert engine.policy_version != 1
-        await engine.pull(rig.publish(2), rig.channel)
-        segments = await collect(engine, request())
-        assert {s.policy_version for s in segments} == {2}
-
-    drive(rig.engine(), scenario)
-
-
 @pytest.mark.parametrize(
     ("wanted", "error", "message"),
     [
@@ -437,38 +257,3 @@ def test_a_prompt_that_nearly_fills_the_model_ends_by_length(rig: Rig) -> None:
         assert segment.finish_reason in ("length", "stop")
 
     drive(rig.engine(), scenario)
-
-
-def test_closing_ends_every_request(rig: Rig) -> None:
-    """Running and waiting requests end with ABORT, later ones are refused, twice is fine."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        open_ = [asyncio.create_task(collect(engine, long_request(f"{i}/0/0"))) for i in range(6)]
-        await until_running(engine)
-        await engine.close()
-        await engine.close()
-        for segments in await asyncio.gather(*open_):
-            assert segments[-1].finish_reason in ("abort", "length", "stop")
-        assert any(t.result()[-1].finish_reason is FinishReason.ABORT for t in open_)
-        assert not (await engine.health()).ready
-        with pytest.raises(EngineError, match="closed"):
-            await collect(engine, request())
-
-    drive(rig.engine(slots=2), scenario)
-
-
-def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
-    """Cancelling a request takes it out of the batch."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        task = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        assert await collect(engine, request("1/0/0"))
-        assert (await engine.health()).running == 0
-
-    drive(rig.engine(slots=1), scenario)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.contract.engine_rigs import KINDS, PROMPT, Rig
-from workers.engines.base import EngineError, Int32s, Scores, Scorer, TokenSequence
+from workers.engines.base import EngineError, Int32s, Scorer, Scores, TokenSequence
 from workers.weights.channel import WeightError
 
 

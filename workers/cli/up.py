@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.config, overrides)
     from workers.supervisor.up import Asked, up
 
-    words = " ".join([*args.config, *args.overrides])
+    words = shlex.join([*args.config, *args.overrides])
     return up(
         Asked(config=config, config_words=words, is_resumed=args.resume, is_live=not args.no_live)
     )

@@ -112,6 +112,10 @@ class LogprobStage:
             self._reporter.state("waiting", "for trajectories")
         return [*self._pulls.take(), *self._reporter.due()]
 
+    def farewell(self) -> Sequence[Outgoing]:
+        """The last report."""
+        return self._reporter.farewell()
+
     @property
     def num_open(self) -> int:
         """Trajectories pending or in work."""

@@ -105,7 +105,9 @@ class PromptsWorker:
         return self._draining or (finished and not self._evaluation_rows())
 
     def close(self) -> None:
-        """Release connections."""
+        """Release connections; a clean end says so."""
+        if self.done:
+            self._commit(self._reporter.farewell())
         self._control.close()
         self._steps.close()
         self._producer.close()

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
 
 from streams.audit_report import AuditReport
 from streams.views import Answer, StepPoint, ViewState
@@ -15,14 +14,25 @@ from workers.report.svg import Frame, Series, bars, legend, line_chart, number
 from workers.viewing import KillMark, clock, spell, spelled, step_seconds
 
 STEP = "optimizer step"
+_SMOOTH = 5  # steps that throughput is averaged over
 _KNOWN = {
     "entropy": ("Entropy", "of the policy while it was trained, per token", "nats"),
     "kl": ("KL divergence", "of the trained from the sampling policy, per token", "nats"),
     "clip_fraction": ("Clipped tokens", "share whose gradient the clip cut off", "share"),
     "weight_mean": ("Importance weight", "proximal over behavior policy, capped, mean", "ratio"),
     "grad_norm": ("Gradient norm", "before clipping", "norm"),
+    "reward_std": ("Spread of the reward", "standard deviation over the batch", "reward"),
+    "equal_reward_groups": (
+        "Groups without a signal",
+        "share whose samples all earned the same, so that their advantage is 0",
+        "share",
+    ),
+    "response_tokens": ("Answer length", "mean over the batch", "tokens"),
+    "train_s": ("Time in the optimizer", "forward, backward and update of a step", "s"),
 }
-_SHOWN_ELSEWHERE = frozenset({"mismatch_mean", "mismatch_max", "num_loss_tokens", "lr"})
+_SHOWN_ELSEWHERE = frozenset(
+    {"reward", "entropy", "mismatch_mean", "mismatch_max", "num_loss_tokens", "lr"}
+)
 _STATES = ("working", "waiting", "pulling")
 
 
@@ -144,7 +154,8 @@ def _health(given: ReportInput) -> Iterator[str]:
         steps,
         [("mismatch_mean", "a")],
         "Engine mismatch",
-        "proximal against behavior log-prob under one version, mean per token",
+        "proximal against behavior log-prob under one version, mean per token; an answer that went "
+        "on under newer weights keeps the older ones in its cache, and shows here",
         "nats",
     )
     yield _staleness(given)
@@ -154,7 +165,7 @@ def _health(given: ReportInput) -> Iterator[str]:
     yield _figure("Loss", "policy loss, mean over the trained tokens", chart)
     names = dict.fromkeys(name for p in steps for name in p.metrics)
     for name in names:
-        if name not in _SHOWN_ELSEWHERE and name != "entropy":
+        if name not in _SHOWN_ELSEWHERE:
             yield _metric(steps, [(name, "a")], *_KNOWN.get(name, (name, "", "")))
 
 
@@ -177,14 +188,21 @@ def _staleness(given: ReportInput) -> str:
 def _speed(given: ReportInput) -> Iterator[str]:
     steps = given.views.run.steps
     points = [
-        (b.step, b.num_tokens * 1000 / (b.finished_at_ms - a.finished_at_ms))
-        for a, b in pairwise(steps)
-        if b.finished_at_ms > a.finished_at_ms
+        (
+            steps[i].step,
+            sum(p.num_tokens for p in steps[i - _SMOOTH + 1 : i + 1])
+            * 1000
+            / (steps[i].finished_at_ms - steps[i - _SMOOTH].finished_at_ms),
+        )
+        for i in range(_SMOOTH, len(steps))
+        if steps[i].finished_at_ms > steps[i - _SMOOTH].finished_at_ms
     ]
     frame = Frame(title="Throughput by step", x_label=STEP, y_label="tokens / s", y_min=0.0)
     chart = line_chart([Series(name="tokens trained per second", points=points)], frame)
     pace_s = step_seconds(steps, len(steps))
-    note = f"tokens trained per second, prompts included; {pace_s:.2f} s a step"
+    note = (
+        f"tokens trained per second, prompts included, over {_SMOOTH} steps; {pace_s:.2f} s a step"
+    )
     yield _figure("Throughput", note, chart)
     rows = []
     for role in given.views.throughput.roles:
@@ -249,7 +267,7 @@ def _problems(given: ReportInput) -> str:
     rows = "".join(
         f"<tr><td><code class=tokens>{escape(given.decode(p.then.prompt_ids))}</code></td>"
         f"<td>{_answer(p.then, given)}</td><td>{_answer(p.now, given)}</td></tr>"
-        for p in problems
+        for p in sorted(problems, key=lambda p: p.then.is_right or not p.now.is_right)
     )
     return (
         "<h2>The same problem, then and now</h2>"

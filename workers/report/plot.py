@@ -89,7 +89,7 @@ def _marks(axes: _Axes, kills: Sequence[KillMark]) -> None:
 def _ends(axes: _Axes, points: Sequence[tuple[int, float]]) -> None:
     """The first and the last value, written beside their dots."""
     for (x, y), offset in zip(
-        [points[0], points[-1]] if len(points) > 1 else points, [(10, -14), (-24, 10)], strict=False
+        [points[0], points[-1]] if len(points) > 1 else points, [(10, -15), (-26, 11)], strict=False
     ):
         axes.annotate(
             f"{y:.2f}",
@@ -100,6 +100,7 @@ def _ends(axes: _Axes, points: Sequence[tuple[int, float]]) -> None:
             fontweight="bold",
             color=_ACCURACY,
             zorder=4,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 14, 12, 40  # margins, in units of the view box
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 12, 40  # margins, in units of the view box
 _BAR_HEIGHT = 22
 
 

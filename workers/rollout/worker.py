@@ -95,6 +95,10 @@ class RolloutStage:
         self._reporter.policy_version = self._engine.policy_version
         return [*self._pulls.take(), *self._reporter.due()]
 
+    def farewell(self) -> Sequence[Outgoing]:
+        """The last report."""
+        return self._reporter.farewell()
+
     @property
     def num_open(self) -> int:
         """Samples begun and not concluded."""

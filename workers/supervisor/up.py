@@ -1,10 +1,9 @@
-"""Everything around the loop of `up`: broker, topics, the run's folder, and the summary."""
+"""Everything around the loop of `up`: broker, topics, and the run's folder."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 from schemas.events import ControlState
 from streams.admin import apply, broker_version_warning
 from streams.audit import audit
-from streams.audit_report import AuditReport
 from streams.broker import EmbeddedBroker
 from streams.bus import Bus
 from streams.codec import now_ms, outgoing
@@ -25,10 +23,11 @@ from workers.config_load import resolved_json
 from workers.control import RUNNING
 from workers.supervisor.broker import BrokerKeeper
 from workers.supervisor.child import make_spawner
-from workers.supervisor.fleet import Failure, Fleet
+from workers.supervisor.fleet import Fleet
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.resume import changes
-from workers.supervisor.run import Interrupts, Outcome, Supervisor
+from workers.supervisor.run import Interrupts, Supervisor
+from workers.supervisor.summary import Ended, show, summarize
 from workers.supervisor.watcher import Watcher
 
 CONFIG_FILE = "config.json"
@@ -54,7 +53,6 @@ def up(asked: Asked) -> int:
     _check_files(config)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG_FILE).write_text(resolved_json(config) + "\n", encoding="utf-8")
     _set_threads(config)
     spawner = make_spawner()  # imports torch while the broker starts
     with ExitStack() as stack:
@@ -62,6 +60,7 @@ def up(asked: Asked) -> int:
         _topics(config)
         bus = stack.enter_context(open_bus(config))
         _refuse_started(bus, asked)
+        (folder / CONFIG_FILE).write_text(resolved_json(config) + "\n", encoding="utf-8")
         _say_running(bus, config)
         watcher = Watcher(bus, config, is_live=asked.is_live)
         with watcher, Keyboard() as keyboard:
@@ -88,7 +87,17 @@ def up(asked: Asked) -> int:
             outcome = supervisor.run()
             watcher.catch_up()
         report = audit(bus)
-        return _summary(asked, watcher, fleet, outcome, report)
+        return summarize(
+            Ended(
+                config=config,
+                config_words=asked.config_words,
+                outcome=outcome,
+                failure=fleet.failure,
+                num_killed=fleet.num_killed,
+                audit=report,
+            ),
+            watcher,
+        )
 
 
 def _check_files(config: RunConfig) -> None:
@@ -114,7 +123,7 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
     """The embedded broker, stopped at the end; None where one is named."""
     if config.broker.bootstrap:
         if warning := broker_version_warning(config.broker.bootstrap):
-            _print(f"warning: {warning}")
+            show(f"warning: {warning}")
         yield None
         return
     broker = EmbeddedBroker(
@@ -124,7 +133,7 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
         config.broker.heap_mb,
     )
     state = broker.attach_or_start()
-    _print(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
+    show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
     try:
         yield broker
     finally:
@@ -167,47 +176,3 @@ def _say_changes(watcher: Watcher, config: RunConfig) -> None:
     found = changes(claims[-1].config, resolved_json(config))
     told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
     watcher.say(f"continuing at step {watcher.state.run.step + 1}; changed: {told or 'nothing'}")
-
-
-def _summary(
-    asked: Asked, watcher: Watcher, fleet: Fleet, outcome: Outcome, report: AuditReport
-) -> int:
-    """Print how it went, and what to try next; the exit status."""
-    if fleet.failure is not None:
-        _print(*_failure_lines(fleet.failure))
-    first, last = watcher.state.evaluation.first, watcher.state.evaluation.last
-    if first is not None and last is not None:
-        _print(
-            f"held-out accuracy {first.accuracy:.2f} (version {first.policy_version}) -> "
-            f"{last.accuracy:.2f} (version {last.policy_version})"
-        )
-    _print(report.line(fleet.num_killed))
-    if not report.ok:
-        _print(report.text())
-    _print(f"run {asked.config.run.id}: {outcome}; logs in {asked.config.folder}/logs")
-    _print("try next:", *(f"  {command}" for command in next_commands(asked, outcome)))
-    return 0 if outcome is Outcome.COMPLETE and report.ok else 1
-
-
-def next_commands(asked: Asked, outcome: Outcome) -> Sequence[str]:
-    """Three commands that make sense now."""
-    words, steps = asked.config_words, asked.config.trainer.steps
-    more = f" --steps {steps * 2}" if outcome is Outcome.COMPLETE else ""
-    return (
-        f"rlstreams up {words} --resume{more}",
-        f"rlstreams broker start --dir {asked.config.folder}/{BROKER_FOLDER}"
-        f" && rlstreams audit {words}",
-        f"rlstreams up {words} --run.id other --run.seed {asked.config.run.seed + 1}",
-    )
-
-
-def _failure_lines(failure: Failure) -> Sequence[str]:
-    return (
-        f"the run stopped: {failure.reason}",
-        *(f"  {failure.worker} | {line}" for line in failure.last_lines),
-    )
-
-
-def _print(*lines: str) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()

@@ -54,7 +54,7 @@ class Watcher:
         self._views = Views()
         self._progress = Progress()
         self._feed = Feed(bus, self)
-        self._tokenizer = Tokenizer.load(config.model.path)
+        self.tokenizer = Tokenizer.load(config.model.path)
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
         self._started_s = time.monotonic()
@@ -134,8 +134,8 @@ class Watcher:
         self._next_draw_s = 0.0
 
     def killed(self, worker: str) -> None:
-        """Mark a kill in the curve."""
-        self.kills.append(KillMark(step=self._views.run.state.step, worker=worker))
+        """Mark a kill in the curve, at the step that is being made."""
+        self.kills.append(KillMark(step=self._views.run.state.step + 1, worker=worker))
 
     def draw(self, processes: Sequence[ProcessInfo]) -> None:
         """Show the state, at most twice a second unless something was said."""
@@ -153,7 +153,7 @@ class Watcher:
                 kills=tuple(self.kills),
                 message=self._message,
                 state=self.phase,
-                decode=self._tokenizer.decode,
+                decode=self.tokenizer.decode,
             )
         )
 

@@ -256,7 +256,7 @@ class TrainerWorker:
 
     def _tell(self, state: str, detail: str) -> None:
         self._state = state
-        self._reporter.state("working" if state == "training" else state, detail)
+        self._reporter.state({"training": "working", "done": "stopped"}.get(state, state), detail)
 
     def _heartbeat(self) -> None:
         self._office.heartbeat(self._state, self._step + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -125,6 +126,7 @@ def processes(views: Views, num_steps: int) -> None:
         views.apply(policy_loaded(num_steps, worker=worker, num_bytes=1_060_000, seconds=0.08))
 
 
+@cache
 def views_at(num_steps: int) -> ViewState:
     """The state of all views after so many steps."""
     views = Views()

@@ -7,6 +7,7 @@ import pytest
 from schemas.events import ClosedGroups, Trajectory
 from streams.views import (
     EvaluationView,
+    FlowView,
     PullsView,
     RunView,
     SamplesView,
@@ -316,3 +317,21 @@ def test_all_views_take_every_event(name: str) -> None:
     views = Views()
     views.apply(one_of_each()[name])
     assert views.state.run.num_void == 0
+
+
+def test_what_waits_between_two_roles_is_a_difference() -> None:
+    """Five issued, one dead, three rolled out, one of them to evaluate, one scored."""
+    view = FlowView()
+    for sample in range(4):
+        view.apply(prompt(sample=sample))
+    view.apply(prompt(group_id="e0-0", sample=0, purpose="evaluate"))
+    view.apply(dead_letter(sample=3))
+    view.apply(answer(0))
+    for sample in range(2):
+        view.apply(trajectory(sample=sample))
+    view.apply(worker_report(worker="logprob-0", role="logprob", counters={"samples": 1.0}))
+    assert view.state.waiting == {"prompts": 1, "trajectories": 1, "scored-trajectories": 1}
+    view.apply(step_completed(1, samples=(sample_ref(),), absent=()))
+    view.apply(step_completed(1, samples=(sample_ref(),), absent=()))
+    assert view.state.waiting["scored-trajectories"] == 0
+    assert view.state.closed == 1

@@ -46,6 +46,9 @@ class HeldStage:
     def announcements(self) -> Sequence[Outgoing]:
         return []
 
+    def farewell(self) -> Sequence[Outgoing]:
+        return []
+
     @property
     def num_open(self) -> int:
         return len(self.begun)

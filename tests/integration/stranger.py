@@ -1,0 +1,143 @@
+"""Somebody without our code: reads and writes a run by its documents, with other libraries alone.
+
+Written from `schemas/README.md`, the `.avsc` files and the text at the top of
+`streams/done_set.py`. It must import none of our packages; a test looks.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import zstandard
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+DEADLINE_S = 20.0
+MARKER = b"\xc3\x01"
+
+
+def schemas_from_folder(folder):
+    """Schemas of all `.avsc` files directly in `folder`, by fingerprint."""
+    return _by_fingerprint(path.read_text() for path in Path(folder).glob("*.avsc"))
+
+
+def schemas_from_topic(bootstrap, topic):
+    """Schemas that the run published, by fingerprint; the keys must say the same."""
+    found = read(bootstrap, topic)
+    schemas = _by_fingerprint(record.value.decode() for record in found)
+    assert {print_.hex() for print_ in schemas} == {record.key.decode() for record in found}
+    return schemas
+
+
+def read(bootstrap, topic):
+    """All committed messages of a topic, partition by partition, as kafka-python gives them."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
+    partitions = [TopicPartition(topic, n) for n in consumer.partitions_for_topic(topic)]
+    consumer.assign(partitions)
+    consumer.seek_to_beginning()
+    ends = consumer.end_offsets(partitions)
+    found = {partition: [] for partition in partitions}
+    deadline = time.monotonic() + DEADLINE_S
+    while any(consumer.position(p) < end for p, end in ends.items()):
+        assert time.monotonic() < deadline, f"{topic} did not deliver up to {ends}"
+        for partition, messages in consumer.poll(timeout_ms=100).items():
+            found[partition] += messages
+    consumer.close()
+    return [message for messages in found.values() for message in messages]
+
+
+def whole_values(messages):
+    """Key, value and offsets of each record, its parts joined by their header."""
+    begun = {}
+    for message in messages:
+        headers = dict(message.headers)
+        if "rlstreams-part" not in headers:
+            yield message.key, message.value, [message.offset]
+            continue
+        index, count = map(int, headers["rlstreams-part"].split(b"/"))
+        parts = begun.setdefault((message.partition, headers["rlstreams-record"]), [])
+        assert index == len(parts), "parts come in order"
+        parts.append(message)
+        if len(parts) == count:
+            yield parts[0].key, b"".join(m.value for m in parts), [m.offset for m in parts]
+
+
+def event(value, schemas):
+    """Name and fields of an event."""
+    assert value[:2] == MARKER
+    schema = schemas[value[2:10]]
+    return schema["name"].removeprefix("rlstreams."), schemaless_reader(
+        io.BytesIO(value[10:]), schema
+    )
+
+
+def event_bytes(name, fields, schemas):
+    """The value of a record."""
+    (print_,) = [p for p, schema in schemas.items() if schema["name"] == f"rlstreams.{name}"]
+    body = io.BytesIO()
+    schemaless_writer(body, schemas[print_], fields)
+    return MARKER + print_ + body.getvalue()
+
+
+def write(bootstrap, topic, key, value, headers=()):
+    """One record outside of any transaction; where it lies, as (partition, offset)."""
+    producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
+    sent = producer.send(topic, value, key, headers=list(headers)).get(timeout=DEADLINE_S)
+    producer.close()
+    return sent.partition, sent.offset
+
+
+def array(tensor):
+    """A tensor as numpy."""
+    data = tensor["data"]
+    if tensor["codec"] == "zstd":
+        data = zstandard.ZstdDecompressor().decompress(data)
+    return np.frombuffer(data, np.dtype(tensor["dtype"]).newbyteorder("<")).reshape(tensor["shape"])
+
+
+def committed(bootstrap, group, topic, partition):
+    """A group's offset and metadata, the metadata exactly as the broker keeps it."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False)
+    found = consumer.committed(TopicPartition(topic, partition), metadata=True)
+    consumer.close(autocommit=False)
+    return found.offset, found.metadata
+
+
+def done_set(low, metadata):
+    """The offsets that the metadata of a commit at `low` names as done."""
+    text = metadata.rstrip("\0").split(" ")[0]
+    if not text:
+        return set()
+    kind, data = text[0], base64.b85decode(text[1:])
+    if kind.isupper():
+        data = zlib.decompress(data, wbits=-15)
+    if kind.lower() == "b":
+        return {low + i for i in range(8 * len(data)) if data[i // 8] >> i % 8 & 1}
+    done, offset = set(), low
+    for index, length in enumerate(_longs(data)):
+        done |= set(range(offset, offset + length)) if index % 2 else set()
+        offset += length
+    return done
+
+
+def _longs(data):
+    """Avro longs, one after another."""
+    stream = io.BytesIO(data)
+    while stream.tell() < len(data):
+        yield schemaless_reader(stream, "long")
+
+
+def _by_fingerprint(texts):
+    schemas = {}
+    for text in texts:
+        schema = json.loads(text)
+        print_ = fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")
+        schemas[bytes.fromhex(print_)] = parse_schema(schema)
+    return schemas

@@ -1,0 +1,66 @@
+"""What only the built-in engine can suffer: its thread, its weights."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.events import PolicyPublished
+from tests.contract.engine_rigs import Rig, announced, request, version_weights
+from workers.engines.base import EngineError
+from workers.weights.channel import WeightError
+
+
+def broken(rig: Rig, policy_version: int) -> PolicyPublished:
+    """A version whose weights are not numbers, published in good order."""
+    weights = {n: torch.full_like(t, torch.nan) for n, t in version_weights("builtin", 0).items()}
+    return announced(rig.server, rig.server.publish(policy_version, weights))
+
+
+def test_a_failed_decode_thread_ends_every_request(tmp_path: Path) -> None:
+    """Nobody hangs: running, waiting and later requests hear what failed; so does health."""
+    rig = Rig("builtin", tmp_path)
+
+    async def scenario() -> None:
+        engine = rig.engine(slots=2)
+        await engine.pull(broken(rig, 0), rig.channel)
+
+        async def collect(sample_id: str) -> None:
+            async for _ in engine.generate(request(sample_id)):
+                pass
+
+        async with asyncio.timeout(30):
+            results = await asyncio.gather(
+                *(collect(f"{i}/0/0") for i in range(5)), return_exceptions=True
+            )
+        assert [type(result) for result in results] == [EngineError] * 5
+        assert all("not finite" in str(result) for result in results)
+        health = await engine.health()
+        assert not health.ready
+        assert "not finite" in health.detail
+        with pytest.raises(EngineError, match="not finite"):
+            await engine.pull(rig.publish(1), rig.channel)
+        await engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    """Names are compared before anything is copied; the version held goes on."""
+    rig = Rig("builtin", tmp_path)
+
+    async def scenario() -> None:
+        engine = rig.engine()
+        await engine.pull(rig.publish(0), rig.channel)
+        weights = {"table": torch.zeros(3)}
+        published = announced(rig.server, rig.server.publish(1, weights))
+        with pytest.raises(WeightError, match=r"lm_head\.weight is missing"):
+            await engine.pull(published, rig.channel)
+        assert engine.policy_version == 0
+        assert [segment async for segment in engine.generate(request())]
+        await engine.close()
+
+    asyncio.run(scenario())

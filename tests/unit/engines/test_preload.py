@@ -1,0 +1,41 @@
+"""The module that a fork server imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+_REPORT = """
+import sys, threading
+import workers.preload
+from pathlib import Path
+tasks = Path("/proc/self/task")
+print(threading.active_count(), len(list(tasks.iterdir())) if tasks.exists() else 1)
+print("transformers.models.qwen3_moe.modeling_qwen3_moe" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_preloading_imports_the_model_and_starts_no_thread() -> None:
+    """A process with threads must not be forked, and roles must have nothing left to import."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OPENBLAS_NUM_THREADS": "1",
+        "RLSTREAMS_PRELOAD_MODEL": str(ROOT / "infra" / "examples" / "demo" / "model"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _REPORT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "1", "True"]

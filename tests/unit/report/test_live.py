@@ -1,0 +1,137 @@
+"""The live view: it fits a small terminal, and says the same in plain lines."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from streams.views import ViewState
+from tests.unit.report.sample_run import decode, views_at
+from workers.live import LiveView, Screen
+from workers.live_curve import Line, chart
+from workers.live_input import LiveInput, ProcessInfo, TopicLag
+from workers.viewing import KillMark, clock, spelled
+
+WORKERS = ("prompts-0", "rollout-0", "rollout-1", "logprob-0", "trainer-0")
+
+
+def live_input(num_steps: int = 34, **changes: Any) -> LiveInput:
+    values: dict[str, Any] = {
+        "run": "demo",
+        "views": views_at(num_steps),
+        "elapsed_s": 42.0,
+        "step_target": 60,
+        "decode": decode,
+        "processes": [
+            ProcessInfo(worker=name, role=name[:-2], pid=1, is_alive=name != "rollout-1")
+            for name in WORKERS
+        ],
+        "lags": [TopicLag(topic="trajectories", num_unread=31)],
+        "kills": [KillMark(step=12, worker="rollout-0")],
+        "message": "rollout-1 killed with SIGKILL",
+    }
+    return LiveInput(**{**values, **changes})
+
+
+def drawn(given: LiveInput, width: int = 80, height: int = 24) -> list[str]:
+    console = Console(
+        record=True, width=width, height=height, force_terminal=True, file=io.StringIO()
+    )
+    console.print(Screen(given), end="")
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 60)])
+def test_the_screen_fills_the_terminal_and_no_more(width: int, height: int) -> None:
+    """Every line fits, and there are as many as the terminal has."""
+    lines = drawn(live_input(), width, height)
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+
+
+def test_a_small_terminal_shows_all_that_matters() -> None:
+    """Step, accuracy, every worker, the lag, staleness, both answers, the key."""
+    text = "\n".join(drawn(live_input()))
+    for words in (
+        "step 34/60",
+        "held-out 0.42 -> 0.86",
+        "0:42",
+        *WORKERS,
+        "down",
+        "trajectories         31",
+        "60%",
+        "7+8+3+9=",
+        "~24",
+        "15,18,27",
+        "kill a process",
+        "rollout-1 killed with SIGKILL",
+    ):
+        assert words in text
+
+
+def test_an_empty_run_has_a_screen_too() -> None:
+    """Before the first record."""
+    given = live_input(views=ViewState(), processes=(), lags=(), kills=(), message="")
+    text = "\n".join(drawn(given))
+    assert "step 0/60" in text
+    assert "waiting for the first evaluation" in text
+
+
+def test_tokens_are_coloured_by_the_version_that_sampled_them() -> None:
+    """Two versions in one answer, two colours."""
+    problem = live_input().views.samples.problems[0]
+    assert list(spelled(problem.now, decode)) == [(35, "15,18"), (36, ",27")]
+
+
+def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_step() -> None:
+    """Each step once, each message once."""
+    out = io.StringIO()
+    with LiveView(Console(file=out, force_terminal=False, width=80)) as view:
+        view.update(live_input(num_steps=0, message=""))
+        view.update(live_input(num_steps=2, message=""))
+        view.update(live_input(num_steps=3))
+        view.update(live_input(num_steps=3))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "before training: held-out accuracy 0.422"
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["step", "1/60"],
+        ["step", "2/60"],
+        ["[0:42]", "rollout-1"],
+        ["step", "3/60"],
+    ]
+    assert "held-out 0.422 (v0)" in lines[1]
+
+
+def test_a_terminal_is_left_as_it_was() -> None:
+    """The alternate screen is entered and left."""
+    out = io.StringIO()
+    with LiveView(Console(file=out, force_terminal=True, width=80, height=24)) as view:
+        view.update(live_input())
+    assert "\x1b[?1049h" in out.getvalue()
+    assert out.getvalue().endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_a_rising_line_rises() -> None:
+    """The first cell of the bottom row, the last cell of the top row, nothing across."""
+    rows = chart([Line(points=[(0, 0.0), (10, 1.0)], style="cyan")], width=10, height=3, x_max=10)
+    cells = [row.plain for row in rows]
+    assert cells[2][0] != " "
+    assert cells[0][9] != " "
+    assert cells[0][0] == cells[2][9] == " "
+
+
+def test_values_outside_the_chart_are_drawn_at_its_edge() -> None:
+    """A reward above 1 does not fall off the canvas."""
+    (row,) = chart([Line(points=[(5, 7.0)], style="cyan")], width=4, height=1, x_max=5)
+    assert row.plain == "   \u2808"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(7.9, "0:07"), (727, "12:07"), (3723, "1:02:03")]
+)
+def test_a_clock_is_short(seconds: float, expected: str) -> None:
+    """Hours only where there are some."""
+    assert expected == clock(seconds)

@@ -1,0 +1,196 @@
+"""The report: one self-contained page, well-formed charts, a curve."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from streams.audit_report import AuditReport, Breach, BreachKind
+from streams.errors import ConfigError
+from streams.views import Restart, ViewState
+from tests.unit.report.sample_run import decode, views_at
+from workers.cli.report import configuration
+from workers.report.collect import kill_marks, write
+from workers.report.page import ReportInput, render
+from workers.report.svg import Frame, Series, bars, line_chart, number, ticks
+from workers.viewing import KillMark
+
+VOID = {"meta", "br", "path", "rect", "circle"}
+
+
+def audit_report(**changes: object) -> AuditReport:
+    values = {
+        "run": "demo",
+        "steps": 60,
+        "policy_version": 60,
+        "issued": 9000,
+        "trained": 7680,
+        "evaluated": 1024,
+        "dead_lettered": 0,
+        "lost": 0,
+        "dropped": {"stale": 8},
+        "in_flight": {"trainer": 288},
+        "staleness": {0: 100, 1: 300},
+        "max_staleness": 1,
+    }
+    return AuditReport(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def report_input(**changes: object) -> ReportInput:
+    values = {
+        "run": "demo",
+        "views": views_at(20),
+        "audit": audit_report(),
+        "kills": (KillMark(step=7, worker="rollout-0"),),
+        "decode": decode,
+    }
+    return ReportInput(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class Balance(HTMLParser):
+    """Every tag that opens closes, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("views", [views_at(20), ViewState()], ids=["a run", "nothing yet"])
+def test_the_page_is_whole_and_needs_nothing_else(views: ViewState) -> None:
+    """Tags balance, charts are well-formed, no address is fetched."""
+    page = render(report_input(views=views))
+    balance = Balance()
+    balance.feed(page)
+    assert balance.open == []
+    for chart in re.findall(r"<svg.*?</svg>", page):
+        assert ElementTree.fromstring(chart).get("role") == "img"
+    assert not re.search(r"https?://|src=|@import|url\(|<script", page)
+
+
+def test_the_page_says_what_happened() -> None:
+    """Accuracy, audit, kill, staleness, the same problem, every chart."""
+    page = render(report_input())
+    for words in (
+        "0.42 to 0.80",
+        "lost 0, trained twice 0 (read from the log)",
+        "Every sample is accounted for.",
+        "rollout-0 killed",
+        "Entropy",
+        "Engine mismatch",
+        "Staleness",
+        "Throughput",
+        "Time by role",
+        "7+8+3+9=",
+        "policy version 21",
+        "stale 1",
+    ):
+        assert words in page
+
+
+def test_a_breach_is_shown_as_one() -> None:
+    """The verdict changes and the details are open."""
+    breach = Breach(kind=BreachKind.LOST, id="5/1", detail="no trajectory")
+    audit = audit_report(lost=1, breaches=(breach,), breach_counts={"lost": 1})
+    page = render(report_input(audit=audit))
+    assert "The log breaks a promise." in page
+    assert "<details open>" in page
+    assert "5/1" in page
+
+
+def test_what_a_model_wrote_is_not_html() -> None:
+    """Answers are escaped."""
+    page = render(report_input(decode=lambda _: "<script>alert(1)</script>"))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_the_files_are_written(tmp_path: Path) -> None:
+    """A page and a PNG."""
+    written = write(report_input(), tmp_path / "new")
+    assert written.page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert written.curve.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_kill_is_a_process_that_came_back_without_goodbye() -> None:
+    """It is marked at the step that was being made; a drained worker is not marked."""
+    steps = views_at(5).run.steps
+    seen_ms = steps[2].started_at_ms
+
+    def restart(worker: str, *, was_clean: bool) -> Restart:
+        return Restart(
+            worker=worker,
+            role="rollout",
+            at_ms=seen_ms + 9000,
+            last_seen_ms=seen_ms,
+            was_clean=was_clean,
+        )
+
+    restarts = (restart("rollout-0", was_clean=False), restart("rollout-1", was_clean=True))
+    assert kill_marks(restarts, steps) == (KillMark(step=3, worker="rollout-0"),)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.25, 0.5, 0.75, 1]),
+        (0, 60, [0, 20, 40, 60]),
+        (-0.03, 0.1, [0, 0.05, 0.1]),
+        (5, 5, [5]),
+    ],
+)
+def test_ticks_are_round_numbers_inside_the_range(
+    low: float, high: float, expected: list[float]
+) -> None:
+    """About five of them."""
+    assert expected == ticks(low, high)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0, "0"), (0.25, "0.25"), (1234.6, "1,235"), (0.0002, "2e-04")]
+)
+def test_numbers_are_short(value: float, expected: str) -> None:
+    """Three figures at most below a hundred."""
+    assert expected == number(value)
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    """A NaN in a metric must not break the page."""
+    frame = Frame(title="Loss", x_label="step", y_label="loss")
+    chart = line_chart([Series(name="loss", points=[(1, 0.5), (2, float("nan"))])], frame)
+    assert "nan" not in chart
+    assert "no data" in line_chart([Series(name="loss", points=[(2, float("nan"))])], frame)
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    """Twice the value, twice the width."""
+    chart = bars([("a", {"x": 1.0}), ("b", {"x": 2.0})], "s", "Time")
+    short, long = (float(width) for width in re.findall(r'width="([\d.]+)" height="22"', chart))
+    assert long == pytest.approx(2 * short, abs=0.2)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    """It names the folder and what is missing."""
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        configuration([str(tmp_path)], [])
+
+
+def test_a_runs_folder_brings_its_own_configuration(tmp_path: Path) -> None:
+    """Wherever it lies now."""
+    (tmp_path / "config.json").write_text(json.dumps({"run": {"id": "demo", "dir": "elsewhere"}}))
+    config = configuration([str(tmp_path)], [])
+    assert (config.run.id, config.folder) == ("demo", str(tmp_path))
+    with pytest.raises(ConfigError, match="alone"):
+        configuration([str(tmp_path)], ["--run.id", "other"])

@@ -1,0 +1,102 @@
+"""The last lines of `up`: how it went, proven from the log, and what to try next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from streams.audit_report import AuditReport
+from streams.view_evaluation import EvaluationState
+from workers.config import RunConfig
+from workers.report.collect import Written, kill_marks, write
+from workers.report.page import ReportInput
+from workers.supervisor.fleet import Failure
+from workers.supervisor.run import Outcome
+from workers.supervisor.watcher import Watcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that is over, for now."""
+
+    config: RunConfig
+    config_words: str  # files and overrides as typed
+    outcome: Outcome
+    failure: Failure | None
+    num_killed: int
+    audit: AuditReport
+
+
+def summarize(ended: Ended, watcher: Watcher) -> int:
+    """Write the report and print the summary; 0 only if complete and the audit found nothing."""
+    written = _report(ended, watcher)
+    show(
+        *failure_lines(ended.failure),
+        *accuracy_lines(watcher.state.evaluation),
+        ended.audit.line(ended.num_killed),
+        *(() if ended.audit.ok else (ended.audit.text(),)),
+        f"run {ended.config.run.id}: {ended.outcome}",
+        f"report: {written.page}",
+        f"curve:  {written.curve}",
+        f"logs:   {Path(ended.config.folder) / 'logs'}",
+        "try next:",
+        *(f"  {command}" for command in next_commands(ended)),
+    )
+    return 0 if ended.outcome is Outcome.COMPLETE and ended.audit.ok else 1
+
+
+def _report(ended: Ended, watcher: Watcher) -> Written:
+    state = watcher.state
+    given = ReportInput(
+        run=ended.config.run.id,
+        views=state,
+        audit=ended.audit,
+        kills=kill_marks(state.throughput.restarts, state.run.steps),
+        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        decode=watcher.tokenizer.decode,
+    )
+    return write(given, Path(ended.config.folder))
+
+
+def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
+    """What was learned; empty without an evaluation."""
+    first, last = evaluation.first, evaluation.last
+    if first is None or last is None:
+        return ()
+    return (
+        f"held-out accuracy from {first.accuracy:.2f} (version {first.policy_version}) "
+        f"to {last.accuracy:.2f} (version {last.policy_version})",
+    )
+
+
+def failure_lines(failure: Failure | None) -> Sequence[str]:
+    """Why the run stopped, with the worker's last lines; empty if it did not."""
+    if failure is None:
+        return ()
+    return (
+        f"the run stopped: {failure.reason}",
+        *(f"  {failure.worker} | {line}" for line in failure.last_lines),
+    )
+
+
+def next_commands(ended: Ended) -> Sequence[str]:
+    """Three commands that make sense now."""
+    words, config = ended.config_words, ended.config
+    resume = f"rlstreams up {words} --resume"
+    if ended.outcome is Outcome.COMPLETE:
+        resume += f" --steps {config.trainer.steps * 2}"
+    other = f"{config.run.id}-seed{config.run.seed + 1}"
+    return (
+        resume,
+        f"rlstreams audit {words}",
+        f"rlstreams up {words} --run.id {other} --run.seed {config.run.seed + 1}",
+    )
+
+
+def show(*lines: str) -> None:
+    """Print at once, also into a pipe."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
