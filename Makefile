@@ -29,7 +29,7 @@ bench: setup ## Measure; results go to tests/bench/results
 	@for script in tests/bench/*.py; do echo "$$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
 
 demo-model: setup ## Make the demo's warm-started model anew
-	@$(BIN)/python infra/demo/make_model.py $(ARGS)
+	@$(BIN)/python -m infra.demo.make_model $(ARGS)
 
 lock: setup ## Resolve the dependencies anew into infra/locks
 	@sh infra/locks/make.sh

@@ -47,7 +47,7 @@ def apply(bootstrap: str, run: str, plan: TopicPlan) -> tuple[str, ...]:
         BrokerError: the broker cannot be reached, or refused.
     """
     wanted = plan.wanted(run)
-    with _admin(bootstrap) as admin:
+    with connected(bootstrap) as admin:
         found = {name: len(parts) for name, parts in _replicas(admin, list(wanted)).items()}
         refuse_other_counts(found, {t: int(str(w["num_partitions"])) for t, w in wanted.items()})
         missing = {name: wanted[name] for name in wanted if name not in found}
@@ -82,7 +82,7 @@ def listing(bootstrap: str, run: str) -> tuple[TopicRow, ...]:
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    with _admin(bootstrap) as admin:
+    with connected(bootstrap) as admin:
         found = _replicas(admin, [f"{run}.{topic.name}" for topic in TOPICS])
         held = _num_records(admin, {name: len(parts) for name, parts in found.items()})
     return tuple(
@@ -105,7 +105,7 @@ def broker_version_warning(bootstrap: str) -> str:
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    with _admin(bootstrap) as admin:
+    with connected(bootstrap) as admin:
         _, newest = admin.describe_features()["metadata.version"]["supported"]
     return version_warning(newest)
 
@@ -122,8 +122,9 @@ def version_warning(newest_metadata_version: int) -> str:
 
 
 @contextmanager
-def _admin(bootstrap: str) -> Iterator[KafkaAdminClient]:
-    _refuse_silence(bootstrap)
+def connected(bootstrap: str) -> Iterator[KafkaAdminClient]:
+    """A client for administration; what it raises is a `BrokerError` from here on."""
+    refuse_silence(bootstrap)
     try:
         admin = KafkaAdminClient(
             bootstrap_servers=bootstrap.split(","),
@@ -136,8 +137,15 @@ def _admin(bootstrap: str) -> Iterator[KafkaAdminClient]:
         raise BrokerError(f"broker {bootstrap}: {error}") from error
 
 
-def _refuse_silence(bootstrap: str) -> None:
-    """The client tries a dead address for all of its timeout, and leaves its socket open then."""
+def refuse_silence(bootstrap: str) -> None:
+    """One of the addresses takes a connection.
+
+    Asked before the client, which tries a dead address for all of its timeout and then leaves its
+    socket open.
+
+    Raises:
+        BrokerError: none does.
+    """
     problems = []
     for address in bootstrap.split(","):
         host, _, port = address.strip().rpartition(":")
@@ -147,7 +155,10 @@ def _refuse_silence(bootstrap: str) -> None:
             problems.append(f"{address}: {error}")
         else:
             return
-    raise BrokerError(f"no broker answers: {'; '.join(problems)}")
+    raise BrokerError(
+        f"no broker answers at {'; '.join(problems)}; start it, or correct broker.bootstrap "
+        "(empty: an embedded one)"
+    )
 
 
 def _replicas(admin: KafkaAdminClient, names: list[str]) -> dict[str, list[int]]:

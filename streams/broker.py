@@ -217,13 +217,13 @@ class EmbeddedBroker:
     def _next_state(self) -> BrokerState:
         """Ports and cluster id for this start: those of the last one where they still serve."""
         last = self._read_state()
-        port = self._port or (last.port if last and _is_free(last.port) else _free_port())
-        if not _is_free(port):
+        port = self._port or (last.port if last and is_free(last.port) else _free_port())
+        if not is_free(port):
             raise ConfigError(
                 f"broker.port {port} is in use on {HOST} by another program; "
                 "choose another one, or 0 for a free one"
             )
-        keep = last is not None and last.controller_port != port and _is_free(last.controller_port)
+        keep = last is not None and last.controller_port != port and is_free(last.controller_port)
         return BrokerState(
             pid=0,
             port=port,
@@ -306,7 +306,8 @@ def _reap() -> None:
     _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None]
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a broker could listen there on loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -320,6 +321,6 @@ def _free_port(other_than: int = 0) -> int:
     low, high = _PORTS
     for _ in range(1000):
         port = low + secrets.randbelow(high - low)
-        if port != other_than and _is_free(port):
+        if port != other_than and is_free(port):
             return port
     raise BrokerError(f"no free port between {low} and {high} on {HOST}")

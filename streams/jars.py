@@ -102,6 +102,12 @@ def classpath(jars_dir: str = "", say: Callable[[str], None] = lambda _: None) -
     return tuple(folder / jar.file_name for jar in jars)
 
 
+def num_missing() -> int:
+    """How many of the locked jars the cache lacks or holds with another content."""
+    jars = locked(lock_file().read_text(encoding="utf-8"))
+    return sum(not _is_intact(cache_folder() / "jars" / jar.file_name, jar) for jar in jars)
+
+
 def check(path: Path, jar: Jar) -> None:
     """Compare one file with its line of the lock.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
@@ -96,10 +98,8 @@ class KafkaProducer:
                 TopicPartition(self._prefix + p.topic, p.number, at.offset, at.metadata)
                 for p, at in consumed.items()
             ]
-            self._again(
-                lambda: self._client.send_offsets_to_transaction(offsets, metadata, _CALL_S),
-                deadline,
-            )
+            send = self._client.send_offsets_to_transaction
+            self._again(lambda: self._bounded(lambda: send(offsets, metadata, _CALL_S)), deadline)
         self._again(lambda: self._client.commit_transaction(_CALL_S), deadline)
         self._client.poll(0)
         written = [position for position in positions if position is not None]
@@ -163,8 +163,28 @@ class KafkaProducer:
                 return
             time.sleep(0.02)
 
+    def _bounded(self, call: Callable[[], object]) -> None:
+        """A call that may ignore its own timeout (librdkafka issue 5456), with ours instead.
+
+        A call that never returns keeps its thread until the process exits, which is what an
+        unknown outcome means.
+        """
+        answer: Future[object] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as err:  # noqa: BLE001  (raised by the caller's result())
+                answer.set_exception(err)
+
+        threading.Thread(target=run, name="send-offsets", daemon=True).start()
+        try:
+            answer.result(self._commit_s)
+        except TimeoutError as err:
+            raise self._too_late(None) from err
+
     def _too_late(self, error: Any) -> OutcomeUnknownError:  # noqa: ANN401
-        said = "the client's queue stayed full" if error is None else f"last: {error.str()}"
+        said = "the client is stuck" if error is None else f"last: {error.str()}"
         return OutcomeUnknownError(
             f"transactional id {self._id}: no answer to a commit within {self._commit_s:g} s "
             f"({said}); restart this process, the start settles it"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streams.broker import EmbeddedBroker
+from tests.e2e.command import Workspace
 
 _MARKERS = {"integration": pytest.mark.broker, "e2e": pytest.mark.e2e}
 
@@ -34,6 +36,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     embedded = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
     yield embedded.start().bootstrap
     embedded.stop()
+
+
+@pytest.fixture(scope="session")
+def finished_run(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Workspace, subprocess.CompletedProcess[str]]]:
+    """A short demo, and what it printed: its run lies in `runs/demo` of the workspace."""
+    workspace = Workspace(tmp_path_factory.mktemp("demo"))
+    yield workspace, workspace.up("--steps", "12", "--prompts.evaluate_rows=32")
+    workspace.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from streams.bus import Bus
 from streams.errors import ConfigError
+from streams.topic_plan import TopicPlan
 from workers.config import RunConfig
 from workers.config_load import resolve_secret
 from workers.context import Context
@@ -39,6 +40,16 @@ def bootstrap_of(config: RunConfig) -> str:
     return state.bootstrap
 
 
+def topic_plan(config: RunConfig) -> TopicPlan:
+    """Partitions and settings of the run's topics."""
+    return TopicPlan(
+        rollout_workers=config.rollout.workers,
+        logprob_workers=config.logprob.workers,
+        partitions_per_worker=config.broker.partitions_per_worker,
+        replication=config.broker.replication,
+    )
+
+
 def open_bus(config: RunConfig) -> Bus:
     """The run's bus."""
     from streams.kafka import KafkaBus
@@ -53,7 +64,7 @@ def make_role(context: Context) -> Role:
     """The role that `context` names, ready to run.
 
     Raises:
-        ConfigError: an unknown role.
+        ConfigError: an unknown role, or a model, data set or verifier that cannot be used.
     """
     makers = {
         "prompts": _prompts,
@@ -63,7 +74,14 @@ def make_role(context: Context) -> Role:
     }
     if context.role not in makers:
         raise ConfigError(f"role must be one of {sorted(makers)}, got {context.role!r}")
-    return makers[context.role](context)
+    from workers.engines.base import EngineError
+    from workers.tokenizer import TokenizerError
+
+    try:
+        return makers[context.role](context)
+    except (EngineError, TokenizerError) as err:
+        # Another start would find the same folder: no failure to be cured by a restart.
+        raise ConfigError(f"model.path: {err}") from err
 
 
 def _prompts(context: Context) -> Role:

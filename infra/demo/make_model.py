@@ -36,8 +36,8 @@ SEED = 0
 TRAIN_ROWS, TRAIN_SEED = 2048, 98
 HELD_OUT_ROWS, HELD_OUT_SEED = 256, 99
 
-STEPS = 1150
-SECOND_STAGE_AT = 1050  # from here on guesses are the habit
+STEPS = 1420
+SECOND_STAGE_AT = 1300  # from here on guesses are the habit
 WORKED_SHARE = (0.9, 0.4)  # of the demonstrations, in the first and in the second stage
 LUCKY_SHARE = 0.1  # of the guesses are right
 BATCH = 64

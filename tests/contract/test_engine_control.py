@@ -162,6 +162,22 @@ def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
     drive(rig.engine(), scenario)
 
 
+def test_a_pause_that_waits_ends_when_the_last_request_is_aborted(rig: Rig) -> None:
+    """It waits for running requests to end, in whatever way."""
+
+    async def scenario(engine: Engine) -> None:
+        await engine.pull(rig.publish(0), rig.channel)
+        running = asyncio.create_task(collect(engine, long_request(LONG)))
+        await until_running(engine)
+        pausing = asyncio.create_task(engine.pause(PauseMode.WAIT))
+        await asyncio.sleep(0)
+        await engine.abort(LONG)
+        await pausing
+        assert (await running)[-1].finish_reason is FinishReason.ABORT
+
+    drive(rig.engine(), scenario)
+
+
 def test_a_failed_pull_never_labels_a_token(rig: Rig) -> None:
     """Weights whose hash is not the published one are refused, and the engine goes on."""
 

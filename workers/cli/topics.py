@@ -26,15 +26,9 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.config, args.overrides)
     bootstrap = _bootstrap(config)
     if args.action == "apply":
-        from streams.topic_plan import TopicPlan
+        from workers.bootstrap import topic_plan
 
-        plan = TopicPlan(
-            rollout_workers=config.rollout.workers,
-            logprob_workers=config.logprob.workers,
-            partitions_per_worker=config.broker.partitions_per_worker,
-            replication=config.broker.replication,
-        )
-        created = apply(bootstrap, config.run.id, plan)
+        created = apply(bootstrap, config.run.id, topic_plan(config))
         print("\n".join(f"created {name}" for name in created) or "nothing was missing")
         return 0
     rows = listing(bootstrap, config.run.id)

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         stop.when_closed(args.supervisor_fd)
     config = _config(args)
     # Before torch is imported: it reads them once.
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
     from workers.bootstrap import make_role, open_bus
 

@@ -76,7 +76,6 @@ class GeneratedSegment:
     token_ids: Int32s  # [tokens]
     logprobs: Float32s  # [tokens], nats, of the distribution that was sampled from
     policy_version: int
-    load_id: str
     weight_hash: str
     finish_reason: FinishReason
     # Rows [start, start + len) of the sample's [tokens - 1, layers, top_k]; None: not captured.

@@ -81,7 +81,6 @@ class _Request:
             token_ids=np.array(self.token_ids[self.begun :], np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             policy_version=held[0],
-            load_id="",
             weight_hash=held[1],
             finish_reason=reason,
             routed_experts=rows.astype(np.uint8) if self.logprobs else None,

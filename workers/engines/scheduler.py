@@ -100,6 +100,7 @@ class Scheduler:
         """Nobody listens to it any more."""
         if generation in self._decoder.running:
             self._decoder.remove(generation)
+            self._check_drained()
         elif generation in self.waiting:
             self.waiting.remove(generation)
 
@@ -175,7 +176,10 @@ class Scheduler:
                 self._end(generation, FinishReason.STOP)
             elif len(generation.token_ids) >= generation.limit:
                 self._end(generation, FinishReason.LENGTH)
-        if not self._decoder.running and self._draining:
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._draining and not self._decoder.running:
             self._paused = True
             self._settle_pauses()
 
@@ -207,7 +211,6 @@ class Scheduler:
             token_ids=np.array(token_ids, np.int32),
             logprobs=np.array(logprobs, np.float32),
             policy_version=held.policy_version,
-            load_id="",
             weight_hash=held.weight_hash,
             finish_reason=reason,
             routed_experts=experts,

@@ -37,11 +37,16 @@ class Row:
 class Dataset:
     """Rows of one file; holds only where each begins.
 
+    Args:
+        field: of the configuration, for messages.
+        path: the file.
+        max_rows: read no further than this many rows; 0: all.
+
     Raises:
         ConfigError: names the field of the configuration, the file, the line and what is wrong.
     """
 
-    def __init__(self, field: str, path: str) -> None:
+    def __init__(self, field: str, path: str, max_rows: int = 0) -> None:
         self._field = field
         self._path = Path(path)
         self._offsets = array("q")
@@ -49,7 +54,7 @@ class Dataset:
         if not path:
             raise ConfigError(f"{field} is empty; name a file of JSON lines")
         try:
-            self._index()
+            self._index(max_rows)
         except OSError as err:
             raise ConfigError(f"{field}: cannot read {path!r}: {err.strerror}") from err
 
@@ -66,7 +71,7 @@ class Dataset:
             file.seek(self._offsets[number])
             return self._parse(file.readline(), number)
 
-    def _index(self) -> None:
+    def _index(self, max_rows: int) -> None:
         offset = 0
         with self._path.open("rb") as file:
             for line_number, line in enumerate(file, 1):
@@ -74,6 +79,8 @@ class Dataset:
                     self._offsets.append(offset)
                     self._lines.append(line_number)
                     self._parse(line, len(self) - 1)
+                    if len(self) == max_rows:
+                        return
                 offset += len(line)
         if not len(self):
             raise ConfigError(f"{self._field}: {self._path} has no rows")

@@ -186,7 +186,7 @@ class PromptWriter:
             for row in _rows(dataset):
                 if isinstance(row.prompt, str) and row.num_bytes + SPARE_TOKENS <= max_tokens:
                     continue
-                num_tokens = len(self._encoder.encode_prompt(row.prompt))
+                num_tokens = len(self._encoded(row))
                 if num_tokens > max_tokens:
                     raise ConfigError(
                         f"{row.place}: prompt of {num_tokens} tokens; the model takes at most "
@@ -211,7 +211,7 @@ class PromptWriter:
         return dataclasses.replace(prompt, purpose=EVALUATE)
 
     def _prompt(self, row: Row, group_id: str, group_size: int, version: int) -> Prompt:
-        ids = self._encoder.encode_prompt(row.prompt)
+        ids = self._encoded(row)
         if not ids:
             raise ConfigError(f"{row.place}: `prompt` has no tokens")
         return Prompt(
@@ -230,6 +230,12 @@ class PromptWriter:
             seed=self._seed,
             issued_at_ms=now_ms(),
         )
+
+    def _encoded(self, row: Row) -> list[int]:
+        try:
+            return self._encoder.encode_prompt(row.prompt)
+        except ValueError as err:  # a tokenizer that has no chat template, or refuses the messages
+            raise ConfigError(f"{row.place}: {err}") from err
 
 
 def text_of(prompt: str | ChatMessages) -> str:

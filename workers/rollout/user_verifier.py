@@ -99,7 +99,7 @@ class UserVerifier:
         self._timeout_s = timeout_s
         self._closed = False
         if not self._file.is_file():
-            raise ConfigError(f"reward.verifier: there is no file {file!r} ({self._file})")
+            raise ConfigError(f"reward.verifier: there is no file {self._file}")
         # None: a child that is started when a call finds the others busy.
         self._slots: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         for _ in range(CHILDREN - 1):

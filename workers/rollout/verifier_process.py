@@ -26,11 +26,16 @@ from typing import Any
 Reply = dict[str, Any]
 
 
+class NoFunctionError(Exception):
+    """The file has been run, and has not what was named."""
+
+
 def load(file: Path, name: str) -> Callable[..., object]:
     """The function `name` of `file`; modules beside the file can be imported by it.
 
     Raises:
-        Exception: whatever the file raises; AttributeError and TypeError for the name.
+        NoFunctionError: the file has no such function.
+        Exception: whatever the file raises.
     """
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -41,7 +46,8 @@ def load(file: Path, name: str) -> Callable[..., object]:
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
-        raise TypeError(f"{file} has no function {name!r}")
+        known = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == spec.name]
+        raise NoFunctionError(f"{file} has no function {name!r} (it has: {', '.join(known)})")
     return function  # type: ignore[no-any-return]
 
 
@@ -112,6 +118,9 @@ def main(fd: int, file: Path, name: str) -> None:
 
     try:
         function = load(file, name)
+    except NoFunctionError as err:
+        send({"error": str(err)})
+        return
     except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
         send({"error": f"{where(err, file)}: {type(err).__name__}: {err}"})
         return

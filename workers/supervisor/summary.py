@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from streams.audit_report import AuditReport
-from streams.view_evaluation import EvaluationState
+from streams.views import EvaluationState, ViewState
 from workers.config import RunConfig
 from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.fleet import Failure
 from workers.supervisor.run import Outcome
-from workers.supervisor.watcher import Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +29,12 @@ class Ended:
     audit: AuditReport
 
 
-def summarize(ended: Ended, watcher: Watcher) -> int:
+def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> int:
     """Write the report and print the summary; 0 only if complete and the audit found nothing."""
-    written = _report(ended, watcher)
+    written = _report(ended, state, decode)
     show(
         *failure_lines(ended.failure),
-        *accuracy_lines(watcher.state.evaluation),
+        *accuracy_lines(state.evaluation),
         ended.audit.line(ended.num_killed),
         *(() if ended.audit.ok else (ended.audit.text(),)),
         f"run {ended.config.run.id}: {ended.outcome}",
@@ -48,15 +47,14 @@ def summarize(ended: Ended, watcher: Watcher) -> int:
     return 0 if ended.outcome is Outcome.COMPLETE and ended.audit.ok else 1
 
 
-def _report(ended: Ended, watcher: Watcher) -> Written:
-    state = watcher.state
+def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> Written:
     given = ReportInput(
         run=ended.config.run.id,
         views=state,
         audit=ended.audit,
         kills=kill_marks(state.throughput.restarts, state.run.steps),
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        decode=watcher.tokenizer.decode,
+        decode=decode,
     )
     return write(given, Path(ended.config.folder))
 

@@ -15,20 +15,22 @@ from streams.broker import EmbeddedBroker
 from streams.bus import Bus
 from streams.codec import now_ms, outgoing
 from streams.errors import ConfigError
-from streams.topic_plan import TopicPlan
 from streams.topics import CONTROL, STEPS
-from workers.bootstrap import BROKER_FOLDER, bootstrap_of, open_bus
+from workers.bootstrap import BROKER_FOLDER, bootstrap_of, open_bus, topic_plan
 from workers.config import RunConfig
 from workers.config_load import resolved_json
 from workers.control import RUNNING
+from workers.doctor.diagnose import preflight
 from workers.supervisor.broker import BrokerKeeper
 from workers.supervisor.child import make_spawner
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Interrupts, Supervisor
+from workers.supervisor.run_lock import locked_run
 from workers.supervisor.summary import Ended, show, summarize
 from workers.supervisor.watcher import Watcher
+from workers.tokenizer import Tokenizer
 
 CONFIG_FILE = "config.json"
 
@@ -50,19 +52,21 @@ def up(asked: Asked) -> int:
         StreamsError: the broker, a topic or the configuration cannot be used.
     """
     config = asked.config
-    _check_files(config)
+    preflight(config)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _set_threads(config)
-    spawner = make_spawner()  # imports torch while the broker starts
     with ExitStack() as stack:
+        stack.enter_context(locked_run(folder))
+        _set_threads(config)
+        spawner = make_spawner()  # imports torch while the broker starts
         broker = stack.enter_context(_broker(config))
         _topics(config)
         bus = stack.enter_context(open_bus(config))
         _refuse_started(bus, asked)
         (folder / CONFIG_FILE).write_text(resolved_json(config) + "\n", encoding="utf-8")
         _say_running(bus, config)
-        watcher = Watcher(bus, config, is_live=asked.is_live)
+        decode = Tokenizer.load(config.model.path).decode
+        watcher = Watcher(bus, config, is_live=asked.is_live, decode=decode)
         with watcher, Keyboard() as keyboard:
             watcher.catch_up()
             _say_changes(watcher, config)
@@ -96,24 +100,14 @@ def up(asked: Asked) -> int:
                 num_killed=fleet.num_killed,
                 audit=report,
             ),
-            watcher,
+            watcher.state,
+            decode,
         )
-
-
-def _check_files(config: RunConfig) -> None:
-    """Say at once what a role would only say after its start."""
-    for field, path in (("data.train", config.data.train), ("data.held_out", config.data.held_out)):
-        if path and not Path(path).is_file():
-            raise ConfigError(f"{field}: there is no file {path!r}")
-    if not config.data.train:
-        raise ConfigError("data.train is empty; name a file of JSON lines")
-    if not (Path(config.model.path) / "config.json").is_file():
-        raise ConfigError(f"model.path: {config.model.path!r} is no model folder: no config.json")
 
 
 def _set_threads(config: RunConfig) -> None:
     """For the fork server, which imports torch once for all."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
     os.environ["RLSTREAMS_PRELOAD_MODEL"] = config.model.path
 
@@ -141,13 +135,7 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
 
 
 def _topics(config: RunConfig) -> None:
-    plan = TopicPlan(
-        rollout_workers=config.rollout.workers,
-        logprob_workers=config.logprob.workers,
-        partitions_per_worker=config.broker.partitions_per_worker,
-        replication=config.broker.replication,
-    )
-    apply(bootstrap_of(config), config.run.id, plan)
+    apply(bootstrap_of(config), config.run.id, topic_plan(config))
 
 
 def _refuse_started(bus: Bus, asked: Asked) -> None:

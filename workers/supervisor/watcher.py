@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -21,7 +21,6 @@ from streams.errors import DeadlineError
 from streams.views import Feed, Views, ViewState
 from workers.config import RunConfig
 from workers.live import KillMark, LiveInput, LiveView, ProcessInfo
-from workers.tokenizer import Tokenizer
 
 POLL_S = 0.1
 DRAW_S = 0.5
@@ -49,12 +48,14 @@ class Progress:
 class Watcher:
     """Folds the topics and draws them; implements `fleet.Witness`. Use it in a `with` block."""
 
-    def __init__(self, bus: Bus, config: RunConfig, *, is_live: bool) -> None:
+    def __init__(
+        self, bus: Bus, config: RunConfig, *, is_live: bool, decode: Callable[[Sequence[int]], str]
+    ) -> None:
         self._config = config
         self._views = Views()
         self._progress = Progress()
         self._feed = Feed(bus, self)
-        self.tokenizer = Tokenizer.load(config.model.path)
+        self._decode = decode
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
         self._started_s = time.monotonic()
@@ -153,7 +154,7 @@ class Watcher:
                 kills=tuple(self.kills),
                 message=self._message,
                 state=self.phase,
-                decode=self.tokenizer.decode,
+                decode=self._decode,
             )
         )
 

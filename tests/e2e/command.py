@@ -1,0 +1,113 @@
+"""The console command as a person uses it: a process, in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONFIG = "infra/examples/demo.toml"
+MARK = "RLSTREAMS_TEST_MARK"
+UP_S = 300.0  # a short run, on a busy machine
+COMMAND_S = 120.0
+_STEP = re.compile(r"^step +(\d+)/", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A command on its way."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def output(self) -> str:
+        """What it has printed by now."""
+        return self.log.read_text("utf-8")
+
+    def wait_for_step(self, step: int) -> None:
+        """Until `up` has told of that step; fails if it ends before or takes too long."""
+        deadline_s = time.monotonic() + UP_S
+        while not any(int(number) >= step for number in _STEP.findall(self.output)):
+            assert self.process.poll() is None, f"ended before step {step}:\n{self.output}"
+            assert time.monotonic() < deadline_s, f"no step {step} in {UP_S:g} s:\n{self.output}"
+            time.sleep(0.05)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this process alone."""
+        self.process.send_signal(number)
+
+    def ended_within(self, timeout_s: float) -> int:
+        """The exit status."""
+        return self.process.wait(timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A folder with `infra/` in it, where `rlstreams` is on the path.
+
+    Every process that a command leaves behind carries `mark` in its environment.
+    """
+
+    folder: Path
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        (self.folder / "infra").symlink_to(ROOT / "infra")
+        script = self.folder / "bin/rlstreams"
+        script.parent.mkdir()
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m workers "$@"\n', "utf-8")
+        script.chmod(0o755)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For every command."""
+        path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        ours = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: self.mark}
+        return {**os.environ, **ours}
+
+    def run(self, *words: str, timeout_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
+        """A command from its start to its end; both outputs in `stdout`."""
+        return subprocess.run(
+            words, cwd=self.folder, env=self.environment, timeout=timeout_s, check=False,
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def up(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`rlstreams up` of the demo, to its end."""
+        return self.run("rlstreams", "up", CONFIG, *words, timeout_s=UP_S)
+
+    def start_up(self, *words: str) -> Started:
+        """The same, on its way."""
+        log = self.folder / f"up-{secrets.token_hex(4)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["rlstreams", "up", CONFIG, *words], cwd=self.folder, env=self.environment,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        return Started(process, log)
+
+    def processes(self) -> dict[int, str]:
+        """Living processes that commands here have started: process id to program."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (folder / "environ").read_bytes()
+                program = (folder / "comm").read_text("utf-8").strip()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # ended in between, or not ours
+            if f"{MARK}={self.mark}".encode() in environment:
+                found[int(folder.name)] = program
+        return found
+
+    def close(self) -> None:
+        """Kill what is left, so that a failed test leaves nothing behind."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)

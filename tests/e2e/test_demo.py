@@ -1,0 +1,148 @@
+"""The demo from the command to its last line: killed twice, audited, and resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from schemas.events import StepCompleted, TrainerStarted
+from streams.codec import decoded
+from streams.topics import STEPS
+from tests.e2e.command import CONFIG, Workspace
+from workers.attach import attached
+from workers.config_load import load
+
+STEPS_AT_FIRST = 12
+SAMPLES_PER_STEP = 16 * 8
+ROWS = 32  # of each evaluation
+NUM_EVALUATIONS = 3  # versions 0, 10 and 12
+
+
+@pytest.fixture(scope="module")
+def lines(finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]) -> list[str]:
+    """What the first run printed."""
+    return finished_run[1].stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def workspace(finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]) -> Workspace:
+    return finished_run[0]
+
+
+def audit(workspace: Workspace) -> dict[str, object]:
+    """The report of `rlstreams audit --json`, which starts the run's broker for a look."""
+    done = workspace.run("sh", "-c", f"rlstreams audit {CONFIG} --json 2>audit.err")
+    assert 0 == done.returncode, done.stdout
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
+
+
+def steps(workspace: Workspace) -> list[StepCompleted | TrainerStarted]:
+    """Claims and steps, in the order of the log."""
+    folder = workspace.folder / "runs/demo"
+    config = load([workspace.folder / CONFIG], [f"run.dir={folder}"])
+    with attached(config) as bus, bus.reader(bus.beginnings(STEPS.name)) as reader:
+        (end,) = bus.ends(STEPS.name).values()
+        found = []
+        while sum(reader.positions().values()) < end:
+            found += [decoded(raw).event for raw in reader.poll(1000, 1.0)]
+    return [event for event in found if isinstance(event, StepCompleted | TrainerStarted)]
+
+
+def test_it_ends_well(finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]) -> None:
+    """Exit status 0, and both kills of the demo happened in front of the user."""
+    _, done = finished_run
+    assert 0 == done.returncode, done.stdout
+    killed = re.findall(r"KILLED (\S+) \(process \d+\) with SIGKILL after step (\d+)", done.stdout)
+    assert ["rollout-0", "logprob-0"] == [worker for worker, _ in killed]
+
+
+def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
+    """Accuracy before and after, where every sample is, where the report is, what to try next."""
+    accuracy, fates, outcome, *paths = lines[-10:-4]
+    assert re.fullmatch(
+        r"held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d \(version 12\)", accuracy
+    )
+    assert fates.startswith("2 processes killed, ")
+    assert fates.endswith("; lost 0, trained twice 0 (read from the log)")
+    assert "run demo: complete" == outcome
+    assert ["report:", "curve:", "logs:"] == [path.split()[0] for path in paths]
+    assert "try next:" == lines[-4]
+    assert all(line.startswith("  rlstreams ") for line in lines[-3:])
+
+
+def test_the_counts_add_up(lines: list[str]) -> None:
+    """Every issued sample is in one class; what was trained is what the steps took."""
+    (line,) = [line for line in lines if "samples issued" in line]
+    counts = {
+        name: int(re.search(pattern, line)[1].replace(",", ""))  # type: ignore[index]
+        for name, pattern in {
+            "issued": r"([\d,]+) samples issued",
+            "trained": r"trained ([\d,]+)",
+            "dropped": r"dropped ([\d,]+)",
+            "evaluated": r"evaluated ([\d,]+)",
+            "in flight": r"in flight ([\d,]+)",
+        }.items()
+    }
+    assert STEPS_AT_FIRST * SAMPLES_PER_STEP == counts["trained"]
+    assert NUM_EVALUATIONS * ROWS == counts["evaluated"]
+    assert counts.pop("issued") == sum(counts.values())
+
+
+def test_the_report_is_where_it_says(workspace: Workspace, lines: list[str]) -> None:
+    """A page that needs nothing else, and a picture."""
+    page, curve = (
+        workspace.folder / line.split(maxsplit=1)[1]
+        for line in lines
+        if line.startswith(("report: ", "curve: "))
+    )
+    assert ("report.html", "curve.png") == (page.name, curve.name)
+    html = page.read_text("utf-8")
+    assert "demo" in html
+    assert not re.search(r"(src|href)=\"?https?:", html)
+    assert curve.read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_left_running(workspace: Workspace) -> None:
+    """Workers, fork server and broker are gone."""
+    assert {} == workspace.processes()
+
+
+def test_the_commands_to_try_next_are_commands(workspace: Workspace, lines: list[str]) -> None:
+    """Resume, audit and another seed; the audit is tried as it stands, and is clean."""
+    resume, audit_again, other = (shlex.split(line) for line in lines[-3:])
+    assert ["--resume", "--steps", "24"] == resume[-3:]
+    assert ["--run.id", "demo-seed1", "--run.seed", "1"] == other[-4:]
+    done = workspace.run(*audit_again)
+    assert 0 == done.returncode, done.stdout
+    assert "ok: every sample accounted for" in done.stdout
+    assert {} == workspace.processes(), "the broker that was started for a look lives on"
+
+
+def test_a_run_that_has_steps_is_not_begun_again(workspace: Workspace) -> None:
+    """The same words again: status 78 and both ways out."""
+    done = workspace.up("--steps", "12", f"--prompts.evaluate_rows={ROWS}")
+    assert 78 == done.returncode, done.stdout
+    assert "--resume" in done.stdout
+    assert "--run.id" in done.stdout
+
+
+def test_a_finished_run_goes_on(workspace: Workspace) -> None:
+    """`--resume` with a higher target: a new epoch makes the next steps, and none twice."""
+    done = workspace.up("--steps", "14", f"--prompts.evaluate_rows={ROWS}", "--resume")
+    assert 0 == done.returncode, done.stdout
+    assert "(version 14)" in done.stdout
+
+    log = steps(workspace)
+    made = [(event.step, event.epoch) for event in log if isinstance(event, StepCompleted)]
+    assert [(n, 1 if n <= STEPS_AT_FIRST else 2) for n in range(1, 15)] == made
+    claims = [(c.epoch, c.next_step) for c in log if isinstance(c, TrainerStarted)]
+    assert [(1, 1), (2, STEPS_AT_FIRST + 1)] == claims
+    report = audit(workspace)
+    assert (14, 14 * SAMPLES_PER_STEP, 0, 0) == tuple(
+        report[name] for name in ("steps", "trained", "lost", "trained_twice")
+    )

@@ -1,0 +1,126 @@
+"""The README is true: its blocks run, and its tree of files is the repository's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import COMMAND_S, ROOT, Workspace
+from tests.readme_blocks import Block, ReadmeError, blocks, to_run, tree_problems
+
+README = ROOT / "README.md"
+PAGE = blocks(README.read_text("utf-8")) if README.is_file() else []
+
+
+def block(language: str, text: str, **changes: object) -> Block:
+    return Block(**{"language": language, "text": text, "line": 1, **changes})  # type: ignore[arg-type]
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    """Nothing on the page is skipped in silence, and it begins with the one command."""
+    assert README.is_file(), "there is no README.md"
+    to_run(PAGE)
+    assert any(b.language == "bash" and b.first_line.startswith("make run") for b in PAGE)
+
+
+def test_make_run_is_what_the_end_to_end_test_runs() -> None:
+    """The block that is not executed here stands for the same command."""
+    done = subprocess.run(
+        ["make", "-n", "run", "ARGS=--steps 12"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "rlstreams up infra/examples/demo.toml --steps 12" in done.stdout
+
+
+def test_the_tree_names_what_is_there() -> None:
+    """One block lists the folders and files, each with a description."""
+    (listed,) = [b for b in PAGE if b.is_tree]
+    assert [] == tree_problems(listed, ROOT)
+
+
+def runnable() -> list[Block]:
+    """None where the first test fails: an error here would stop the whole collection."""
+    try:
+        return to_run(PAGE)
+    except ReadmeError:
+        return []
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("shown", runnable(), ids=lambda shown: shown.name)
+def test_the_block_runs(
+    shown: Block, finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]
+) -> None:
+    """Beside a finished run; a block whose first line is a comment with a file's name is saved."""
+    workspace, _ = finished_run
+    if shown.saved_as:
+        file = workspace.folder / shown.saved_as
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(shown.text, "utf-8")
+    if shown.language == "toml":
+        tomllib.loads(shown.text)
+        return
+    shell = ["bash", "-euo", "pipefail", "-c"]
+    command = [sys.executable, "-c"] if shown.language == "python" else shell
+    done = workspace.run(*command, shown.text, timeout_s=COMMAND_S)
+    assert 0 == done.returncode, done.stdout
+
+
+def test_blocks_are_found_with_their_marks() -> None:
+    """Language, text, line, and the comment right before."""
+    page = "# A\n```bash\nmake run\n```\n<!-- not run: needs GPUs -->\n```bash\nvllm\n```\n"
+    first, second = blocks(page)
+    assert block("bash", "make run\n", line=2) == first
+    assert block("bash", "vllm\n", line=6, not_run="needs GPUs") == second
+    assert [] == to_run([first, second])
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (block("bash", "docker compose up\n"), "docker compose up"),
+        (block("", "rlstreams up\n"), "language ''"),
+        (block("shell", "rlstreams up\n"), "language 'shell'"),
+    ],
+)
+def test_a_block_that_nothing_runs_is_refused(shown: Block, expected: str) -> None:
+    """Line and reason are named."""
+    with pytest.raises(ReadmeError, match=f"line 1: .*{expected}"):
+        to_run([shown])
+
+
+def test_an_open_block_is_refused() -> None:
+    """Otherwise the rest of the page would be one block."""
+    with pytest.raises(ReadmeError, match="line 1 is not closed"):
+        blocks("```bash\nmake run\n")
+
+
+def test_what_runs_is_chosen_by_language_and_first_line() -> None:
+    """Commands of ours, Python and settings; output and trees are looked at."""
+    runs = [block("bash", "rlstreams audit x\n"), block("python", "1\n"), block("toml", "a = 1\n")]
+    shown = [block("text", "step 1\n"), block("", "schemas/ a\nstreams/ b\nworkers/ c\n")]
+    assert runs == to_run([*runs, *shown])
+    assert "my/verifier.py" == block("python", "# my/verifier.py: says no\n").saved_as
+    assert "" == block("python", "# a comment about x.y\n").saved_as
+
+
+def test_a_tree_that_is_wrong_names_each_entry(tmp_path: Path) -> None:
+    """Missing, double and undescribed lines, in either style of drawing."""
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas/a.py").touch()
+    text = "schemas/       events\n  a.py         one\n  *.avsc       none\n  a.py\n"
+    drawn = "schemas/       events\n├── a.py       one\n├── *.avsc     none\n└── a.py\n"
+    expected = [
+        "schemas/*.avsc does not exist",
+        "schemas/a.py comes twice",
+        "schemas/a.py has no description",
+    ]
+    assert expected == tree_problems(block("text", text), tmp_path)
+    assert expected == tree_problems(block("text", drawn), tmp_path)

@@ -1,0 +1,152 @@
+"""A run's topics by hand: healthy, until a test breaks something."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from schemas.events import (
+    ClosedGroups,
+    Event,
+    PartitionPosition,
+    SampleRef,
+    StepCompleted,
+)
+from streams.audit_fold import AuditFold
+from streams.audit_report import AuditReport
+from streams.record import Partition, Position
+from tests.factories import (
+    dropped_group,
+    groups_dropped,
+    policy_loaded,
+    policy_segment,
+    prompt,
+    prompt_segment,
+    sample_ref,
+    scored,
+    step_completed,
+    trainer_started,
+    trajectory,
+)
+
+CONFIG = json.dumps({"trainer": {"max_staleness": 1}})
+SIZE = 2  # samples of a group
+
+
+class Log:
+    """A run's topics in memory, one partition each; written as the roles would."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[Event]] = {
+            name: []
+            for name in (
+                "steps",
+                "dead-letters",
+                "scored-trajectories",
+                "trajectories",
+                "policy-pulls",
+                "prompts",
+            )
+        }
+        self.rollout_done: set[int] = set()
+        self.logprob_done: set[int] = set()
+        self.expired: dict[Partition, int] = {}
+        self.hidden: set[tuple[str, int]] = set()
+
+    def add(self, topic: str, event: Event) -> int:
+        self.topics[topic].append(event)
+        return len(self.topics[topic]) - 1
+
+    def issue(self, group_id: str, **changes: Any) -> list[int]:
+        return [
+            self.add(
+                "prompts",
+                prompt(group_id=group_id, sample=sample, group_size=SIZE, **changes),
+            )
+            for sample in range(SIZE)
+        ]
+
+    def roll_out(self, group_id: str, version: int = 0, **changes: Any) -> list[int]:
+        """Issued, and answered under `version`."""
+        self.rollout_done.update(self.issue(group_id, **_only(changes, "purpose")))
+        segments = (prompt_segment(), policy_segment(version=version))
+        return [
+            self.add(
+                "trajectories",
+                trajectory(group_id=group_id, sample=sample, segments=segments, **changes),
+            )
+            for sample in range(SIZE)
+        ]
+
+    def score(self, group_id: str, version: int = 0) -> list[SampleRef]:
+        """Issued, answered and scored; gives what a step would say of the samples."""
+        offsets = self.roll_out(group_id, version)
+        self.logprob_done.update(offsets)
+        refs = []
+        for sample, offset in enumerate(offsets):
+            event = self.topics["trajectories"][offset]
+            at = self.add("scored-trajectories", scored(event))
+            ref = sample_ref(group_id, sample, offset=at, oldest_policy_version=version)
+            refs.append(ref)
+        return refs
+
+    def step(self, step: int, refs: list[SampleRef], closed: int, **changes: Any) -> None:
+        """A step of these samples; `closed` groups are closed after it."""
+        values: dict[str, Any] = {
+            "samples": tuple(refs),
+            "closed": ClosedGroups(watermark=closed),
+            "masked": (),
+            "absent": (),
+            "positions": (PartitionPosition(topic="scored-trajectories", partition=0, offset=0),),
+        }
+        self.add("steps", step_completed(step, **{**values, **changes}))
+
+    def report(self) -> AuditReport:
+        fold = AuditFold(
+            rollout_covers=lambda _, offset: offset in self.rollout_done,
+            logprob_covers=lambda _, offset: offset in self.logprob_done,
+            expired=self.expired,
+        )
+        for topic, events in self.topics.items():
+            for offset, event in enumerate(events):
+                if (topic, offset) not in self.hidden:
+                    fold.apply(event, Position(topic, 0, offset))
+        return fold.report()
+
+
+def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
+
+
+def healthy() -> Log:
+    """Groups 0 and 1 trained, 2 dropped, 3 to 5 in flight at three roles, one evaluation."""
+    log = Log()
+    log.add("steps", trainer_started(config=CONFIG))
+    log.add("policy-pulls", policy_loaded(0))
+    log.step(1, log.score("0"), closed=1)
+    log.step(2, log.score("1"), closed=2)
+    log.score("2")
+    dropped = groups_dropped(groups=(dropped_group("2"),), closed=ClosedGroups(watermark=3))
+    log.add("steps", dropped)
+    log.score("3")
+    log.roll_out("4")
+    log.issue("5")
+    log.logprob_done.update(log.roll_out("e0-7", purpose="evaluate"))
+    return log
+
+
+def kinds(report: AuditReport) -> dict[str, int]:
+    return dict(report.breach_counts)
+
+
+def change_step(log: Log, step: int, **changes: Any) -> None:
+    steps = log.topics["steps"]
+    for index, event in enumerate(steps):
+        if isinstance(event, StepCompleted) and event.step == step:
+            steps[index] = replace(event, **changes)
+
+
+def step_of(log: Log, step: int) -> StepCompleted:
+    steps = (e for e in log.topics["steps"] if isinstance(e, StepCompleted))
+    return next(event for event in steps if event.step == step)

@@ -1,0 +1,226 @@
+"""The audit's pure core: what the ledger and the rest of the log must agree on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from schemas.events import (
+    ClosedGroups,
+)
+from streams.audit_fold import AuditFold
+from streams.audit_report import EXAMPLES_PER_KIND
+from streams.record import ID_HEADER, Partition, Position, RawRecord
+from tests.factories import (
+    dead_letter,
+    dropped_group,
+    groups_dropped,
+    policy_loaded,
+    prompt,
+    prompt_segment,
+    redo_drifted,
+    trainer_started,
+    trajectory,
+)
+from tests.unit.streams.audit_log import CONFIG, SIZE, change_step, healthy, kinds, step_of
+
+
+def test_a_group_both_trained_and_dropped_is_a_breach() -> None:
+    """A group closes once."""
+    log = healthy()
+    event = groups_dropped(groups=(dropped_group("1"),), closed=ClosedGroups(watermark=3))
+    log.add("steps", event)
+    assert kinds(log.report()) == {"trained and dropped": 1}
+
+
+def test_a_closed_set_that_names_an_open_group_is_a_breach() -> None:
+    """Pacing folds the set alone, so it must be what the events closed."""
+    log = healthy()
+    event = groups_dropped(groups=(), closed=ClosedGroups(watermark=4))
+    log.add("steps", event)
+    report = log.report()
+    assert kinds(report) == {"closed set": 1}
+    assert report.breaches[0].id == "3"
+
+
+def test_a_gap_in_group_numbers_is_a_breach() -> None:
+    """Numbers are dense: a gap is a group that was planned and never written."""
+    log = healthy()
+    log.issue("7")
+    report = log.report()
+    assert kinds(report) == {"missing group": 1}
+    assert report.breaches[0].id == "6"
+
+
+def test_groups_above_the_mark_need_not_be_dense() -> None:
+    """What was issued during the audit may be seen in part."""
+    fold = AuditFold(rollout_covers=lambda *_: False, logprob_covers=lambda *_: False)
+    fold.apply(prompt(group_id="0", sample=0, group_size=1), Position("prompts", 0, 0))
+    fold.mark_issued()
+    fold.apply(prompt(group_id="2", sample=0, group_size=1), Position("prompts", 0, 1))
+    assert fold.report().ok
+
+
+def test_a_group_issued_in_part_is_a_breach() -> None:
+    """Its siblings would wait for the missing sample for ever."""
+    log = healthy()
+    log.add("prompts", prompt(group_id="6", sample=0, group_size=SIZE))
+    report = log.report()
+    assert kinds(report) == {"missing sample": 1}
+    assert report.breaches[0].id == "6/1"
+
+
+def test_records_of_a_sample_that_nobody_issued_are_a_breach() -> None:
+    """A trajectory out of nowhere."""
+    log = healthy()
+    log.add("trajectories", trajectory(group_id="77", sample=0, segments=(prompt_segment(),)))
+    assert kinds(log.report()) == {"never issued": 1}
+
+
+def test_a_trajectory_must_name_a_load_that_its_worker_confirmed() -> None:
+    """Nothing is generated before real weights: same worker, load, version and hash."""
+    log = healthy()
+    log.add("policy-pulls", policy_loaded(1, worker="rollout-1"))
+    log.roll_out("6", version=1)
+    report = log.report()
+    assert kinds(report) == {"unknown load": 1}
+    assert "rollout-0/1" in report.breaches[0].detail
+
+
+def test_a_dead_letter_ends_a_sample_and_its_siblings_are_dropped() -> None:
+    """One class each: the dead one is not counted among the dropped."""
+    log = healthy()
+    log.rollout_done.update(log.issue("6"))
+    log.add("dead-letters", dead_letter(group_id="6", sample=0))
+    log.add(
+        "steps",
+        groups_dropped(
+            groups=(dropped_group("6", reason="dead_samples"),),
+            closed=ClosedGroups(watermark=3, above=(6,)),
+        ),
+    )
+    report = log.report()
+    assert kinds(report) == {}
+    assert report.dead_lettered == 1
+    assert report.dropped == {"dead_samples": 1, "stale": SIZE}
+
+
+def test_a_dead_letter_for_a_trained_sample_is_a_breach() -> None:
+    """A sample ends once."""
+    log = healthy()
+    log.add("dead-letters", dead_letter(group_id="1", sample=0))
+    assert kinds(log.report()) == {"trained and dead-lettered": 1}
+
+
+def test_events_of_an_epoch_that_was_taken_over_count_for_nothing() -> None:
+    """A zombie's step trains nobody twice."""
+    log = healthy()
+    log.add("steps", trainer_started(epoch=2, config=CONFIG))
+    log.step(3, list(step_of(log, 1).samples), closed=3, epoch=1)
+    report = log.report()
+    assert kinds(report) == {}
+    assert report.void == 1
+    assert report.steps == 2
+
+
+def test_steps_are_numbered_without_gaps_and_once() -> None:
+    """A second record for a step, and one out of line, are both breaches."""
+    log = healthy()
+    log.step(2, [], closed=3)
+    log.step(5, [], closed=3)
+    assert kinds(log.report()) == {"step missing": 1, "step twice": 1}
+
+
+def test_a_step_must_start_from_the_weights_that_were_made_before() -> None:
+    """The chain of hashes breaks, unless a drifted redo says why."""
+    log = healthy()
+    drifted = redo_drifted(step=2, epoch=1)
+    log.step(3, log.score("6", version=1), closed=3, previous_hash=drifted.actual_hash)
+    log.add("policy-pulls", policy_loaded(1))
+    change_step(log, 3, closed=ClosedGroups(watermark=3, above=(6,)))
+    assert kinds(log.report()) == {"hash chain": 1}
+    steps = log.topics["steps"]
+    steps.insert(len(steps) - 1, drifted)
+    assert kinds(log.report()) == {}
+
+
+def test_a_step_without_a_claim_has_no_bound() -> None:
+    """A bound that nobody recorded cannot be proven."""
+    log = healthy()
+    del log.topics["steps"][0]
+    assert kinds(log.report()) == {"no bound": 2}
+
+
+def test_a_second_record_of_a_sample_is_counted_and_skipped() -> None:
+    """The first one by offset wins."""
+    log = healthy()
+    log.roll_out("4", version=3)
+    report = log.report()
+    assert kinds(report) == {}
+    assert report.duplicates == 2 * SIZE
+
+
+def test_expired_records_are_said_to_be_unproven() -> None:
+    """Retention took the bytes; the ledger's own versions are still held against the bound."""
+    log = healthy()
+    log.expired = {Partition("scored-trajectories", 0): 2, Partition("trajectories", 0): 2}
+    log.hidden = {(topic, n) for topic in ("scored-trajectories", "trajectories") for n in (0, 1)}
+    report = log.report()
+    assert kinds(report) == {}
+    assert report.unproven == 2
+    assert report.trained == 2 * SIZE
+
+
+def test_an_unreadable_record_still_proves_its_sample_by_its_header() -> None:
+    """A poisoned trajectory is in flight until the log-prob worker has set it aside."""
+    fold = AuditFold(rollout_covers=lambda *_: True, logprob_covers=lambda *_: False)
+    fold.unreadable(
+        RawRecord(
+            position=Position("trajectories", 0, 4),
+            offsets=(4,),
+            key=b"0",
+            value=b"junk",
+            headers={ID_HEADER: b"0/0/0"},
+        )
+    )
+    fold.apply(prompt(group_id="0", sample=0, group_size=1), Position("prompts", 0, 0))
+    report = fold.report()
+    assert report.in_flight == {"logprob": 1}
+    assert report.unreadable == 1
+
+
+def test_the_ledger_comes_first() -> None:
+    """A fold that knew the samples before their fate would judge them by half of it."""
+    fold = AuditFold(rollout_covers=lambda *_: True, logprob_covers=lambda *_: True)
+    fold.apply(prompt(), Position("prompts", 0, 0))
+    with pytest.raises(ValueError, match="steps"):
+        fold.apply(trainer_started(), Position("steps", 0, 0))
+
+
+def test_a_report_counts_all_breaches_and_shows_the_first_of_each_kind() -> None:
+    """The list is bounded, the count is not."""
+    log = healthy()
+    for number in range(6, 6 + EXAMPLES_PER_KIND):
+        log.rollout_done.update(log.issue(str(number)))
+    report = log.report()
+    assert report.breach_counts == {"lost": EXAMPLES_PER_KIND * SIZE}
+    assert len(report.breaches) == EXAMPLES_PER_KIND
+    assert f"and {EXAMPLES_PER_KIND * SIZE - EXAMPLES_PER_KIND} more" in report.text()
+
+
+def test_the_summary_is_one_sentence() -> None:
+    """As `up` prints it in its last lines."""
+    expected = (
+        "2 processes killed, 14 samples issued: trained 4, dropped 2, evaluated 2, in flight 6; "
+        "lost 0, trained twice 0 (read from the log)"
+    )
+    assert expected == healthy().report().line(2)
+
+
+def test_the_report_is_also_json() -> None:
+    """With the verdict in it."""
+    values = json.loads(healthy().report().to_json())
+    assert values["ok"] is True
+    assert values["staleness"] == {"0": 6, "1": 6}
+    assert values["breaches"] == []

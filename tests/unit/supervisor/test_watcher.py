@@ -1,0 +1,94 @@
+"""What the supervisor reads from the log: who has worked, who owns the run, what is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from schemas.events import EVALUATE, Event
+from streams.codec import outgoing
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.topic import Topic
+from streams.topics import CONTROL, PROMPTS, STEPS, TOPICS, TRAJECTORIES
+from tests.factories import (
+    control_state,
+    prompt,
+    step_completed,
+    trainer_started,
+    trajectory,
+    worker_report,
+)
+from workers.config import RunConfig
+from workers.control import ControlFollower
+from workers.supervisor.watcher import Progress, Watcher
+
+
+class Words:
+    """Tokens as numbers."""
+
+    def decode(self, token_ids: object) -> str:
+        return str(token_ids)
+
+
+def make_bus() -> MemoryBus:
+    log = MemoryLog()
+    for topic in TOPICS:
+        log.create(f"run.{topic.name}", 1)
+    return MemoryBus(log, "run")
+
+
+def say(bus: MemoryBus, topic: Topic, *events: Event) -> None:
+    with bus.producer("test") as producer:
+        producer.commit([outgoing(topic, event) for event in events])
+
+
+@contextmanager
+def watching(bus: MemoryBus) -> Iterator[Watcher]:
+    with Watcher(bus, RunConfig(), is_live=False, decode=Words().decode) as watcher:
+        yield watcher
+
+
+def test_work_is_what_a_process_committed() -> None:
+    """A report without any count is no work; a trajectory and a count are."""
+    progress = Progress()
+    progress.apply(worker_report(instance="idle", counters={"tokens": 0.0}))
+    progress.apply(worker_report(instance="busy", counters={"tokens": 1.0}))
+    progress.apply(trajectory(instance="sampler"))
+    assert [False, True, True] == [progress.committed(i) for i in ("idle", "busy", "sampler")]
+
+
+def test_the_owner_is_who_claimed_last() -> None:
+    """An older claim does not count."""
+    bus = make_bus()
+    say(bus, STEPS, trainer_started(epoch=1, instance="a"), trainer_started(epoch=2, instance="b"))
+    with watching(bus) as watcher:
+        watcher.catch_up()
+        assert [False, True] == [watcher.owns_run(i) for i in ("a", "b")]
+
+
+def test_the_last_version_is_evaluated_when_every_row_is_answered() -> None:
+    """Neither another version's answers nor half of them will do."""
+    bus = make_bus()
+    rows = [prompt(group_id=f"e3-{row}", sample=0, purpose=EVALUATE) for row in (0, 1)]
+    answers = [trajectory(group_id=p.group_id, sample=0, purpose=EVALUATE) for p in rows]
+    say(bus, STEPS, trainer_started(), step_completed(3))
+    say(bus, PROMPTS, *rows)
+    with watching(bus) as watcher:
+        say(bus, TRAJECTORIES, answers[0])
+        watcher.catch_up()
+        assert not watcher.is_evaluated()
+        say(bus, TRAJECTORIES, answers[1])
+        watcher.catch_up()
+        assert watcher.is_evaluated()
+        assert watcher.num_evaluated() == 2
+
+
+def test_control_is_what_was_said_last() -> None:
+    """Running until something else is said."""
+    bus = make_bus()
+    follower = ControlFollower(bus, every_s=0.0)
+    assert follower.poll().state == "running"
+    say(bus, CONTROL, control_state(state="paused"), control_state(state="draining"))
+    assert follower.poll().state == "draining"
+    follower.close()

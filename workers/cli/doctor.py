@@ -1,0 +1,41 @@
+"""`rlstreams doctor CONFIG...`: what would keep a run from working, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say what is wrong with machine, configuration or broker, and what to do",
+        description="Looks at packages, Java, disk, model, data, verifier and broker. Starts "
+        "nothing. Exit status 0 if no check fails.",
+    )
+    parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    parser.add_argument("--json", action="store_true", help="print the checks as a JSON array")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every check; 1 if one fails."""
+    import json
+    from dataclasses import asdict
+
+    from workers.config_load import load
+    from workers.doctor.check import Level
+    from workers.doctor.diagnose import diagnose
+
+    checks = diagnose(load(args.config, args.overrides))
+    if args.json:
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            print(f"{check.level:<4}  {check.name:<{width}}  {check.found}")
+            if check.advice:
+                print(f"{'':{width + 8}}-> {check.advice}")
+        counts = {level: sum(check.level is level for check in checks) for level in Level}
+        print(", ".join(f"{count} {level}" for level, count in counts.items()))
+    return int(any(check.level is Level.FAIL for check in checks))

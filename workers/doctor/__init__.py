@@ -1,0 +1,1 @@
+"""What is wrong with this machine, this configuration or this broker, and what to do about it."""

@@ -1,0 +1,86 @@
+"""All checks in order: `rlstreams doctor` lists them, `up` stops at the first failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from streams.errors import BrokerError, ConfigError, StreamsError
+from workers.config import RunConfig
+from workers.doctor.check import Check, Level, fail, ok
+from workers.doctor.data import data_checks, verifier_check
+from workers.doctor.machine import machine, port
+from workers.doctor.model import ModelFolder, memory_check, model_check, read_model
+
+
+def diagnose(config: RunConfig) -> list[Check]:
+    """Everything about a run that can be looked at without starting anything."""
+    bootstrap = _embedded(config)
+    model, checks = _model(config)
+    weights_mb = 0.0 if model is None else model.weights_mb
+    checks = [
+        *machine(config, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
+        *checks,
+    ]
+    if model is not None:
+        checks.append(memory_check(model, config))
+        checks += _all("data", lambda: data_checks(config, model))
+    checks += _all("verifier", lambda: iter([verifier_check(config)]))
+    if where := config.broker.bootstrap or bootstrap:
+        from workers.doctor.broker import broker_checks
+
+        checks += _all("broker", lambda: broker_checks(where, config))
+    else:
+        checks.append(ok("broker", "none is named: `up` starts the embedded one"))
+    return checks
+
+
+def preflight(config: RunConfig) -> None:
+    """What is cheap to know before anything is started.
+
+    Raises:
+        ConfigError: data, model, verifier or port cannot be used; names field, file and value.
+        BrokerError: the broker that is named does not answer.
+    """
+    model = read_model(config.model.path)
+    for _ in data_checks(config, model):
+        pass
+    verifier_check(config)
+    if config.broker.bootstrap:
+        from streams.admin import refuse_silence
+
+        refuse_silence(config.broker.bootstrap)
+        return
+    checked = port(config.broker.port, is_broker_up=_embedded(config) is not None)
+    if checked.level is Level.FAIL:
+        raise ConfigError(f"{checked.found}; {checked.advice}")
+
+
+def _model(config: RunConfig) -> tuple[ModelFolder | None, list[Check]]:
+    try:
+        model = read_model(config.model.path)
+    except ConfigError as err:
+        return None, [fail("model", str(err), "data and memory are checked once it loads")]
+    return model, [model_check(model)]
+
+
+def _embedded(config: RunConfig) -> str | None:
+    """Where the run's own broker serves; None: it does not run."""
+    from streams.broker import EmbeddedBroker
+    from workers.bootstrap import BROKER_FOLDER
+
+    state = EmbeddedBroker(Path(config.folder) / BROKER_FOLDER).status()
+    return state.bootstrap if state else None
+
+
+def _all(name: str, found: Callable[[], Iterator[Check]]) -> list[Check]:
+    """The checks up to the first error, and that as a failed one."""
+    checks: list[Check] = []
+    try:
+        for check in found():
+            checks.append(check)  # not `extend`: those before an error count
+    except BrokerError as err:
+        checks.append(fail(name, str(err), "start the broker, or correct broker.bootstrap"))
+    except StreamsError as err:
+        checks.append(fail(name, str(err), ""))
+    return checks
