@@ -23,12 +23,12 @@ from workers.context import Context
 from workers.dead_letters import dead_letter
 from workers.engines.base import EngineError, Scorer
 from workers.logprob.scoring import Load, num_tokens, plan_anchors, score_window
-from workers.logprob.validation import validate
 from workers.logprob.versions import Anchor
 from workers.policy import PolicyFollower
 from workers.pulls import PullLog
 from workers.reporter import Reporter
 from workers.stage import Finished, StageLoop
+from workers.validation import check_trajectory
 from workers.weights.channel import Pulled, WeightChannel, WeightError
 
 Scored = ScoredTrajectory | EngineError
@@ -84,7 +84,12 @@ class LogprobStage:
         if trajectory.purpose != TRAIN:
             self._passed.append(Finished(raw=record.raw))
             return
-        validate(trajectory, self._scorer.vocab_size, self._scorer.max_tokens)
+        check_trajectory(trajectory, self._scorer.vocab_size)
+        if num_tokens(trajectory) > self._scorer.max_tokens:
+            raise ValueError(
+                f"segments hold {num_tokens(trajectory)} tokens, "
+                f"the scorer takes {self._scorer.max_tokens}"
+            )
         if not self._pending:
             self._pending_since = time.monotonic()
         self._pending.append(Record(event=trajectory, raw=record.raw))

@@ -1,0 +1,92 @@
+"""Whether a trajectory's numbers can be used: what scoring and training both rely on. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from schemas.events import Segment, Tensor, Trajectory
+
+AUTHORS = ("prompt", "policy", "environment")
+LOGPROB_ROUNDING = 1e-4  # how far above 0 a log-prob may lie, nats
+
+
+def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
+    """Return if every number of it is usable.
+
+    Raises:
+        ValueError: names the field, the place and the value: a reward that is not finite, a sample
+            number outside of its group, an unknown author, ids outside of the vocabulary, log-probs
+            that are missing, NaN, infinite or above 0, lengths that disagree, a policy segment
+            without a version, no policy token or one with nothing before it, routed experts of
+            another shape, or an expert twice in one row.
+    """
+    if not math.isfinite(trajectory.reward):
+        raise ValueError(f"reward must be finite, got {trajectory.reward}")
+    if not 0 <= trajectory.sample < trajectory.group_size:
+        raise ValueError(
+            f"sample must be below group_size {trajectory.group_size}, got {trajectory.sample}"
+        )
+    for index, segment in enumerate(trajectory.segments):
+        _check_segment(f"segments[{index}]", segment, vocab_size)
+    authors = [s.author for s in trajectory.segments if len(s.token_ids)]
+    if "policy" not in authors:
+        raise ValueError("segments: none by the policy has tokens")
+    if authors[0] == "policy":
+        raise ValueError("segments: the first token is the policy's, with nothing to condition on")
+    if trajectory.routed_experts is not None:
+        _check_experts(trajectory, sum(len(s.token_ids) for s in trajectory.segments) - 1)
+
+
+def _check_segment(name: str, segment: Segment, vocab_size: int) -> None:
+    if segment.author not in AUTHORS:
+        raise ValueError(f"{name}.author must be one of {AUTHORS}, got {segment.author!r}")
+    ids = segment.token_ids.numpy()
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"{name}.token_ids must be integers [tokens], got {ids.dtype} {ids.shape}")
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(outside):
+        at = int(outside[0])
+        raise ValueError(f"{name}.token_ids[{at}] must be below {vocab_size}, got {ids[at]}")
+    if segment.author != "policy":
+        return
+    if segment.policy_version < 0:
+        raise ValueError(f"{name}.policy_version must be 0 or above, got {segment.policy_version}")
+    if segment.behavior_logprobs is None:
+        raise ValueError(f"{name}.behavior_logprobs is missing")
+    check_logprobs(f"{name}.behavior_logprobs", segment.behavior_logprobs, len(ids))
+
+
+def check_logprobs(name: str, tensor: Tensor, num_tokens: int) -> None:
+    """Floats `[num_tokens]`, finite and at most 0 nats.
+
+    Raises:
+        ValueError: names field, place and value.
+    """
+    values = tensor.numpy()
+    if values.shape != (num_tokens,) or values.dtype.kind != "f":
+        raise ValueError(
+            f"{name} must be floats [{num_tokens}], got {values.dtype} {list(values.shape)}"
+        )
+    unusable = np.flatnonzero(~(np.isfinite(values) & (values <= LOGPROB_ROUNDING)))
+    if len(unusable):
+        at = int(unusable[0])
+        raise ValueError(f"{name}[{at}] must be finite and at most 0, got {values[at]}")
+
+
+def _check_experts(trajectory: Trajectory, num_rows: int) -> None:
+    assert trajectory.routed_experts is not None
+    shape = trajectory.routed_experts.shape
+    if len(shape) != 3 or shape[0] != num_rows:
+        raise ValueError(f"routed_experts has shape {shape}, [{num_rows}, layers, top_k]")
+    if trajectory.routed_experts.dtype not in ("uint8", "uint16"):
+        raise ValueError(f"routed_experts is {trajectory.routed_experts.dtype}")
+    ranked = np.sort(trajectory.routed_experts.numpy(), axis=-1)
+    twice = np.argwhere(ranked[..., 1:] == ranked[..., :-1])
+    mask = trajectory.routed_experts_mask
+    recorded = mask.numpy().astype(bool) if mask is not None else np.ones(num_rows, bool)
+    twice = twice[recorded[twice[:, 0]]]
+    if len(twice):
+        row, layer = int(twice[0][0]), int(twice[0][1])
+        raise ValueError(f"routed_experts[{row}, {layer}] names an expert twice")
