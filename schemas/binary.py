@@ -83,7 +83,8 @@ def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
         raise
     except _CORRUPT as err:
         raise DecodeError(
-            f"record of {len(value)} bytes, schema {print_.hex()}: {type(err).__name__}: {err}"
+            f"record of {len(value)} bytes, schema {print_.hex()}: damaged, or cut short "
+            f"({type(err).__name__}: {err})"
         ) from err
     if end != len(value):
         raise DecodeError(_length_message(type(event).__name__, end, len(value)))

@@ -13,7 +13,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from streams.bus import GroupConsumer
-from streams.errors import FencedError, OutcomeUnknownError, StreamsError
+from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
 from streams.kafka_consumer import KafkaGroupConsumer
 from streams.kafka_errors import aborted_transaction, error_of, lost_transaction
 from streams.parts import num_parts, part_headers, split
@@ -21,6 +21,8 @@ from streams.record import Committed, Outgoing, Partition, Position
 
 _CALL_S = 5.0  # one try of a call; repeated until the deadline
 _ABORT_S = 10.0
+# The client's word for "duplicate": what we had sent never before may be missing from the log.
+_UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
 
 
 class KafkaProducer:
@@ -46,6 +48,7 @@ class KafkaProducer:
         self._id = transactional_id
         self._commit_s = commit_s
         self._delivery_error: Any = None  # the first of this transaction
+        self._unplaced = False  # the broker took a record for one that it had before
         self._ended: StreamsError | None = None
         self._closed = False
 
@@ -86,6 +89,7 @@ class KafkaProducer:
     ) -> Sequence[Position]:
         deadline = time.monotonic() + self._commit_s
         self._delivery_error = None
+        self._unplaced = False
         self._client.begin_transaction()
         # Taken once, before anything else: a poll in between could renew it for partitions
         # that another member owns by then.
@@ -100,24 +104,37 @@ class KafkaProducer:
             ]
             send = self._client.send_offsets_to_transaction
             self._again(lambda: self._bounded(lambda: send(offsets, metadata, _CALL_S)), deadline)
+        self._client.flush(_CALL_S)
+        if self._unplaced:
+            raise self._retracted()
         self._again(lambda: self._client.commit_transaction(_CALL_S), deadline)
         self._client.poll(0)
         written = [position for position in positions if position is not None]
-        assert len(written) == len(records), "a committed record has no position"
+        if self._unplaced or len(written) != len(records):
+            raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
         return written
 
     def _into(
         self, positions: list[Position | None], index: int, topic: str
     ) -> Callable[[Any, Any], None]:
-        """A delivery callback that notes the offset, or why there is none."""
+        """A delivery callback that notes the offset of part 0, or why there is none."""
 
         def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
-            if error is None:
-                positions[index] = Position(topic, message.partition(), message.offset())
-            else:
+            if error is not None:
                 self._delivery_error = self._delivery_error or error
+            elif message.offset() is None:
+                self._unplaced = True
+            elif positions[index] is None:
+                positions[index] = Position(topic, message.partition(), message.offset())
 
         return delivered
+
+    def _retracted(self) -> StreamsError:
+        """Abort although nothing failed: of a record the log may have nothing, or two."""
+        reason = self._abort()
+        if reason is not None:
+            return lost_transaction(reason, self._id)
+        return AbortedError(f"transactional id {self._id}: aborted ({_UNPLACED})")
 
     def _produce(
         self, record: Outgoing, delivered: Callable[[Any, Any], None], deadline: float
@@ -126,15 +143,14 @@ class KafkaProducer:
         record_id = secrets.token_hex(8) if count > 1 else ""
         place = {} if record.partition is None else {"partition": record.partition}
         for index, part in enumerate(split(record.value)):
-            report = {"on_delivery": delivered} if index == 0 else {}
             self._enqueue(
                 deadline,
                 topic=self._prefix + record.topic,
                 key=record.key,
                 value=part,
                 headers=part_headers(record.headers, record_id, index, count),
+                on_delivery=delivered,
                 **place,
-                **report,
             )
 
     def _enqueue(self, deadline: float, **message: Any) -> None:  # noqa: ANN401

@@ -48,8 +48,9 @@ def split(pieces: Sequence[Buffer], part_bytes: int = PART_BYTES) -> Iterator[by
     Each part is joined by itself, so a large value exists twice only one part at a time. A value
     that is one `bytes` object and fits is passed on uncopied.
     """
-    if len(pieces) == 1 and isinstance(pieces[0], bytes) and len(pieces[0]) <= part_bytes:
-        yield pieces[0]
+    if sum(map(len, pieces)) <= part_bytes:  # nearly all: no look at the pieces one by one
+        only = pieces[0] if len(pieces) == 1 else None
+        yield only if isinstance(only, bytes) else b"".join(pieces)
         return
     part: list[Buffer] = []
     room = part_bytes

@@ -79,7 +79,7 @@ class Outgoing:
 
     def __len__(self) -> int:
         """Bytes of the value."""
-        return sum(len(piece) for piece in self.value)
+        return sum(map(len, self.value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

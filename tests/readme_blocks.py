@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RUNNABLE = ("bash", "python", "toml")
-SHOWN = ("text", "json", "mermaid")  # output and pictures
+SHOWN = ("", "text", "json", "mermaid")  # output and pictures
+COMMANDS = ("rlstreams ", "make ", "$ ")  # what begins so is not for showing
 COVERED = "make run"  # what tests/e2e/test_demo.py does in short form
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 _FENCE = re.compile(r"^```(\S*)\s*$")
@@ -93,12 +94,13 @@ def to_run(found: Sequence[Block]) -> list[Block]:
 
 
 def _is_run(block: Block) -> bool:
-    if block.not_run or block.is_tree or block.language in SHOWN:
+    is_shown = block.language in SHOWN and not block.first_line.startswith(COMMANDS)
+    if block.not_run or block.is_tree or is_shown:
         return False
     if block.language not in RUNNABLE:
         raise ReadmeError(
-            f"line {block.line}: a block of language {block.language!r}; "
-            f"choose one of {RUNNABLE + SHOWN}"
+            f"line {block.line}: a block of language {block.language!r} that begins with "
+            f"{block.first_line!r}; what can run is one of {RUNNABLE}"
         )
     if block.language == "bash" and block.first_line.startswith(COVERED):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -36,13 +37,25 @@ def test_make_run_is_what_the_end_to_end_test_runs() -> None:
         text=True,
         check=True,
     )
-    assert "rlstreams up infra/examples/demo.toml --steps 12" in done.stdout
+    assert re.search(r"rlstreams up infra/examples/demo\.toml .*--steps 12", done.stdout)
 
 
 def test_the_tree_names_what_is_there() -> None:
     """One block lists the folders and files, each with a description."""
     (listed,) = [b for b in PAGE if b.is_tree]
     assert [] == tree_problems(listed, ROOT)
+
+
+def test_links_and_pictures_lead_to_files() -> None:
+    """Everything that the page points at inside of the repository is there."""
+    links = re.findall(r"\]\(([^)#]+)", README.read_text("utf-8"))
+    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+    assert [] == missing
+
+
+def test_no_gap_is_left_to_fill() -> None:
+    """A lone word in capitals stands for a text that was to come."""
+    assert [] == re.findall(r"^[A-Z]{4,}$", README.read_text("utf-8"), re.MULTILINE)
 
 
 def runnable() -> list[Block]:
@@ -58,7 +71,10 @@ def runnable() -> list[Block]:
 def test_the_block_runs(
     shown: Block, finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]
 ) -> None:
-    """Beside a finished run; a block whose first line is a comment with a file's name is saved."""
+    """Beside a finished run; a block whose first line is a comment with a file's name is saved.
+
+    The page's Python finds its run by `RLSTREAMS_RUN` (its folder) and `RLSTREAMS_RUN_ID`.
+    """
     workspace, _ = finished_run
     if shown.saved_as:
         file = workspace.folder / shown.saved_as
@@ -69,7 +85,8 @@ def test_the_block_runs(
         return
     shell = ["bash", "-euo", "pipefail", "-c"]
     command = [sys.executable, "-c"] if shown.language == "python" else shell
-    done = workspace.run(*command, shown.text, timeout_s=COMMAND_S)
+    where = ["env", "RLSTREAMS_RUN=runs/demo", "RLSTREAMS_RUN_ID=demo"]
+    done = workspace.run(*where, *command, shown.text, timeout_s=COMMAND_S)
     assert 0 == done.returncode, done.stdout
 
 
@@ -86,7 +103,7 @@ def test_blocks_are_found_with_their_marks() -> None:
     ("shown", "expected"),
     [
         (block("bash", "docker compose up\n"), "docker compose up"),
-        (block("", "rlstreams up\n"), "language ''"),
+        (block("", "rlstreams up\n"), "language '' .*rlstreams up"),
         (block("shell", "rlstreams up\n"), "language 'shell'"),
     ],
 )

@@ -282,6 +282,8 @@ class TrainerSection:
     """Older ones are removed."""
     redo: Literal["exact", "tolerate"] = "exact"
     """A redone step with another hash stops the run, or gets a new version number."""
+    control: Literal["none", "permuted"] = "none"
+    """`permuted` deals each batch's rewards out at random: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     loss: LossSection = field(default_factory=LossSection)
 

@@ -201,12 +201,12 @@ class Child:
     def tell(self, what: object) -> None:
         self._pipe.send(what)
 
-    def result(self) -> Any:  # noqa: ANN401
+    def result(self) -> Any:
         if not self._pipe.poll(2 * SILENCE_S):
             raise TimeoutError(f"{self._what}: no answer within {2 * SILENCE_S:.0f} s")
         return self._pipe.recv()
 
-    def call(self, method: str, **arguments: object) -> Any:  # noqa: ANN401
+    def call(self, method: str, **arguments: object) -> Any:
         self.begin(method, **arguments)
         return self.result()
 

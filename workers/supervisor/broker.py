@@ -41,7 +41,6 @@ class BrokerKeeper:
         self._num_quick = self._num_quick + 1 if now_s - self._started_s < QUICK_S else 0
         if self._num_quick >= QUICK_LIMIT:
             raise BrokerError(f"the broker died {QUICK_LIMIT} times in a row:\n{tail}")
-        self._say("the broker is gone; starting it again")
-        self._broker.start()
+        state = self._broker.start()
         self._started_s = time.monotonic()
-        self._say("the broker serves again")
+        self._say(f"the broker died; started again, it serves {state.bootstrap} as before")

@@ -55,7 +55,7 @@ class Worker:
 class Failure:
     """Why the run cannot go on."""
 
-    worker: str
+    worker: str  # "": none of them alone
     reason: str
     last_lines: Sequence[str]
     status: int
@@ -127,6 +127,10 @@ class Fleet:
             worker.restart_at_s = None
             if worker.child is not None:
                 worker.child.signal(number)
+
+    def give_up(self, reason: str) -> None:
+        """Every worker works, and yet the run cannot go on."""
+        self.failure = self.failure or Failure(worker="", reason=reason, last_lines=(), status=1)
 
     def is_gone(self, role: str) -> bool:
         """Whether no process of `role` is left."""

@@ -91,6 +91,8 @@ class Supervisor:
         elif self._fleet.failure is not None:
             self.outcome = Outcome.FAILED
             self._begin_drain(self._fleet.failure.reason)
+        elif self._watcher.problem:
+            self._fleet.give_up(self._watcher.problem)
         elif self._interrupts.count:
             self._begin_drain("draining; a second Ctrl-C kills, --resume continues")
         elif self._fleet.is_done("trainer"):

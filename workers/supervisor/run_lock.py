@@ -27,8 +27,8 @@ def locked_run(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             owner = os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"
             raise ConfigError(
-                f"run.dir: {folder} is in use by another `rlstreams up` (process {owner}): wait for "
-                "it, stop it with Ctrl-C, or begin another run with `--run.id NAME`"
+                f"run.dir: {folder} is in use by another `rlstreams up` (process {owner}): wait "
+                "for it, stop it with Ctrl-C, or begin another run with `--run.id NAME`"
             ) from None
         os.truncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode("ascii"))

@@ -21,6 +21,7 @@ from streams.errors import DeadlineError
 from streams.views import Feed, Views, ViewState
 from workers.config import RunConfig
 from workers.live import KillMark, LiveInput, LiveView, ProcessInfo
+from workers.supervisor.poison import PoisonWatch
 
 POLL_S = 0.1
 DRAW_S = 0.5
@@ -54,10 +55,12 @@ class Watcher:
         self._config = config
         self._views = Views()
         self._progress = Progress()
+        self._poison = PoisonWatch(config.trainer.groups_per_step * config.prompts.group_size)
         self._feed = Feed(bus, self)
         self._decode = decode
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
+        self._is_shown = True  # the message, at least once
         self._started_s = time.monotonic()
         self._next_draw_s = 0.0
         self.kills: list[KillMark] = []
@@ -80,6 +83,15 @@ class Watcher:
         """Take one event of the feed."""
         self._views.apply(event)
         self._progress.apply(event)
+        before = self._poison.news
+        self._poison.apply(event)
+        if self._poison.news != before:
+            self.say(self._poison.news)
+
+    @property
+    def problem(self) -> str:
+        """Why the run should not go on, as the log tells it; empty: it should."""
+        return self._poison.problem
 
     @property
     def state(self) -> ViewState:
@@ -131,7 +143,9 @@ class Watcher:
 
     def say(self, text: str) -> None:
         """Show a sentence until the next one."""
-        self._message = text
+        # Two sentences between two drawings are both shown: neither is lost to a reader of lines.
+        self._message = text if self._is_shown else f"{self._message}; {text}"
+        self._is_shown = False
         self._next_draw_s = 0.0
 
     def killed(self, worker: str) -> None:
@@ -144,6 +158,7 @@ class Watcher:
         if now_s < self._next_draw_s:
             return
         self._next_draw_s = now_s + DRAW_S
+        self._is_shown = True
         self._live.update(
             LiveInput(
                 run=self._config.run.id,

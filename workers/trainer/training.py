@@ -72,8 +72,11 @@ class Training:
         """
         started_s = time.monotonic()
         samples = [payload.scored for payload in payloads]
+        rewards = [sample.trajectory.reward for sample in samples]
+        if self._section.control == "permuted":
+            rewards = permuted(rewards, self.learner.step_number)
         advantages = group_advantages(
-            [sample.trajectory.reward for sample in samples],
+            rewards,
             [sample.trajectory.group_id for sample in samples],
             normalize_std=self._section.loss.normalize_std,
         )
@@ -109,6 +112,12 @@ class Training:
         weights, optimizer = store.load(manifest)
         self.learner.load(weights, optimizer, manifest.step)
         self.weight_hash = weight_hash(self.learner.weights())
+
+
+def permuted(rewards: Sequence[float], step: int) -> list[float]:
+    """The same rewards for other samples; the deal depends on the step alone, so redo repeats it."""
+    order = np.random.default_rng(step).permutation(len(rewards))
+    return [rewards[index] for index in order]
 
 
 def _rewards(payloads: Sequence[Payload]) -> dict[str, float]:

@@ -4,8 +4,8 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_builders import dead, seen
 
+from tests.unit.trainer.trainer_builders import dead, seen
 from workers.config import TrainerSection
 from workers.trainer.admission import Admission
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from trainer_builders import TinyModel, random_samples
 
+from tests.unit.trainer.trainer_builders import TinyModel, random_samples
 from workers.config import LossSection, OptimizerSection
 from workers.engines.model import configure_torch
 from workers.trainer.advantage import group_advantages

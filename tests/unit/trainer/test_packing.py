@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainer_builders import (
+
+from schemas.events import MaskedSegment, Segment
+from tests.unit.trainer.trainer_builders import (
     ids,
     policy_segment,
     prompt_segment,
@@ -12,8 +14,6 @@ from trainer_builders import (
     score,
     scored,
 )
-
-from schemas.events import MaskedSegment, Segment
 from workers.trainer.packing import micro_batch_borders, pack
 
 ARRAYS = (

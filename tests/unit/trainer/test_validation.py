@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from trainer_builders import (
+
+from schemas.events import Segment, Tensor
+from tests.unit.trainer.trainer_builders import (
     VOCAB_SIZE,
     floats,
     ids,
@@ -13,8 +15,6 @@ from trainer_builders import (
     score,
     scored,
 )
-
-from schemas.events import Segment, Tensor
 from workers.trainer.validation import validate
 
 PROMPT = prompt_segment()

@@ -216,9 +216,7 @@ def test_a_dead_sample_drops_its_group_without_waiting_for_a_step(tmp_path: Path
     log, config = make_log(), make_config(tmp_path)
     trainer = make_trainer(log, config)
     send(log, scored(0, 0, 0), factories.dead_letter(group_id="0", sample=1, row=0))
-    turn_until(
-        trainer, lambda: any(isinstance(e, GroupsDropped) for e in read(log, STEPS.name))
-    )
+    turn_until(trainer, lambda: any(isinstance(e, GroupsDropped) for e in read(log, STEPS.name)))
     (drop,) = [e for e in read(log, STEPS.name) if isinstance(e, GroupsDropped)]
     assert [(g.group_id, g.reason, g.row) for g in drop.groups] == [("0", "dead_samples", 0)]
     assert drop.closed.watermark == 1
@@ -233,9 +231,7 @@ def test_a_sample_with_a_bad_number_is_buried_and_its_group_dropped(
     log, config = make_log(), make_config(tmp_path)
     trainer = make_trainer(log, config)
     send(log, scored(0, 0, 0, reward=reward), scored(0, 1, 0))
-    turn_until(
-        trainer, lambda: any(isinstance(e, GroupsDropped) for e in read(log, STEPS.name))
-    )
+    turn_until(trainer, lambda: any(isinstance(e, GroupsDropped) for e in read(log, STEPS.name)))
     (letter,) = [e for e in read(log, DEAD_LETTERS.name) if isinstance(e, DeadLetter)]
     assert (letter.group_id, letter.sample, letter.reason) == ("0", 0, "validation")
     assert (letter.origin_topic, letter.origin_offset) == (SCORED.name, 0)
@@ -255,5 +251,3 @@ def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Pat
     turn_until(second, lambda: second._reporter.policy_version == 1)
     assert second._saved_step == 1
     second.close()
-
-

@@ -186,13 +186,32 @@ def test_a_zombie_is_fenced_by_its_successor() -> None:
     assert outputs(log) == []
 
 
-def test_poison_goes_to_the_dead_letters_and_stops_nobody() -> None:
-    """Bytes that are no event are set aside with their place; the next record is handled."""
+def _bytes_of(record: Outgoing) -> bytes:
+    return b"".join(bytes(piece) for piece in record.value)
+
+
+GOOD = _bytes_of(outgoing(PROMPTS, factories.prompt(group_id="0", sample=3)))
+POISON = {
+    "foreign": (b"not avro", "single-object"),
+    "empty": (b"", "0 bytes"),
+    "truncated, or a part missing": (GOOD[:-3], "damaged, or cut short"),
+    "an unknown schema": (GOOD[:2] + b"12345678" + GOOD[10:], "3132333435363738"),
+    "another event": (
+        _bytes_of(outgoing(TRAJECTORIES, factories.trajectory(group_id="0", sample=3))),
+        "not a prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", POISON)
+def test_poison_goes_to_the_dead_letters_and_stops_nobody(kind: str) -> None:
+    """Bytes that are no prompt are set aside with their place; the next record is handled."""
     log, stage = make_log(), HeldStage()
+    value, told = POISON[kind]
     poison = Outgoing(
         topic=PROMPTS.name,
         key=b"0",
-        value=[b"not avro"],
+        value=[value],
         headers={"rlstreams-id": b"0/3/0"},
         partition=0,
     )
@@ -203,9 +222,11 @@ def test_poison_goes_to_the_dead_letters_and_stops_nobody() -> None:
     bus = MemoryBus(log, "run")
     (letter,) = read(bus, DEAD_LETTERS.name)
     assert isinstance(letter, DeadLetter)
-    assert (letter.group_id, letter.sample, letter.reason) == ("0", 3, "decode")
+    reason = "validation" if kind == "another event" else "decode"
+    assert (letter.group_id, letter.sample, letter.reason) == ("0", 3, reason)
+    assert told in letter.detail
     assert (letter.origin_topic, letter.origin_offset) == (PROMPTS.name, 0)
-    assert letter.value == b"not avro"
+    assert letter.value == value
     assert sorted(stage.begun) == ["0/0"]
     assert covered(bus.committed("rollout", PROMPTS.name)[P0], 0)
 

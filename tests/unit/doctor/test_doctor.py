@@ -1,0 +1,261 @@
+"""The doctor finds what is wrong, says what to do, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streams.errors import BrokerError, ConfigError
+from streams.jars import num_missing
+from streams.kafka_facts import BrokerFacts, TopicFacts
+from streams.topics import TOPICS
+from workers.__main__ import main
+from workers.bootstrap import topic_plan
+from workers.config import RunConfig
+from workers.config_load import load
+from workers.doctor import broker, machine
+from workers.doctor.check import Check, Level, probed
+from workers.doctor.diagnose import diagnose, preflight
+from workers.doctor.model import memory_mb, read_model, tensor_shapes
+
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "infra/examples/demo.toml"
+QUICK = {"group.consumer.session.timeout.ms": 4000}
+MODEL = ROOT / "infra/examples/demo/model"
+
+
+def demo(folder: Path, *overrides: str) -> RunConfig:
+    return load([DEMO], [f"--run.dir={folder / 'run'}", *overrides])
+
+
+def model_with(folder: Path, **changes: object) -> Path:
+    copy = folder / "model"
+    shutil.copytree(MODEL, copy)
+    file = copy / "config.json"
+    fields = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
+    return copy
+
+
+def facts(**changes: object) -> BrokerFacts:
+    plan = topic_plan(RunConfig())
+    topics = {
+        t.name: TopicFacts(partitions=plan.partitions(t), settings=plan.settings(t)) for t in TOPICS
+    }
+    values = {
+        "num_brokers": 1,
+        "metadata_version": 29,
+        "features": {"group.version": 1, "transaction.version": 2},
+        "settings": QUICK,
+        "topics": topics,
+    }
+    return BrokerFacts(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_demo_has_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 0, every check with a name, and no folder is made."""
+    words = ["doctor", str(DEMO), "--json", f"--run.dir={tmp_path / 'run'}"]
+    assert 0 == main(words)
+    checks = json.loads(capsys.readouterr().out)
+    names = {check["name"] for check in checks}
+    assert names >= {"python", "packages", "disk", "model", "memory", "data.train", "verifier"}
+    assert not any(check["level"] == "fail" for check in checks)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_failed_check_says_what_to_do_and_the_rest_is_still_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 1; a missing data set does not hide the verdict on the model."""
+    words = ["doctor", str(DEMO), f"--run.dir={tmp_path}", "--data.train", str(tmp_path / "no")]
+    assert 1 == main(words)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("fail") and "there is no file" in line for line in lines)
+    assert any(line.startswith("ok") and "qwen3_moe" in line for line in lines)
+
+
+def test_nothing_heavy_is_imported() -> None:
+    """Headers are read instead of weights: torch would take seconds."""
+    code = (
+        "import sys; from workers.__main__ import main; "
+        f"main(['doctor', {str(DEMO)!r}]); print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "False" == done.stdout.splitlines()[-1]
+
+
+def test_shapes_are_read_from_the_header() -> None:
+    """Names and shapes as in the file; their product is the number of parameters."""
+    shapes = tensor_shapes(MODEL / "model.safetensors")
+    assert (128, 64) == shapes["model.embed_tokens.weight"]
+    assert sum(map(math.prod, shapes.values())) == read_model(str(MODEL)).num_parameters
+
+
+def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
+    """More slots cost the rollout role, a larger window the log-prob role, and nobody else."""
+    model = read_model(str(MODEL))
+    small = memory_mb(model, demo(tmp_path))
+    slots = memory_mb(model, demo(tmp_path, "--rollout.slots=4096"))
+    window = memory_mb(model, demo(tmp_path, "--logprob.token_budget=1000000"))
+    assert {"rollout"} == {role for role in small if small[role] != slots[role]}
+    assert {"logprob"} == {role for role in small if small[role] != window[role]}
+    assert slots["rollout"] > small["rollout"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"vocab_size": 100}, r"config.json says .*\(100, 64\), but model.embed_tokens.*\(128, 64"),
+        ({"hidden_size": 32}, r"\(128, 32\), but model.embed_tokens.weight is \(128, 64\)"),
+        ({"model_type": None}, r"config.json: field 'model_type' is missing"),
+        ({"architectures": ["Qwen9ForCausalLM"]}, r"has no class 'Qwen9ForCausalLM'"),
+        ({"model_type": "future_model"}, r"of model_type 'future_model'"),
+    ],
+)
+def test_a_model_folder_that_does_not_fit_together(
+    tmp_path: Path, changes: dict[str, object], told: str
+) -> None:
+    """Told before torch is imported, with file, field and both values."""
+    with pytest.raises(ConfigError, match=told):
+        read_model(str(model_with(tmp_path, **changes)))
+
+
+def test_a_weight_file_that_is_cut_or_foreign(tmp_path: Path) -> None:
+    """Both sizes are named; what is no such file at all is called so."""
+    file = model_with(tmp_path) / "model.safetensors"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=rf"{size - 100} bytes, its header promises {size}"):
+        read_model(str(file.parent))
+    file.write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ConfigError, match=r"model.safetensors \(43 bytes\) is no safetensors file"):
+        read_model(str(file.parent))
+
+
+def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+    """A folder with an index lists its weight files."""
+    folder = model_with(tmp_path)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"lacks 1 of 2 weight files: model-2.safetensors"):
+        read_model(str(folder))
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    """It would give ids that the embedding has no row for."""
+    folder = model_with(tmp_path)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    added = tokenizer.setdefault("added_tokens", [])
+    added.append({"id": 128, "content": "<new>", "single_word": False, "lstrip": False,
+                  "rstrip": False, "normalized": False, "special": True})  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="the tokenizer has 129 tokens, the model only 128"):
+        read_model(str(folder))
+
+
+def test_a_port_in_use() -> None:
+    """Named, with both ways out; a free one and the run's own broker's are fine."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        check = machine.port(number, is_broker_up=False)
+        assert (Level.FAIL, f"broker.port {number} is in use by another program") == (
+            check.level,
+            check.found,
+        )
+        assert Level.OK == machine.port(number, is_broker_up=True).level
+    assert Level.OK == machine.port(number, is_broker_up=False).level
+
+
+def test_a_disk_without_room(tmp_path: Path) -> None:
+    """A model of a petabyte fits nowhere."""
+    assert Level.FAIL == machine.disk(demo(tmp_path), weights_mb=1e9).level
+    assert Level.OK == machine.disk(demo(tmp_path), weights_mb=0).level
+
+
+def test_jars_that_are_not_cached_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start would fetch them; a folder that lacks them is a failure."""
+    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path))
+    assert 46 == num_missing()
+    assert Level.WARN == machine.jars("").level
+    check = probed("jars", lambda: machine.jars(str(tmp_path)))
+    assert (Level.FAIL, True) == (check.level, "does not exist" in check.found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "told"),
+    [
+        ({"metadata_version": 30}, "broker", "4.3"),
+        ({"features": {}}, "protocol", "KIP-848"),
+        ({"settings": {**QUICK, "transaction.max.timeout.ms": 5000}}, "protocol", "5000"),
+        ({"settings": {**QUICK, "message.max.bytes": 500_000}}, "protocol", "500000"),
+        ({"settings": {}}, "recovery", "45 s"),
+        ({"num_brokers": 0}, "replicas", "brokers are 0"),
+    ],
+)
+def test_a_broker_that_cannot_be_used(changes: dict[str, object], name: str, told: str) -> None:
+    """What is wrong, and what to do about it; the default session timeout is a warning."""
+    bad = [c for c in _broker_checks(facts(**changes)) if c.level is not Level.OK]
+    assert [name] == [check.name for check in bad]
+    assert told in bad[0].found
+    assert bad[0].advice
+    assert (Level.WARN if name == "recovery" else Level.FAIL) == bad[0].level
+
+
+def test_a_good_broker() -> None:
+    """Nothing to say about the embedded one."""
+    assert {Level.OK} == {check.level for check in _broker_checks(facts())}
+
+
+@pytest.mark.parametrize(
+    ("topic", "setting", "level"),
+    [("steps", "3600000", Level.FAIL), ("trajectories", "3600000", Level.WARN)],
+)
+def test_retention_against_redo(topic: str, setting: str, level: Level) -> None:
+    """The ledger is kept for ever; payloads as long as redo needs them."""
+    good = facts()
+    cut = TopicFacts(partitions=good.topics[topic].partitions, settings={"retention.ms": setting})
+    checks = broker.topic_checks(facts(topics={**good.topics, topic: cut}), RunConfig())
+    (bad,) = [check for check in checks if check.level is not Level.OK]
+    assert ("retention", level) == (bad.name, bad.level)
+    assert f"run.{topic} keeps 1 h" in bad.found
+
+
+def test_partitions_that_are_not_as_planned() -> None:
+    """Both counts are named."""
+    config = load([], ["--rollout.workers=3"])
+    checks = {check.name: check for check in broker.topic_checks(facts(), config)}
+    assert Level.FAIL == checks["topics"].level
+    assert "run.prompts has 2 partitions, the configuration wants 6" in checks["topics"].found
+
+
+def test_a_broker_that_is_down(tmp_path: Path) -> None:
+    """One failed check for doctor, an error for preflight; both name the address."""
+    config = demo(tmp_path, "--broker.bootstrap=127.0.0.1:1")
+    (check,) = [c for c in diagnose(config) if c.level is Level.FAIL]
+    assert ("broker", True) == (check.name, "127.0.0.1:1" in check.found)
+    with pytest.raises(BrokerError, match=r"no broker answers at 127.0.0.1:1: .*refused; start it"):
+        preflight(config)
+
+
+def _broker_checks(given: BrokerFacts) -> list[Check]:
+    config = RunConfig()
+    return [
+        broker.version_check("b:1", given),
+        broker.protocol_check(given),
+        broker.recovery_check(given),
+        broker.replication_check(given, config),
+        *broker.topic_checks(given, config),
+    ]
