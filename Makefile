@@ -11,7 +11,8 @@ setup: ## Install into .venv what the lock names (nothing to do: 0.1 s)
 	@sh infra/setup.sh
 
 run: setup ## See a model learn through Kafka while processes are killed
-	@$(BIN)/rlstreams up infra/examples/demo.toml --run.id=demo-$$(date +%m%d-%H%M%S) $(ARGS)
+	@id=demo; n=2; while [ -e "runs/$$id" ]; do id=demo-$$n; n=$$((n + 1)); done; \
+	$(BIN)/rlstreams up infra/examples/demo.toml --run.id=$$id $(ARGS)
 
 test: setup ## All tests but the long ones
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" $(ARGS)

@@ -38,7 +38,7 @@ def encode_done(low: int, done: Iterable[int], note: str = "") -> str:
     offsets = np.unique(np.fromiter(done, np.int64)) - low
     if offsets.size and offsets[0] < 0:
         raise DoneSetError(f"done offset {offsets[0] + low} is below the low watermark {low}")
-    text = min(_candidates(offsets), key=len) if offsets.size else ""
+    text = _shortest(offsets) if offsets.size else ""
     if len(text) > MAX_CHARACTERS:
         raise DoneSetError(
             f"done set from {low} to {offsets[-1] + low} needs {len(text)} characters, "
@@ -89,18 +89,17 @@ def _cached(committed: Committed) -> frozenset[int]:
     return decode_done(committed.offset, committed.metadata)
 
 
-def _candidates(offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[str]:
+def _shortest(offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
+    """The shortest of the four forms; base85 keeps the order of lengths."""
     bits = np.zeros(int(offsets[-1]) + 1, np.uint8)
     bits[offsets] = 1
     bitmap = np.packbits(bits, bitorder="little").tobytes()
     edges = np.flatnonzero(np.diff(bits, prepend=0))
     runs = np.diff(np.concatenate(([0], edges, [bits.size])))
-    varints = b"".join(long_bytes(int(n)) for n in runs)
-    return [
-        letter + base64.b85encode(data).decode()
-        for plain, kind in ((bitmap, "b"), (varints, "r"))
-        for data, letter in ((plain, kind), (_deflate(plain), kind.upper()))
-    ]
+    varints = b"".join(long_bytes(n) for n in runs.tolist())
+    forms = (("b", bitmap), ("B", _deflate(bitmap)), ("r", varints), ("R", _deflate(varints)))
+    letter, data = min(forms, key=lambda form: len(form[1]))
+    return letter + base64.b85encode(data).decode()
 
 
 def _deflate(data: bytes) -> bytes:

@@ -124,7 +124,7 @@ class KafkaProducer:
                 self._delivery_error = self._delivery_error or error
             elif message.offset() is None:
                 self._unplaced = True
-            elif positions[index] is None:
+            else:
                 positions[index] = Position(topic, message.partition(), message.offset())
 
         return delivered
@@ -139,24 +139,21 @@ class KafkaProducer:
     def _produce(
         self, record: Outgoing, delivered: Callable[[Any, Any], None], deadline: float
     ) -> None:
-        count = num_parts(len(record))
+        topic, count = self._prefix + record.topic, num_parts(len(record))
         record_id = secrets.token_hex(8) if count > 1 else ""
-        place = {} if record.partition is None else {"partition": record.partition}
+        # Only of part 0: a report copies the whole message.
+        settings: dict[str, Any] = {"on_delivery": delivered}
+        if record.partition is not None:
+            settings["partition"] = record.partition
         for index, part in enumerate(split(record.value)):
-            self._enqueue(
-                deadline,
-                topic=self._prefix + record.topic,
-                key=record.key,
-                value=part,
-                headers=part_headers(record.headers, record_id, index, count),
-                on_delivery=delivered,
-                **place,
-            )
+            headers = part_headers(record.headers, record_id, index, count)
+            self._enqueue(deadline, topic, part, record.key, headers=headers, **settings)
+            settings.pop("on_delivery", None)
 
-    def _enqueue(self, deadline: float, **message: Any) -> None:  # noqa: ANN401
+    def _enqueue(self, deadline: float, *message: Any, **settings: Any) -> None:  # noqa: ANN401
         while True:
             try:
-                self._client.produce(**message)
+                self._client.produce(*message, **settings)
             except BufferError:  # the client's queue is full: let it send
                 if time.monotonic() >= deadline:
                     raise self._too_late(None) from None

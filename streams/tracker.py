@@ -40,11 +40,11 @@ class PartitionTracker:
     def after(self, finished: Iterable[RawRecord], note: str = "") -> Committed:
         """What to commit together with the outputs of `finished`."""
         gone = {offset for record in finished for offset in record.offsets}
-        still = [offset for offset in self._open if offset not in gone]
-        low = min([self._position, *still])
-        below = set(range(low, self._position)).difference(still)
-        above = (gone | self._done) - below
-        done = below | {offset for offset in above if offset >= low}
+        still = self._open.keys() - gone
+        low = min(self._position, min(still, default=self._position))
+        done = gone.union(self._done, range(low, self._position)) - still
+        if gone and min(gone) < low:
+            done = {offset for offset in done if offset >= low}
         return Committed(offset=low, metadata=encode_done(low, done, note))
 
     def commit(self, finished: Iterable[RawRecord]) -> None:

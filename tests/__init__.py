@@ -1,0 +1,1 @@
+"""Tests, from pure functions to whole runs."""

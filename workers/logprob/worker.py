@@ -136,7 +136,7 @@ class LogprobStage:
             self._finish_pull(self._pull)
             self._pull = None
         newest = self._follower.poll().newest
-        # While trajectories wait, only what they need is pulled: the newest would push it out again.
+        # While trajectories wait, only what they need is pulled: or the newest pushes it out.
         is_idle = self._pull is None and self._window is None and not self._pending
         if newest is not None and is_idle:
             version = newest.policy_version

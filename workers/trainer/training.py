@@ -115,7 +115,7 @@ class Training:
 
 
 def permuted(rewards: Sequence[float], step: int) -> list[float]:
-    """The same rewards for other samples; the deal depends on the step alone, so redo repeats it."""
+    """The same rewards for other samples; the step alone decides, so a redo deals alike."""
     order = np.random.default_rng(step).permutation(len(rewards))
     return [rewards[index] for index in order]
 
