@@ -86,11 +86,14 @@ def next_commands(ended: Ended) -> Sequence[str]:
     resume = f"rlstreams up {words} --resume"
     if ended.outcome is Outcome.COMPLETE:
         resume += f" --steps {config.trainer.steps * 2}"
-    other = f"{config.run.id}-seed{config.run.seed + 1}"
+    seed = config.run.seed + 1
+    other = f"--run.id {config.run.id}-seed{seed} --run.seed {seed}"
+    if "{id}" not in config.run.dir:  # two runs need two folders
+        other += f" --run.dir {config.run.dir}-seed{seed}"
     return (
         resume,
         f"rlstreams audit {words}",
-        f"rlstreams up {words} --run.id {other} --run.seed {config.run.seed + 1}",
+        f"rlstreams up {words} {other}",
     )
 
 
