@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -104,11 +105,11 @@ class KafkaProducer:
             ]
             send = self._client.send_offsets_to_transaction
             self._again(lambda: self._bounded(lambda: send(offsets, metadata, _CALL_S)), deadline)
-        self._client.flush(_CALL_S)
+        _serve(lambda: self._client.flush(_CALL_S))
         if self._unplaced:
             raise self._retracted()
         self._again(lambda: self._client.commit_transaction(_CALL_S), deadline)
-        self._client.poll(0)
+        _serve(lambda: self._client.poll(0))
         written = [position for position in positions if position is not None]
         if self._unplaced or len(written) != len(records):
             raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
@@ -157,7 +158,7 @@ class KafkaProducer:
             except BufferError:  # the client's queue is full: let it send
                 if time.monotonic() >= deadline:
                     raise self._too_late(None) from None
-                self._client.poll(0.05)
+                _serve(lambda: self._client.poll(0.05))
             else:
                 return
 
@@ -236,7 +237,7 @@ class KafkaProducer:
         # only let go of, and its connections end with it.
         client, self._client = self._client, None
         if self._ended is None:
-            client.close()
+            _serve(client.close)
 
     def __enter__(self) -> Self:
         return self
@@ -260,3 +261,14 @@ def _member(
         raise TypeError(f"positions need the KafkaGroupConsumer they belong to, got {consumer!r}")
     consumer.check_owns(consumed.keys())
     return consumer
+
+
+def _serve(call: Callable[[], object]) -> None:
+    """A call that serves the client's callbacks.
+
+    A producer that was fenced meanwhile has a fatal error to raise from there, and the binding at
+    times loses it on the way (`SystemError`, without a cause). The next transactional call raises
+    it again, so nothing is missed.
+    """
+    with suppress(SystemError):
+        call()

@@ -12,6 +12,9 @@ from streams.kafka_feed import Feed
 from streams.parts import Assembler
 from streams.record import Partition, RawRecord
 
+# A seek takes effect in the client's own time; until then it answers with its old position.
+_SEEK_S = 1.0
+
 
 class KafkaReader:
     """The port `Reader` on Kafka."""
@@ -19,6 +22,8 @@ class KafkaReader:
     def __init__(self, feed: Feed, offsets: Mapping[Partition, int] | None) -> None:
         self._feed = feed
         self._starts: dict[Partition, int] = {}
+        self._old: dict[Partition, int] = {}  # what the client said before the last seek
+        self._old_until_s = 0.0
         self._error: StreamsError | None = None
         self._closed = False
         if offsets:
@@ -37,6 +42,9 @@ class KafkaReader:
         while len(records) < max_records and self._error is None:
             wait_s = 0.0 if records else deadline - time.monotonic()
             messages, self._error = self._feed.messages(max_records - len(records), wait_s)
+            if self._old:
+                came = {message.partition for message in messages}
+                self._old = {p: at for p, at in self._old.items() if p not in came}
             found = (self._feed.assembler.add(m) for m in messages if m.partition in self._starts)
             records += [record for record in found if record is not None]
             if not messages and not records:
@@ -49,6 +57,8 @@ class KafkaReader:
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on."""
+        self._old = self._feed.reached(dict.fromkeys(offsets, -1))
+        self._old_until_s = time.monotonic() + _SEEK_S
         # assign(), not the client's seek(): only it revives a partition whose offset was gone.
         self._feed.consumer.assign([self._feed.theirs(p, at) for p, at in offsets.items()])
         self._feed.assembler = Assembler()
@@ -57,7 +67,13 @@ class KafkaReader:
 
     def positions(self) -> Mapping[Partition, int]:
         """Next offset to deliver by partition; steps over markers and aborted records."""
-        return self._feed.delivered(self._starts) if self._starts else {}
+        if not self._starts:
+            return {}
+        found = self._feed.delivered(self._starts)
+        if self._old and time.monotonic() >= self._old_until_s:
+            self._old = {}
+        is_old = {p for p, at in self._old.items() if found.get(p) == at}
+        return {p: self._starts[p] if p in is_old else at for p, at in found.items()}
 
     def close(self) -> None:
         """Release the connections; idempotent."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +18,8 @@ from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.fleet import Failure
 from workers.supervisor.run import Outcome
+
+NAME = "rlstreams"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,8 @@ def failure_lines(failure: Failure | None) -> Sequence[str]:
 def next_commands(ended: Ended) -> Sequence[str]:
     """Three commands that make sense now."""
     words, config = ended.config_words, ended.config
-    resume = f"rlstreams up {words} --resume"
+    program = program_name()
+    resume = f"{program} up {words} --resume"
     if ended.outcome is Outcome.COMPLETE:
         resume += f" --steps {config.trainer.steps * 2}"
     seed = config.run.seed + 1
@@ -92,9 +98,28 @@ def next_commands(ended: Ended) -> Sequence[str]:
         other += f" --run.dir {config.run.dir}-seed{seed}"
     return (
         resume,
-        f"rlstreams audit {words}",
-        f"rlstreams up {words} {other}",
+        f"{program} audit {words}",
+        f"{program} up {without(words, 'run.id', 'run.seed', 'run.dir')} {other}",
     )
+
+
+def program_name() -> str:
+    """What to type to run us: the bare name if the shell finds it, else the path that was used."""
+    return NAME if shutil.which(NAME) else os.path.relpath(sys.argv[0])
+
+
+def without(words: str, *fields: str) -> str:
+    """The words without these overrides; both `--a.b=x` and `--a.b x` are such."""
+    kept: list[str] = []
+    rest = iter(shlex.split(words))
+    for word in rest:
+        name, is_set, _ = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name in fields:
+            if not is_set:
+                next(rest, None)
+            continue
+        kept.append(word)
+    return shlex.join(kept)
 
 
 def show(*lines: str) -> None:
