@@ -51,7 +51,7 @@ _CONSUMER = {
 _PRODUCER = {
     "enable.idempotence": "true",
     "partitioner": "murmur2_random",  # what Java and kafka-python do
-    "linger.ms": "50",
+    "linger.ms": "5",
     "batch.size": "1000000",
     "compression.type": "none",  # payloads carry their own codec
     "queue.buffering.max.kbytes": "131072",
