@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import platform
 import resource
+import signal
 import statistics
 import sys
 import tempfile
@@ -351,10 +352,8 @@ def hardware() -> dict[str, object]:
 
 def table(results: Mapping[str, Any]) -> str:
     """The results as lines of text."""
-    lines = [
-        f"{'':2} {'row':11} {'per s':>8} {'MB/s':>6} {'x bare (min-max)':>20} {'goal':>5}"
-        f" {'p50 ms':>7} {'p99 ms':>7} {'CPU s/GB':>9} {'txn ms':>6}"
-    ]
+    head = f"   {'row':11} {'per s':>8} {'MB/s':>6} {'x bare (min-max)':>20} {'goal':>5}"
+    lines = [head + f" {'p50 ms':>7} {'p99 ms':>7} {'CPU s/GB':>9} {'txn ms':>6}"]
     for name, result in results.items():
         for row, r in result["rows"].items():
             low, high = r["ratio_range"]
@@ -378,6 +377,8 @@ def main() -> None:
     plan = QUICK if options.quick else FULL
     rows = ("bare", "ours") if options.quick else ("bare", "ours", "idempotent")
     start_s = time.monotonic()
+    # A terminated bench stops its broker, which would outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker(Path(folder))
         state = broker.start()
@@ -388,7 +389,7 @@ def main() -> None:
             broker.stop()
     sys.stdout.write(table(results) + f"\n{time.monotonic() - start_s:.0f} s\n")
     if options.save:
-        path = Path(__file__).parent / "results" / f"data_path-{time.strftime('%Y-%m-%d')}.json"
+        path = Path(__file__).parent / f"results/data_path-{time.strftime('%Y-%m-%d')}.json"
         path.parent.mkdir(exist_ok=True)
         saved = {"hardware": hardware(), "rounds": plan.rounds, "results": results}
         path.write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
