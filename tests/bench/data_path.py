@@ -377,8 +377,7 @@ def main() -> None:
     plan = QUICK if options.quick else FULL
     rows = ("bare", "ours") if options.quick else ("bare", "ours", "idempotent")
     start_s = time.monotonic()
-    # A terminated bench stops its broker, which would outlive it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # stops the broker
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker(Path(folder))
         state = broker.start()
