@@ -134,7 +134,11 @@ class Bus(Closing, Protocol):
         """First offset that each partition still has."""
 
     def ends(self, topic: str) -> Mapping[Partition, int]:
-        """Last stable offset of each partition: a reader that reached it has read all of now."""
+        """Last stable offset of each partition: a reader that reached it has read all of now.
+
+        What was committed a moment ago may lie beyond it: the broker writes a transaction's markers
+        after it has answered the commit.
+        """
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
         """The group's positions, after pending transactions on them are settled.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from streams.bus import GroupConsumer, Polled, Reader
+from streams.bus import Bus, GroupConsumer, Polled, Reader
 from streams.record import Outgoing, Partition, RawRecord
 
 T = TypeVar("T")
@@ -36,6 +36,15 @@ def read(reader: Reader, count: int) -> list[RawRecord]:
         records += reader.poll(count - len(records), 0.5)
     assert count == len(records)
     return records
+
+
+def ends_at(bus: Bus, partition: Partition, offset: int) -> None:
+    """The partition's last stable offset gets there: a transaction's markers follow its end."""
+    within(
+        WAIT_S,
+        lambda: True if bus.ends(partition.topic)[partition] == offset else None,
+        f"{partition} ends at {offset}",
+    )
 
 
 def values(records: Sequence[RawRecord]) -> list[bytes]:
