@@ -27,13 +27,14 @@ class Polled:
 
 
 class Closing(Protocol):
-    """Closed at the end of a `with` block."""
+    """Closed at the end of a `with` block; who inherits from it only writes `close`."""
 
     def close(self) -> None:
         """Release connections; idempotent."""
 
     def __enter__(self) -> Self:
         """Itself."""
+        return self
 
     def __exit__(
         self,
@@ -42,6 +43,7 @@ class Closing(Protocol):
         traceback: TracebackType | None,
     ) -> None:
         """Close."""
+        self.close()
 
 
 class GroupConsumer(Closing, Protocol):

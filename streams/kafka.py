@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     Consumer,
@@ -22,6 +22,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from streams.bus import Closing
 from streams.errors import TopicMismatchError
 from streams.kafka_consumer import KafkaGroupConsumer, committed_at, stable
 from streams.kafka_errors import NO_TOPIC, Outage, broker_error, error_of, lost_transaction, until
@@ -68,7 +69,7 @@ _PRODUCER = {
 }
 
 
-class KafkaBus:
+class KafkaBus(Closing):
     """The port `Bus` on Kafka.
 
     Args:
@@ -263,14 +264,3 @@ class KafkaBus:
 
     def close(self) -> None:
         """Nothing to do: producers, consumers and readers are closed by who made them."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

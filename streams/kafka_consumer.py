@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.bus import Polled
+from streams.bus import Closing, Polled
 from streams.errors import AbortedError, StreamsError
 from streams.kafka_errors import broker_error, error_of, until
 from streams.kafka_feed import ASK_S, Feed
@@ -22,7 +21,7 @@ _HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions ar
 _EXPELLED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH})
 
 
-class KafkaGroupConsumer:
+class KafkaGroupConsumer(Closing):
     """The port `GroupConsumer` on Kafka.
 
     Args:
@@ -246,17 +245,6 @@ class KafkaGroupConsumer:
         if not self._closed:
             self._closed = True
             self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def stable(client: Any, tps: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401

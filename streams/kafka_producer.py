@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from streams.bus import GroupConsumer
+from streams.bus import Closing, GroupConsumer
 from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
 from streams.kafka_consumer import KafkaGroupConsumer
 from streams.kafka_errors import aborted_transaction, error_of, lost_transaction
@@ -26,7 +25,7 @@ _ABORT_S = 10.0
 _UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
 
 
-class KafkaProducer:
+class KafkaProducer(Closing):
     """The port `Producer` on Kafka.
 
     Args:
@@ -238,17 +237,6 @@ class KafkaProducer:
         client, self._client = self._client, None
         if self._ended is None:
             _serve(client.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _member(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
+from streams.bus import Closing
 from streams.errors import StreamsError
 from streams.kafka_feed import Feed
 from streams.parts import Assembler
@@ -16,7 +15,7 @@ from streams.record import Partition, RawRecord
 _SEEK_S = 1.0
 
 
-class KafkaReader:
+class KafkaReader(Closing):
     """The port `Reader` on Kafka."""
 
     def __init__(self, feed: Feed, offsets: Mapping[Partition, int] | None) -> None:
@@ -80,14 +79,3 @@ class KafkaReader:
         if not self._closed:
             self._closed = True
             self._feed.consumer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

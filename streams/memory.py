@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
-from streams.bus import GroupConsumer
+from streams.bus import Closing, GroupConsumer
 from streams.errors import (
     AbortedError,
     BrokerError,
@@ -26,7 +24,7 @@ from streams.record import Committed, Outgoing, Partition, Position
 _METADATA_CHARACTERS = 4095  # what Kafka accepts through confluent-kafka
 
 
-class MemoryProducer:
+class MemoryProducer(Closing):
     """The port `Producer`."""
 
     def __init__(self, log: MemoryLog, run: str, transactional_id: str, part_bytes: int) -> None:
@@ -122,17 +120,6 @@ class MemoryProducer:
     def close(self) -> None:
         """Nothing to release."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def _member(
     consumed: Mapping[Partition, Committed], consumer: GroupConsumer | None
@@ -156,7 +143,7 @@ def _check_metadata(consumed: Mapping[Partition, Committed]) -> None:
             )
 
 
-class MemoryBus:
+class MemoryBus(Closing):
     """The port `Bus` on a `MemoryLog`, which several handles share.
 
     Args:
@@ -252,14 +239,3 @@ class MemoryBus:
 
     def close(self) -> None:
         """Nothing to release."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

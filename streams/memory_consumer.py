@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
-from streams.bus import Polled
+from streams.bus import Closing, Polled
 from streams.errors import AbortedError
 from streams.memory_log import MemoryLog
 from streams.parts import Assembler, Message
@@ -80,7 +78,7 @@ def _ours(message: Message, partition: Partition) -> Message:
     return message._replace(partition=partition)
 
 
-class MemoryGroupConsumer:
+class MemoryGroupConsumer(Closing):
     """The port `GroupConsumer`."""
 
     def __init__(
@@ -179,19 +177,8 @@ class MemoryGroupConsumer:
             self._closed = True
             self.expel()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class MemoryReader:
+class MemoryReader(Closing):
     """The port `Reader`."""
 
     def __init__(self, log: MemoryLog, run: str, offsets: Mapping[Partition, int] | None) -> None:
@@ -225,14 +212,3 @@ class MemoryReader:
 
     def close(self) -> None:
         """Nothing to release."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -331,7 +331,7 @@ class DeadlinesSection:
     commit_s: float = 30.0
     """A commit without an answer for this long ends the process."""
     stall_s: float = 120.0
-    """No step for this long: the first blocked hop is named."""
+    """At the end of a run the last evaluation may take this long."""
     drain_s: float = 30.0
     """Work unfinished this long after a drain began stays in flight."""
 
