@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from schemas.operations import ControlState, DeadLetter, WorkerReport
+from schemas.operations import ControlState, DeadLetter, ReplacementRequested, WorkerReport
 from schemas.policy import Endpoint, PolicyLoaded, PolicyPublished, PullRequested
 from schemas.rollouts import (
     EVALUATE,
@@ -26,6 +26,7 @@ from schemas.steps import (
     RedoDrifted,
     SampleRef,
     StepCompleted,
+    StepsRedone,
     TrainerHeartbeat,
     TrainerStarted,
 )
@@ -40,10 +41,12 @@ Event: TypeAlias = (
     | GroupsDropped
     | TrainerHeartbeat
     | RedoDrifted
+    | StepsRedone
     | PolicyPublished
     | PullRequested
     | PolicyLoaded
     | DeadLetter
+    | ReplacementRequested
     | WorkerReport
     | ControlState
 )
@@ -57,10 +60,12 @@ EVENTS: tuple[type[Event], ...] = (
     GroupsDropped,
     TrainerHeartbeat,
     RedoDrifted,
+    StepsRedone,
     PolicyPublished,
     PullRequested,
     PolicyLoaded,
     DeadLetter,
+    ReplacementRequested,
     WorkerReport,
     ControlState,
 )
@@ -85,11 +90,13 @@ __all__ = [
     "Prompt",
     "PullRequested",
     "RedoDrifted",
+    "ReplacementRequested",
     "SampleRef",
     "ScoredTrajectory",
     "Segment",
     "SegmentScore",
     "StepCompleted",
+    "StepsRedone",
     "Tensor",
     "TensorError",
     "TrainerHeartbeat",

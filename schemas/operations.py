@@ -31,6 +31,17 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacementRequested:
+    """An operator wants a dropped group's row tried once more, whatever its letter said."""
+
+    run: str
+    group_id: str  # of the closed group; the one that answers names it in `replaces`
+    by: str
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """State and counters of one worker; counters only grow while `instance` stays the same."""
 

@@ -153,3 +153,17 @@ class RedoDrifted:
     expected_hash: str
     actual_hash: str
     at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsRedone:
+    """A restarted trainer executed these steps again from the log and compared their hashes."""
+
+    run: str
+    epoch: int
+    instance: str
+    first_step: int
+    last_step: int
+    num_equal: int  # steps whose weights have the recorded hash
+    seconds: float
+    at_ms: int

@@ -11,8 +11,10 @@ from schemas.events import (
     Prompt,
     PullRequested,
     RedoDrifted,
+    ReplacementRequested,
     ScoredTrajectory,
     StepCompleted,
+    StepsRedone,
     TrainerHeartbeat,
     TrainerStarted,
     Trajectory,
@@ -49,7 +51,14 @@ SCORED = Topic(
 )
 STEPS = Topic(
     name="steps",
-    events=(TrainerStarted, StepCompleted, GroupsDropped, TrainerHeartbeat, RedoDrifted),
+    events=(
+        TrainerStarted,
+        StepCompleted,
+        GroupsDropped,
+        TrainerHeartbeat,
+        RedoDrifted,
+        StepsRedone,
+    ),
     key="run",
     written_by=("trainer",),
     read_by=("prompts", "audit", "views"),
@@ -73,10 +82,10 @@ POLICY_PULLS = Topic(
 )
 DEAD_LETTERS = Topic(
     name="dead-letters",
-    events=(DeadLetter,),
+    events=(DeadLetter, ReplacementRequested),
     key="group_id",
-    written_by=("rollout", "logprob", "trainer"),
-    read_by=("trainer", "operator"),
+    written_by=("rollout", "logprob", "trainer", "operator"),
+    read_by=("trainer", "prompts", "operator"),
     retention=Retention.LONG,
 )
 WORKER_EVENTS = Topic(

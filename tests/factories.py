@@ -22,11 +22,13 @@ from schemas.events import (
     Prompt,
     PullRequested,
     RedoDrifted,
+    ReplacementRequested,
     SampleRef,
     ScoredTrajectory,
     Segment,
     SegmentScore,
     StepCompleted,
+    StepsRedone,
     Tensor,
     TrainerHeartbeat,
     TrainerStarted,
@@ -256,6 +258,20 @@ def redo_drifted(**changes: Any) -> RedoDrifted:
     return RedoDrifted(**{**values, **changes})
 
 
+def steps_redone(**changes: Any) -> StepsRedone:
+    values = {
+        "run": "run",
+        "epoch": 2,
+        "instance": "t2",
+        "first_step": 1,
+        "last_step": 3,
+        "num_equal": 3,
+        "seconds": 1.5,
+        "at_ms": NOW_MS,
+    }
+    return StepsRedone(**{**values, **changes})
+
+
 def policy_published(version: int = 2, **changes: Any) -> PolicyPublished:
     values = {
         "model": "policy",
@@ -328,6 +344,17 @@ def dead_letter(**changes: Any) -> DeadLetter:
     return DeadLetter(**{**values, **changes})
 
 
+def replacement_requested(**changes: Any) -> ReplacementRequested:
+    values = {
+        "run": "run",
+        "group_id": "7",
+        "by": "operator",
+        "reason": "verifier mended",
+        "at_ms": NOW_MS,
+    }
+    return ReplacementRequested(**{**values, **changes})
+
+
 def worker_report(**changes: Any) -> WorkerReport:
     values = {
         "worker": "rollout-0",
@@ -358,10 +385,12 @@ def one_of_each() -> dict[str, Event]:
         groups_dropped(),
         heartbeat(),
         redo_drifted(),
+        steps_redone(),
         policy_published(),
         pull_requested(),
         policy_loaded(),
         dead_letter(),
+        replacement_requested(),
         worker_report(),
         control_state(limits={"tokens_per_s": 1e4}),
     ]

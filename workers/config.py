@@ -7,18 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streams.errors import ConfigError
-
-
-def _positive(section: str, **values: float) -> None:
-    for name, value in values.items():
-        if value <= 0:
-            raise ConfigError(f"{section}.{name} must be above 0, got {value}")
-
-
-def _not_negative(section: str, **values: float) -> None:
-    for name, value in values.items():
-        if value < 0:
-            raise ConfigError(f"{section}.{name} must be 0 or above, got {value}")
+from workers.config_checks import not_negative, positive
+from workers.config_operation import DeadLettersSection, DeadlinesSection, DemoSection
+from workers.config_trainer import TrainerSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +52,13 @@ class BrokerSection:
     """Replicas of each topic."""
     partitions_per_worker: int = 2
     """Partitions of `prompts` and payload topics per worker that reads them."""
+    fsync: bool = False
+    """Force each batch to disk before it is acknowledged, so that one node survives a power cut."""
     options: dict[str, str] = field(default_factory=dict)
     """librdkafka properties, e.g. for TLS; `env:NAME` and `file:PATH` are resolved, not printed."""
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             "broker",
             heap_mb=self.heap_mb,
             replication=self.replication,
@@ -100,7 +93,7 @@ class ModelSection:
     """Threads of each process that computes; part of what makes redo bit-equal."""
 
     def __post_init__(self) -> None:
-        _positive("model", threads=self.threads)
+        positive("model", threads=self.threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +110,8 @@ class PromptsSection:
     """How often a dropped group's row is issued again."""
 
     def __post_init__(self) -> None:
-        _positive("prompts", group_size=self.group_size)
-        _not_negative(
+        positive("prompts", group_size=self.group_size)
+        not_negative(
             "prompts",
             evaluate_every=self.evaluate_every,
             evaluate_rows=self.evaluate_rows,
@@ -154,7 +147,7 @@ class RolloutSection:
     """Record routed experts where the model has them."""
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             "rollout",
             workers=self.workers,
             slots=self.slots,
@@ -163,7 +156,7 @@ class RolloutSection:
             max_attempts=self.max_attempts,
             sample_deadline_s=self.sample_deadline_s,
         )
-        _not_negative("rollout", temperature=self.temperature, top_k=self.top_k)
+        not_negative("rollout", temperature=self.temperature, top_k=self.top_k)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"rollout.top_p must be in (0, 1], got {self.top_p}")
 
@@ -181,7 +174,7 @@ class RewardSection:
     """Longest time for one judgement by user code."""
 
     def __post_init__(self) -> None:
-        _positive("reward", timeout_s=self.timeout_s)
+        positive("reward", timeout_s=self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,112 +189,17 @@ class LogprobSection:
     """... or this long after its first record."""
     versions_held: int = 2
     """Versions resident."""
+    commit_interval_s: float = 0.1
+    """Scored trajectories wait at most this long for their transaction."""
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             "logprob",
             workers=self.workers,
             token_budget=self.token_budget,
             window_s=self.window_s,
             versions_held=self.versions_held,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossSection:
-    """Decoupled clipped policy loss, mean over tokens."""
-
-    clip_low: float = 0.2
-    """Ratio to the proximal policy is clipped at 1 - this."""
-    clip_high: float = 0.28
-    """... and at 1 + this."""
-    weight_cap: float = 2.0
-    """Cap of the importance weight proximal / behavior."""
-    normalize_std: bool = True
-    """Divide advantages by the group's standard deviation."""
-
-    def __post_init__(self) -> None:
-        _positive("trainer.loss", weight_cap=self.weight_cap)
-        _not_negative("trainer.loss", clip_low=self.clip_low, clip_high=self.clip_high)
-        if self.clip_low >= 1:
-            raise ConfigError(f"trainer.loss.clip_low must be below 1, got {self.clip_low}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSection:
-    """AdamW."""
-
-    lr: float = 1e-5
-    """Learning rate after warm-up."""
-    warmup_steps: int = 5
-    """Linear warm-up, steps."""
-    beta1: float = 0.9
-    """First moment."""
-    beta2: float = 0.95
-    """Second moment."""
-    eps: float = 1e-8
-    """Denominator floor."""
-    weight_decay: float = 0.0
-    """Decoupled decay."""
-    max_grad_norm: float = 1.0
-    """Gradient norm is clipped here."""
-
-    def __post_init__(self) -> None:
-        _positive("trainer.optimizer", lr=self.lr, eps=self.eps, max_grad_norm=self.max_grad_norm)
-        _not_negative(
-            "trainer.optimizer", warmup_steps=self.warmup_steps, weight_decay=self.weight_decay
-        )
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0 <= beta < 1:
-                raise ConfigError(f"trainer.optimizer.{name} must be in [0, 1), got {beta}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSection:
-    """Learning."""
-
-    steps: int = 100
-    """Optimizer steps after which the run ends."""
-    groups_per_step: int = 16
-    """Groups in a batch."""
-    max_staleness: int = 1
-    """Bound on (version being trained - version that sampled), in versions."""
-    on_stale: Literal["mask", "drop"] = "mask"
-    """A segment above the bound is masked from the loss, or its group is dropped."""
-    min_group_samples: int = 0
-    """A group with fewer living samples is dropped; 0: all must live."""
-    group_deadline_s: float = 600.0
-    """A group still incomplete this long after its first sample came is dropped."""
-    micro_batch_tokens: int = 16384
-    """Tokens (padding included) of one forward and backward."""
-    buffer_mb: int = 1024
-    """Payloads beyond this are read again from the log when their step is planned."""
-    checkpoint_every: int = 20
-    """Steps between checkpoints; one more is made at every drain."""
-    checkpoints_kept: int = 2
-    """Older ones are removed."""
-    redo: Literal["exact", "tolerate"] = "exact"
-    """A redone step with another hash stops the run, or gets a new version number."""
-    control: Literal["none", "permuted"] = "none"
-    """`permuted` deals each batch's rewards out at random: a control run, which must not learn."""
-    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
-    loss: LossSection = field(default_factory=LossSection)
-
-    def __post_init__(self) -> None:
-        _positive(
-            "trainer",
-            steps=self.steps,
-            groups_per_step=self.groups_per_step,
-            group_deadline_s=self.group_deadline_s,
-            micro_batch_tokens=self.micro_batch_tokens,
-            buffer_mb=self.buffer_mb,
-            checkpoint_every=self.checkpoint_every,
-            checkpoints_kept=self.checkpoints_kept,
-        )
-        _not_negative(
-            "trainer",
-            max_staleness=self.max_staleness,
-            min_group_samples=self.min_group_samples,
+            commit_interval_s=self.commit_interval_s,
         )
 
 
@@ -317,54 +215,9 @@ class WeightsSection:
     """Longest time for one pull."""
 
     def __post_init__(self) -> None:
-        _positive(
+        positive(
             "weights", versions_served=self.versions_served, pull_deadline_s=self.pull_deadline_s
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadlinesSection:
-    """Waits of the system itself, seconds."""
-
-    lease_s: float = 6.0
-    """A starting trainer refuses if the newest owner wrote within this time."""
-    commit_s: float = 30.0
-    """A commit without an answer for this long ends the process."""
-    stall_s: float = 120.0
-    """At the end of a run the last evaluation may take this long."""
-    drain_s: float = 30.0
-    """Work unfinished this long after a drain began stays in flight."""
-
-    def __post_init__(self) -> None:
-        _positive(
-            "deadlines",
-            lease_s=self.lease_s,
-            commit_s=self.commit_s,
-            stall_s=self.stall_s,
-            drain_s=self.drain_s,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
-    """A SIGKILL that `up` sends in front of the user."""
-
-    role: Literal["rollout", "logprob", "trainer", "prompts"]
-    """Whose first worker."""
-    at: float
-    """When, as a share of the steps."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.at <= 1:
-            raise ConfigError(f"demo.kills.at must be in [0, 1], got {self.at}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoSection:
-    """Only for demonstrations."""
-
-    kills: tuple[Kill, ...] = ()
-    """Processes to kill, and when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +235,7 @@ class RunConfig:
     trainer: TrainerSection = field(default_factory=TrainerSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
     deadlines: DeadlinesSection = field(default_factory=DeadlinesSection)
+    dead_letters: DeadLettersSection = field(default_factory=DeadLettersSection)
     demo: DemoSection = field(default_factory=DemoSection)
 
     @property

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from workers.config import LossSection, OptimizerSection
+from workers.config_trainer import LossSection, OptimizerSection
 from workers.engines.model import causal_mask, load_weights, weights_of
 from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
 from workers.trainer.packing import Batch, MicroBatch

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from schemas.events import MaskedSegment
-from workers.config import TrainerSection
+from workers.config_trainer import TrainerSection
 from workers.engines.model import configure_torch, load_model, read_config, weights_of
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest

@@ -25,7 +25,8 @@ from tests.factories import (
     step_completed,
     trainer_started,
 )
-from workers.config import DataSection, ModelSection, PromptsSection, RunConfig, TrainerSection
+from workers.config import DataSection, ModelSection, PromptsSection, RunConfig
+from workers.config_trainer import TrainerSection
 from workers.context import Context
 from workers.prompts.dataset import ChatMessages
 from workers.prompts.worker import PromptsWorker
