@@ -36,7 +36,8 @@ _CORRUPT = (
     struct.error,
 )
 _ENCODERS: dict[type[Event], Callable[[Event], list[Buffer]]] = {}  # made at first use
-_DECODERS: dict[tuple[bytes, bool], Decoder] = {}
+_OF_BYTES: dict[bytes, Decoder] = {}  # by the header of their records
+_OF_BUFFERS: dict[bytes, Decoder] = {}
 _BY_NAME: Mapping[str, type[Event]] = {cls.__name__: cls for cls in EVENTS}
 
 
@@ -68,27 +69,37 @@ def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
         DecodeError: not framed, truncated, with bytes to spare, or a field out of its domain.
         UnknownSchemaError: a fingerprint that neither the package nor `schemas` knows.
     """
+    view = memoryview(value)
+    decoder = None
+    if type(value) is bytes:
+        decoder = _OF_BYTES.get(value[:HEADER_BYTES])
+    else:
+        view = view.toreadonly()
+    if decoder is None:
+        decoder = _decoder(_fingerprint(value), type(value) is bytes)
+    try:
+        if decoder is None:
+            return _resolve(value, _fingerprint(value), schemas or {})
+        event, end = decoder(value, view, HEADER_BYTES)
+    except DecodeError:
+        raise
+    except _CORRUPT as err:
+        raise DecodeError(
+            f"record of {len(value)} bytes, schema {_fingerprint(value).hex()}: damaged, "
+            f"or cut short ({type(err).__name__}: {err})"
+        ) from err
+    if end != len(value):
+        raise DecodeError(_length_message(type(event).__name__, end, len(value)))
+    return event  # type: ignore[no-any-return]
+
+
+def _fingerprint(value: Buffer) -> bytes:
     if value[:2] != MARKER or len(value) < HEADER_BYTES:
         raise DecodeError(
             f"record of {len(value)} bytes starts with {bytes(value[:2]).hex()!r}, "
             f"not with the Avro single-object marker {MARKER.hex()!r} and a fingerprint"
         )
-    print_ = bytes(value[2:HEADER_BYTES])
-    decoder = _decoder(print_, type(value) is bytes)
-    try:
-        if decoder is None:
-            return _resolve(value, print_, schemas or {})
-        event, end = decoder(value, memoryview(value).toreadonly(), HEADER_BYTES)
-    except DecodeError:
-        raise
-    except _CORRUPT as err:
-        raise DecodeError(
-            f"record of {len(value)} bytes, schema {print_.hex()}: damaged, or cut short "
-            f"({type(err).__name__}: {err})"
-        ) from err
-    if end != len(value):
-        raise DecodeError(_length_message(type(event).__name__, end, len(value)))
-    return event  # type: ignore[no-any-return]
+    return bytes(value[2:HEADER_BYTES])
 
 
 def _length_message(name: str, end: int, length: int) -> str:
@@ -104,13 +115,13 @@ def _encoder(cls: type[Event]) -> Callable[[Event], list[Buffer]]:
 
 
 def _decoder(print_: bytes, of_bytes: bool) -> Decoder | None:
-    key = (print_, of_bytes)
-    if key not in _DECODERS:
+    decoders = _OF_BYTES if of_bytes else _OF_BUFFERS
+    if MARKER + print_ not in decoders:
         cls = _ours().get(print_)
         if cls is None:
             return None
-        _DECODERS[key] = compile_decoder(cls, of_bytes=of_bytes)
-    return _DECODERS[key]
+        decoders[MARKER + print_] = compile_decoder(cls, of_bytes=of_bytes)
+    return decoders[MARKER + print_]
 
 
 @cache

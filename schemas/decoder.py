@@ -1,11 +1,11 @@
 """Turn an event's dataclass into a function Avro bytes -> event.
 
-Python source is generated once per class. Four things make it quick. One-byte integers and lengths
-are looked up in a tuple. Repeated texts are interned straight from their bytes. Objects are filled
-while they belong to an unfrozen twin class with the same `__slots__`, whose `__class__` is then set
+Python source is generated once per class. Four things make it quick. Integers of up to three bytes
+are read in line. Repeated texts are interned straight from their bytes. Objects are filled while
+they belong to an unfrozen twin class with the same `__slots__`, whose `__class__` is then set
 (Python data model, "__slots__": allowed between classes of equal slots). And a run of steady fields
-(`STEADY`) that stands in the record as it stood in an earlier one is recognised by one comparison:
-equal bytes have equal values and end at the same place.
+(`STEADY`, union branches, counts) that stands in the record as it stood in an earlier one is found
+by one look-up: equal bytes have equal values and end at the same place.
 """
 
 from __future__ import annotations
@@ -18,34 +18,57 @@ from typing import Any, cast
 
 from schemas.shapes import fields_of, shape_of
 from schemas.source import Source
-from schemas.tensor import Buffer
-from schemas.varint import read_count, read_length, read_long
+from schemas.tensor import Buffer, Tensor
+from schemas.varint import TIME_LOWER, TIME_UPPER, read_count, read_long, read_unsigned
 
 Decoder = Callable[[Buffer, memoryview, int], tuple[Any, int]]
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
 
-# Fields with few values in a run, whatever its size: no lengths, no names of workers. Only speed
+# Fields with few values in a run, whatever its size: no times, no counters of samples. Only speed
 # hangs on this list.
 STEADY = frozenset(
     {
-        *("attempt", "group_size", "purpose", "author", "anchor", "dtype"),
-        *("policy_version", "weight_hash", "temperature", "top_p", "top_k", "finish_reason"),
+        *(
+            "sample",
+            "attempt",
+            "group_size",
+            "purpose",
+            "dataset_epoch",
+            "replacement",
+            "author",
+            "anchor",
+        ),
+        *("policy_version", "weight_hash", "load_id", "temperature", "top_p", "top_k"),
+        *("finish_reason", "dtype", "engine", "worker", "instance"),
+        *("prompt_partition", "trajectory_partition"),
     }
 )
-_RUN_KEY = 8  # bytes by which earlier runs are found
 _RUN_BYTES = 512  # longer runs are not kept
-_RUN_CHOICES = 4  # earlier runs kept under one key
+_RUN_SIZES = 4  # lengths of earlier runs that are tried
 
-# By the first byte of an Avro long: its value, or None where more bytes follow.
-_ONE_BYTE = (*((z >> 1) ^ -(z & 1) for z in range(128)), *(None for _ in range(128)))
 # By the first byte of a text: bytes with the length byte, or 0: longer, negative, or more follow.
 _SHORT_TEXT = tuple(1 + (z >> 1) if z < 128 and z % 2 == 0 else 0 for z in range(256))
 
+# Reads `n`, an unsigned integer at `i`; the constants take the continuation bits off again.
+_UNSIGNED = (
+    "n = b[i]",
+    "if n < 128:",
+    "    i += 1",
+    "elif (n := n + (b[i + 1] << 7) - 128) < 16384:",
+    "    i += 2",
+    "elif (n := n + (b[i + 2] << 14) - 16384) < 2097152:",
+    "    i += 3",
+    "else:",
+    "    n, i = read_unsigned(b, i + 3, n - 2097152, 21)",
+)
+
+_LENGTH = (*_UNSIGNED, "if n & 1:", "    refuse('length', n, i)", "j = i + (n >> 1)")
+
 
 def refuse(what: str, byte: int, i: int) -> bool:
-    """A byte that stands for nothing."""
-    raise ValueError(f"{what} at byte {i} is {byte}")
+    """A byte, or an encoded length, that stands for nothing."""
+    raise ValueError(f"{what} encoded as {byte} at byte {i}")
 
 
 class _Texts(dict[bytes, str]):
@@ -59,17 +82,13 @@ class _Texts(dict[bytes, str]):
         return text
 
 
-_Runs = dict[bytes, tuple[tuple[Any, ...], ...]]  # key -> (bytes, their number, *values), ...
+_Runs = dict[bytes, tuple[object, ...]]  # a run's bytes -> the values of its fields
+_Sizes = list[list[int]]  # by the first byte of a run: how long such runs were, the latest first
 
 
-def read_longs(buf: Buffer, i: int) -> tuple[tuple[int, ...], int]:
-    """An array of longs at `i`, most often a shape of one axis, and where it ends."""
-    if buf[i] == 2:  # one item, as a shape of one axis has
-        n, end = read_long(buf, i + 1)
-        if buf[end] == 0:
-            return (n,), end + 1
+def read_longs(buf: Buffer, i: int, count: int) -> tuple[tuple[int, ...], int]:
+    """An array of longs, of which a first block of `count` begins at `i`, and where it ends."""
     longs: list[int] = []
-    count, i = read_count(buf, i)
     while count:
         for _ in range(count):
             n, i = read_long(buf, i)
@@ -78,24 +97,31 @@ def read_longs(buf: Buffer, i: int) -> tuple[tuple[int, ...], int]:
     return tuple(longs), i
 
 
-def keep(runs: _Runs, b: bytes, start: int, end: int, values: tuple[object, ...]) -> None:
+def keep(
+    runs: _Runs, sizes: _Sizes, b: bytes, start: int, end: int, values: tuple[object, ...]
+) -> None:
     """Remember what `b[start:end]` says, unless the record was cut within it."""
-    if end > len(b) or end - start > _RUN_BYTES:
+    size = end - start
+    if end > len(b) or size > _RUN_BYTES:
         return
     if len(runs) >= _TABLE_ENTRIES:
         runs.clear()
-    key = b[start : start + _RUN_KEY]
-    others = runs.get(key, ())[: _RUN_CHOICES - 1]
-    runs[key] = ((b[start:end], end - start, *values), *others)
+    runs[b[start:end]] = values
+    latest = sizes[b[start]]
+    if size in latest:
+        latest.remove(size)
+    latest.insert(0, size)
+    del latest[_RUN_SIZES:]
 
 
 _SCOPE: dict[str, object] = {
-    "ONE": _ONE_BYTE,
     "SHORT": _SHORT_TEXT,
     "TEXT": _Texts(),
     "keep": keep,
     "read_long": read_long,
-    "read_length": read_length,
+    "LOWER": TIME_LOWER,
+    "UPPER": TIME_UPPER,
+    "read_unsigned": read_unsigned,
     "read_longs": read_longs,
     "read_count": read_count,
     "refuse": refuse,
@@ -145,28 +171,49 @@ class _Reader:
         self.source.scope[name], self.source.scope[twin] = cls, _twin(cls)
         local = target if "." not in target else self.source.name()
         self.source.add(depth, f"{local} = {twin}()")
-        for field, kind in fields_of(cls):
-            self.field(kind, f"{local}.{field}", depth, steady=field in STEADY)
+        if cls is Tensor:
+            self._tensor(local, depth)
+        else:
+            for field, kind in fields_of(cls):
+                self.field(kind, f"{local}.{field}", depth, steady=field in STEADY)
         self._pending.append(f"{local}.__class__ = {name}")
         if local != target:
             self._pending.append(f"{target} = {local}")
+
+    def _tensor(self, local: str, depth: int) -> None:
+        """Most have one axis and are raw: these are told by their bytes."""
+        count, start = (self.source.name() for _ in range(2))
+        self._leaf(f"{local}.dtype", "string")
+        self._leaf(count, "count")
+        self.flush(depth)
+        self.source.scope["ONE_AXIS_RAW"] = b"\x00\x06raw"  # end of the shape, the codec's name
+        self.source.add(depth, f"{start} = i", f"if {count} == 1:")
+        self.source.add(depth + 1, *_UNSIGNED)
+        self.source.add(depth, f"if {count} == 1 and b[i:i + 5] == ONE_AXIS_RAW:", "    i += 5")
+        self.source.add(
+            depth + 1, f"{local}.shape = (n >> 1 ^ -(n & 1),)", f"{local}.codec = 'raw'"
+        )
+        self.source.add(depth, "else:")
+        self.source.add(depth + 1, f"{local}.shape, i = read_longs(b, {start}, {count})")
+        self._leaf(f"{local}.codec", "string")
+        self.flush(depth + 1)
+        self._leaf(f"{local}.data", "bytes", Buffer, steady=False)
 
     def field(self, kind: Any, target: str, depth: int, *, steady: bool = False) -> None:  # noqa: ANN401
         shape, inner = shape_of(kind)
         if shape == "record":
             self.record(inner, target, depth)
         elif shape == "optional":
-            self.flush(depth)
-            self.source.add(depth, "n = b[i]", "i += 1", "if n == 0:", f"    {target} = None")
-            self.source.add(depth, "elif n == 2:")
-            self.field(inner, target, depth + 1)
-            self.flush(depth + 1)
-            self.source.add(depth, "else:", "    refuse('union branch', n, i - 1)")
-        elif shape == "map" or (shape == "array" and inner is not int):
-            self.flush(depth)
+            self._optional(inner, target, depth)
+        elif shape == "array" and inner is int:
+            self._longs(target, depth)
+        elif shape in ("array", "map"):
             self._block(shape, inner, target, depth)
         else:
-            self._pending.append(_Leaf(target, shape, inner, steady and self._of_bytes))
+            self._leaf(target, shape, inner, steady=steady)
+
+    def _leaf(self, target: str, shape: str, inner: Any = None, *, steady: bool = True) -> None:  # noqa: ANN401
+        self._pending.append(_Leaf(target, shape, inner, steady and self._of_bytes))
 
     def flush(self, depth: int) -> None:
         """Emit what is pending: steady neighbours as a run, neighbouring doubles as one call."""
@@ -183,16 +230,15 @@ class _Reader:
         if len(leaves) == 1:
             self._leaves(leaves, depth)
             return
-        runs, start = (self.source.name() for _ in range(2))
-        self.source.scope[runs] = {}
+        runs, sizes, start = (self.source.name() for _ in range(3))
+        self.source.scope |= {runs: {}, sizes: [[] for _ in range(256)]}
         targets = ", ".join(leaf.target for leaf in leaves)
-        self.source.add(depth, f"for hit in {runs}.get(b[i:i + {_RUN_KEY}], ()):")
-        self.source.add(depth + 1, "if b.startswith(hit[0], i):", f"    _, n, {targets} = hit")
-        self.source.add(depth + 2, "i += n", "break")
+        self.source.add(depth, f"for n in {sizes}[b[i]]:", f"    hit = {runs}.get(b[i:i + n])")
+        self.source.add(depth + 1, "if hit:", f"    {targets} = hit", "    i += n", "    break")
         self.source.add(depth, "else:", f"    {start} = i")
         for _, group in itertools.groupby(leaves, lambda leaf: leaf.shape == "double"):
             self._leaves(list(group), depth + 1)
-        self.source.add(depth + 1, f"keep({runs}, b, {start}, i, ({targets}))")
+        self.source.add(depth + 1, f"keep({runs}, {sizes}, b, {start}, i, ({targets}))")
 
     def _leaves(self, leaves: list[_Leaf], depth: int) -> None:
         if leaves[0].shape == "double":
@@ -205,43 +251,55 @@ class _Reader:
             self.source.add(depth, *self._scalar(leaf.shape, leaf.inner, leaf.target))
 
     def _scalar(self, shape: str, inner: Any, target: str) -> list[str]:  # noqa: ANN401
-        if shape == "long":
-            return [
-                f"{target} = n = ONE[b[i]]",
-                "if n is None:",
-                f"    {target}, i = read_long(b, i)",
-                "else:",
-                "    i += 1",
-            ]
-        if shape == "array":
-            return [f"{target}, i = read_longs(b, i)"]
-        if shape == "boolean":
-            return [
-                f"{target} = b[i] == 1 or (b[i] != 0 and refuse('boolean', b[i], i))",
-                "i += 1",
-            ]
-        if shape == "bytes":
-            data = "bytes(view[i:j])" if inner is bytes else "view[i:j]"
-            return ["n, i = read_length(b, i)", "j = i + n", f"{target} = {data}", "i = j"]
+        match shape:
+            case "long" if self._of_bytes and target.endswith("_ms"):
+                clock = f"{target} = n = LOWER[b[i:i + 2]] + UPPER[b[i + 2:i + 6]]"
+                other = f"    {target}, i = read_long(b, i)"
+                lines = [clock, "if n < 0:", other, "else:", "    i += 6"]
+            case "long":
+                lines = [*_UNSIGNED, f"{target} = n >> 1 ^ -(n & 1)"]
+            case "count":
+                sized = ["if n & 1:  # negative: a size in bytes follows", f"    {target} += 1"]
+                lines = [*_UNSIGNED, f"{target} = n >> 1", *sized, "    _, i = read_long(b, i)"]
+            case "branch":
+                lines = [f"{target} = b[i]", "i += 1"]
+            case "boolean":
+                other = "(b[i] != 0 and refuse('boolean', b[i], i))"
+                lines = [f"{target} = b[i] == 1 or {other}", "i += 1"]
+            case "bytes":
+                data = "bytes(view[i:j])" if inner is bytes else "view[i:j]"
+                lines = [*_LENGTH, f"{target} = {data}", "i = j"]
+            case _:
+                lines = self._text(target)
+        return lines
+
+    def _text(self, target: str) -> list[str]:
         piece = "b[i:j]" if self._of_bytes else "bytes(b[i:j])"
-        return [
-            "n = SHORT[b[i]]",
-            "if n:",
-            "    j = i + n",
-            f"    {target} = TEXT[{piece}]",
-            "else:",
-            "    n, i = read_length(b, i)",
-            "    j = i + n",
-            f"    {target} = {piece}.decode()",
-            "i = j",
-        ]
+        short = ["n = SHORT[b[i]]", "if n:", "    j = i + n", f"    {target} = TEXT[{piece}]"]
+        long = [f"    {line}" for line in (*_LENGTH, f"{target} = {piece}.decode()")]
+        return [*short, "else:", *long, "i = j"]
+
+    def _optional(self, inner: Any, target: str, depth: int) -> None:  # noqa: ANN401
+        branch = self.source.name()
+        self._leaf(branch, "branch")
+        self.flush(depth)
+        self.source.add(depth, f"if {branch} == 0:", f"    {target} = None")
+        self.source.add(depth, f"elif {branch} == 2:")
+        self.field(inner, target, depth + 1)
+        self.flush(depth + 1)
+        self.source.add(depth, "else:", f"    refuse('union branch', {branch}, i - 1)")
+
+    def _longs(self, target: str, depth: int) -> None:
+        count = self.source.name()
+        self._leaf(count, "count")
+        self._pending.append(f"{target}, i = read_longs(b, i, {count})")
 
     def _block(self, shape: str, inner: Any, target: str, depth: int) -> None:  # noqa: ANN401
         """An array or a map: blocks of items until an empty one."""
         items, left, item, key = (self.source.name() for _ in range(4))
-        empty = "[]" if shape == "array" else "{}"
-        self.source.add(depth, f"{items} = {empty}")
-        self._count(left, depth)
+        self._leaf(left, "count")
+        self.flush(depth)
+        self.source.add(depth, f"{items} = {'[]' if shape == 'array' else '{}'}")
         self.source.add(depth, f"while {left}:", f"    for _ in range({left}):")
         if shape == "map":
             self.field(str, key, depth + 2)
@@ -249,12 +307,9 @@ class _Reader:
         self.flush(depth + 2)
         keep_it = f"{items}.append({item})" if shape == "array" else f"{items}[{key}] = {item}"
         self.source.add(depth + 2, keep_it)
-        self._count(left, depth + 1)
+        self._leaf(left, "count", steady=False)
+        self.flush(depth + 1)
         self.source.add(depth, f"{target} = {f'tuple({items})' if shape == 'array' else items}")
-
-    def _count(self, target: str, depth: int) -> None:
-        self.source.add(depth, f"{target} = ONE[b[i]]", f"if {target} is None or {target} < 0:")
-        self.source.add(depth, f"    {target}, i = read_count(b, i)", "else:", "    i += 1")
 
 
 def _group(item: _Leaf | str) -> tuple[str, bool]:

@@ -14,10 +14,11 @@ from typing import Any
 from schemas.shapes import fields_of, shape_of
 from schemas.source import Source
 from schemas.tensor import Buffer
-from schemas.varint import long_bytes
+from schemas.varint import long_bytes, time_bytes
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
 _TABLE_CHARACTERS = 80  # longer texts do not repeat
+_TABLE_AXES = 4  # nor do longer arrays
 
 
 class _Longs(dict[int, bytes]):
@@ -47,13 +48,25 @@ class _Texts(dict[str, bytes]):
         return encoded
 
 
-_LONGS = _Longs()
-_TEXTS = _Texts()
+class _Arrays(dict[tuple[int, ...], bytes]):
+    """Encoded arrays of integers: shapes."""
+
+    def __missing__(self, items: tuple[int, ...]) -> bytes:
+        block = long_bytes(len(items)) + b"".join(map(long_bytes, items)) if items else b""
+        encoded = block + b"\x00"
+        if len(items) <= _TABLE_AXES:
+            if len(self) >= _TABLE_ENTRIES:
+                self.clear()
+            self[items] = encoded
+        return encoded
+
+
+_TABLES = {"LONG": _Longs(), "TEXT": _Texts(), "LONGS": _Arrays(), "time_bytes": time_bytes}
 
 
 def compile_encoder(cls: type, header: bytes) -> Callable[[Any], list[Buffer]]:
     """A function event -> buffers, the first of them `header`; tensor data is not copied."""
-    writer = _Writer(HEADER=header, LONG=_LONGS, TEXT=_TEXTS)
+    writer = _Writer(HEADER=header, **_TABLES)
     writer.source.add(0, "def encode(event):", "    out = [HEADER]")
     writer.record(cls, "event", 1)
     writer.flush(1)
@@ -83,7 +96,10 @@ class _Writer:
             return
         self._merge_doubles()
         if shape == "long":
-            self._pending.append(f"LONG[{value}]")
+            is_time = value.endswith("_ms")
+            self._pending.append(f"time_bytes({value})" if is_time else f"LONG[{value}]")
+        elif shape == "array" and inner is int:
+            self._pending.append(f"LONGS[{value}]")
         elif shape == "string":
             self._pending.append(f"TEXT[{value}]")
         elif shape == "boolean":

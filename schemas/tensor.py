@@ -61,7 +61,10 @@ class Tensor:
         dtype = _NUMPY.get(self.dtype)
         if dtype is None:
             raise TensorError(f"tensor dtype {self.dtype!r} is unknown; known: {DTYPES}")
-        if self.shape and min(self.shape) < 0:
+        shape = self.shape
+        if self.codec == "raw" and len(shape) == 1 and len(self.data) == shape[0] * dtype.itemsize:
+            return np.frombuffer(self.data, dtype)
+        if shape and min(shape) < 0:
             raise TensorError(f"tensor shape {self.shape} has a negative axis")
         num_bytes = prod(self.shape) * dtype.itemsize
         data = self.data if self.codec == "raw" else self._uncompressed(num_bytes)

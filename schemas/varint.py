@@ -6,6 +6,9 @@ from operator import index
 
 from schemas.tensor import Buffer
 
+_TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
+_PAIR = 1 << 14  # two bytes hold less than this
+
 
 def long_bytes(n: int) -> bytes:
     """An Avro `long`.
@@ -17,13 +20,74 @@ def long_bytes(n: int) -> bytes:
     n = index(n)
     if not -(1 << 63) <= n < 1 << 63:
         raise ValueError(f"{n} does not fit into 64 bits")
-    z = (n << 1) ^ (n >> 63)
+    return _unsigned_bytes((n << 1) ^ (n >> 63))
+
+
+def _unsigned_bytes(z: int) -> bytes:
     out = bytearray()
     while z > 0x7F:
         out.append((z & 0x7F) | 0x80)
         z >>= 7
     out.append(z)
     return bytes(out)
+
+
+def time_bytes(ms: int) -> bytes:
+    """`long_bytes` for a wall clock in milliseconds, whose upper part changes every 8 seconds."""
+    if type(ms) is int and _PAIR < ms < 1 << 62:
+        return _FIRST_TWO[ms << 1 & _PAIR - 1] + _UPPER_BYTES[ms >> 13]
+    return long_bytes(ms)
+
+
+class _FirstTwo(dict[int, bytes]):
+    """Fourteen bits as two bytes that more bytes follow."""
+
+    def __missing__(self, z: int) -> bytes:
+        self[z] = bytes((z & 127 | 128, z >> 7 | 128))
+        return self[z]
+
+
+class _UpperBytes(dict[int, bytes]):
+    """What follows the first two bytes."""
+
+    def __missing__(self, z: int) -> bytes:
+        if len(self) >= _TABLE_ENTRIES:
+            self.clear()
+        self[z] = _unsigned_bytes(z)
+        return self[z]
+
+
+_FIRST_TWO, _UPPER_BYTES = _FirstTwo(), _UpperBytes()
+
+# A wall clock in milliseconds has six bytes until 2039. It is the sum of what its first two bytes
+# and its last four say; a sum below 0 is none, and `read_long` is to be asked.
+_NO_TIME = -(1 << 70)
+
+
+class _Lower(dict[bytes, int]):
+    """The first two bytes of an even integer that goes on."""
+
+    def __missing__(self, two: bytes) -> int:
+        if len(two) != 2 or min(two) < 128 or two[0] & 1:
+            return _NO_TIME
+        self[two] = (two[0] & 127 | (two[1] & 127) << 7) >> 1
+        return self[two]
+
+
+class _Upper(dict[bytes, int]):
+    """The last four bytes of an integer of six."""
+
+    def __missing__(self, four: bytes) -> int:
+        if len(four) != 4 or min(four[:3]) < 128 or four[3] > 127:
+            return _NO_TIME
+        if len(self) >= _TABLE_ENTRIES:
+            self.clear()
+        z = sum((byte & 127) << shift for byte, shift in zip(four, (14, 21, 28, 35), strict=True))
+        self[four] = z >> 1
+        return self[four]
+
+
+TIME_LOWER, TIME_UPPER = _Lower(), _Upper()
 
 
 def read_long(buf: Buffer, i: int) -> tuple[int, int]:
@@ -33,29 +97,29 @@ def read_long(buf: Buffer, i: int) -> tuple[int, int]:
         IndexError: the buffer ends first.
         ValueError: more than 64 bits.
     """
-    # Up to three bytes without a loop; the constants take the continuation bits off again.
+    # Up to two bytes without a loop; the constant takes the continuation bit off again.
     z = buf[i]
     if z < 128:
         return (z >> 1) ^ -(z & 1), i + 1
     z += (buf[i + 1] << 7) - 128
     if z < 1 << 14:
         return (z >> 1) ^ -(z & 1), i + 2
-    z += (buf[i + 2] << 14) - (1 << 14)
-    if z < 1 << 21:
-        return (z >> 1) ^ -(z & 1), i + 3
-    return _read_longer(buf, i + 3, z - (1 << 21))
+    z, i = read_unsigned(buf, i + 2, z - (1 << 14), 14)
+    return (z >> 1) ^ -(z & 1), i
 
 
-def _read_longer(buf: Buffer, i: int, z: int) -> tuple[int, int]:
-    for shift in range(21, 70, 7):
+def read_unsigned(buf: Buffer, i: int, z: int, shift: int) -> tuple[int, int]:
+    """What follows `z`, the lowest `shift` bits of an unsigned integer; errors of `read_long`."""
+    while shift < 64:
         byte = buf[i]
         i += 1
         if byte < 128:
             z |= byte << shift
             if z >> 64:
                 break
-            return (z >> 1) ^ -(z & 1), i
+            return z, i
         z |= (byte & 127) << shift
+        shift += 7
     raise ValueError(f"integer before byte {i} is longer than 64 bits")
 
 

@@ -1,4 +1,7 @@
-"""Make the broker match the table of topics, and say what it holds. Uses kafka-python only."""
+"""Make the broker match the table of topics, and say what it holds. Uses kafka-python only.
+
+`options` are the roles' own (`broker.options`, secrets resolved): TLS and SASL hold here as well.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,22 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.admin import KafkaAdminClient, OffsetSpec
+from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 from kafka.errors import KafkaError
 
 from schemas.avro import fingerprint, schema_text
 from schemas.events import EVENTS
+from streams.admin_options import admin_settings
 from streams.errors import BrokerError, DeadlineError, TopicMismatchError
-from streams.topic_plan import TopicPlan
+from streams.topic_plan import FLUSH, TopicPlan
 from streams.topics import SCHEMAS, TOPICS
 
 CONNECT_S = 10.0
 REQUEST_MS = 30_000
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
 
 
@@ -36,25 +42,30 @@ class TopicRow:
     read_by: tuple[str, ...]
 
 
-def apply(bootstrap: str, run: str, plan: TopicPlan) -> tuple[str, ...]:
+def apply(
+    bootstrap: str, run: str, plan: TopicPlan, options: Mapping[str, str] = NO_OPTIONS
+) -> tuple[str, ...]:
     """Create what is missing and publish the schemas; returns the full names of new topics.
 
     Settings of topics that exist are left alone: an operator may have lengthened a retention, and
-    to shorten it again would delete records.
+    to shorten it again would delete records. Only `flush.messages` follows the plan where it asks
+    for it.
 
     Raises:
         TopicMismatchError: a topic has another number of partitions; nothing was created.
         BrokerError: the broker cannot be reached, or refused.
     """
     wanted = plan.wanted(run)
-    with connected(bootstrap) as admin:
+    with connected(bootstrap, options) as admin:
         found = {name: len(parts) for name, parts in _replicas(admin, list(wanted)).items()}
         refuse_other_counts(found, {t: int(str(w["num_partitions"])) for t, w in wanted.items()})
         missing = {name: wanted[name] for name in wanted if name not in found}
         if missing:
             admin.create_topics(missing, timeout_ms=REQUEST_MS)
             admin.wait_for_topics(list(missing), timeout_ms=REQUEST_MS)
-        _publish_schemas(bootstrap, f"{run}.{SCHEMAS.name}")
+        if plan.fsync and found:
+            admin.alter_configs([ConfigResource("TOPIC", name, {FLUSH: "1"}) for name in found])
+        _publish_schemas(bootstrap, f"{run}.{SCHEMAS.name}", options)
     return tuple(missing)
 
 
@@ -76,13 +87,15 @@ def refuse_other_counts(found: Mapping[str, int], wanted: Mapping[str, int]) -> 
         )
 
 
-def listing(bootstrap: str, run: str) -> tuple[TopicRow, ...]:
+def listing(
+    bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS
+) -> tuple[TopicRow, ...]:
     """Every topic of the table, in its order, with what the broker holds.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    with connected(bootstrap) as admin:
+    with connected(bootstrap, options) as admin:
         found = _replicas(admin, [f"{run}.{topic.name}" for topic in TOPICS])
         held = _num_records(admin, {name: len(parts) for name, parts in found.items()})
     return tuple(
@@ -99,13 +112,13 @@ def listing(bootstrap: str, run: str) -> tuple[TopicRow, ...]:
     )
 
 
-def broker_version_warning(bootstrap: str) -> str:
+def broker_version_warning(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> str:
     """What to know about this broker's version; empty if nothing.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    with connected(bootstrap) as admin:
+    with connected(bootstrap, options) as admin:
         _, newest = admin.describe_features()["metadata.version"]["supported"]
     return version_warning(newest)
 
@@ -122,14 +135,20 @@ def version_warning(newest_metadata_version: int) -> str:
 
 
 @contextmanager
-def connected(bootstrap: str) -> Iterator[KafkaAdminClient]:
-    """A client for administration; what it raises is a `BrokerError` from here on."""
+def connected(
+    bootstrap: str, options: Mapping[str, str] = NO_OPTIONS
+) -> Iterator[KafkaAdminClient]:
+    """A client for administration; what it raises is a `BrokerError` from here on.
+
+    It waits `CONNECT_S` for the broker, and `REQUEST_MS` for each answer.
+    """
     refuse_silence(bootstrap)
     try:
         admin = KafkaAdminClient(
             bootstrap_servers=bootstrap.split(","),
             bootstrap_timeout_ms=int(CONNECT_S * 1000),
             request_timeout_ms=REQUEST_MS,
+            **admin_settings(options),
         )
         with closing(admin):
             yield admin
@@ -182,26 +201,28 @@ def _num_records(admin: KafkaAdminClient, partitions: Mapping[str, int]) -> dict
     return held
 
 
-def _publish_schemas(bootstrap: str, topic: str) -> None:
+def _publish_schemas(bootstrap: str, topic: str, options: Mapping[str, str]) -> None:
     """Key: fingerprint as it stands on the wire, in hex. Value: the schema's JSON text."""
     texts = [schema_text(event.__name__) for event in EVENTS]
-    published = _keys(bootstrap, topic)
+    published = _keys(bootstrap, topic, options)
     missing = {fingerprint(text).hex().encode(): text.encode() for text in texts}
     missing = {key: text for key, text in missing.items() if key not in published}
     if not missing:
         return
-    with closing(KafkaProducer(bootstrap_servers=bootstrap.split(","), acks="all")) as producer:
+    servers, settings = bootstrap.split(","), admin_settings(options)
+    with closing(KafkaProducer(bootstrap_servers=servers, acks="all", **settings)) as producer:
         sent = [producer.send(topic, text, key, partition=0) for key, text in missing.items()]
         for future in sent:
             future.get(timeout=REQUEST_MS / 1000)
 
 
-def _keys(bootstrap: str, topic: str) -> set[bytes]:
+def _keys(bootstrap: str, topic: str, options: Mapping[str, str]) -> set[bytes]:
     """Keys of every record that the topic's one partition holds now."""
     partition = TopicPartition(topic, 0)
     deadline = time.monotonic() + REQUEST_MS / 1000
     keys: set[bytes] = set()
-    with closing(KafkaConsumer(bootstrap_servers=bootstrap.split(","))) as consumer:
+    servers, settings = bootstrap.split(","), admin_settings(options)
+    with closing(KafkaConsumer(bootstrap_servers=servers, **settings)) as consumer:
         consumer.assign([partition])
         consumer.seek_to_beginning(partition)
         end = consumer.end_offsets([partition])[partition]

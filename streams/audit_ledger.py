@@ -1,7 +1,7 @@
-"""The trainer's side of an audit: what `steps` says was trained, dropped and left out.
+"""The trainer's side of an audit: what `steps` says was trained, dropped, left out and redone.
 
-Folded before anything else, because a sample's fate is decided here: later records are held
-against it.
+Of two events for one step the first counts; what a fenced epoch wrote is void and counts for
+nothing. Samples and groups are noted in the table that the other topics are held against.
 """
 
 from __future__ import annotations
@@ -12,83 +12,116 @@ from dataclasses import dataclass
 
 from schemas.events import (
     ClosedGroups,
+    DroppedGroup,
     Event,
     GroupsDropped,
     RedoDrifted,
     SampleRef,
     StepCompleted,
+    StepsRedone,
+    TrainerHeartbeat,
     TrainerStarted,
 )
 from streams.audit_report import Breaches, BreachKind
+from streams.audit_table import MAX_SAMPLES, TRAINED, Table, group_key, group_name, place_of
 from streams.topics import SCORED
 from streams.view_run import EpochGate
 
+_INT32 = (1 << 31) - 1
+
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """One trained sample, until its scored record has been seen."""
+class Trained:
+    """What the samples of one step were trained on."""
 
-    group_id: str
-    sample: int
-    step: int
-    base_version: int  # the version that was trained on: staleness counts from it
+    base_version: int  # staleness counts from it
     bound: int | None  # max_staleness in force
-    oldest_version: int  # as the ledger says
-    masked: frozenset[int]  # segments left out of the loss
 
 
 class Ledger:
-    """Folds `steps`. Of two events for one step the first counts; void epochs count for nothing."""
+    """Folds `steps`."""
 
-    def __init__(self, breaches: Breaches) -> None:
+    def __init__(self, breaches: Breaches, table: Table) -> None:
         self._breaches = breaches
+        self._table = table
         self._gate = EpochGate()
-        self._closed = ClosedGroups(watermark=0)
+        self._recorded = ClosedGroups(watermark=0)  # the closed set of the newest event
         self._hashes: dict[int, set[str]] = {}  # by step: what the next one may start from
+        self._reasons: dict[str, int] = {}
         self.run = ""
         self.bound: int | None = None
+        self.trainer_state = ""  # of the newest heartbeat
         self.last_step = 0
         self.policy_version = -1
-        self.trained_step: dict[str, int] = {}  # by group
-        self.trained_samples: dict[str, int] = {}  # by group: bit n is sample n
-        self.dropped: dict[str, str] = {}  # by group: the reason
-        self.absent: dict[str, dict[int, str]] = {}  # by group and sample: the reason
-        self.uses: dict[tuple[int, int], Use] = {}  # by partition and offset of the scored record
+        self.steps: dict[int, Trained] = {}
+        self.masked: dict[tuple[int, int], frozenset[int]] = {}  # by group and sample of the table
+        self.absent: dict[tuple[int, int], str] = {}  # likewise: why it is not in the batch
         self.positions: Mapping[int, int] = {}  # of scored-trajectories, by partition
+        self.fresh: list[int] = []  # places of samples trained since it was last emptied
+        self.redone: list[StepsRedone] = []
+        self.num_drifted = 0
         self.num_trained_twice = 0
         self.num_masked = 0
         self.num_void = 0
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why groups were dropped; a closed group's `-n` means the reason n - 1."""
+        return list(self._reasons)
 
     def apply(self, event: Event) -> None:
         """Take one event of `steps`."""
         if not self._gate.admits(event):
             self.num_void += 1
-        elif isinstance(event, TrainerStarted):
-            self.run = event.run
-            self.bound = _bound(event.config)
         elif isinstance(event, StepCompleted):
             self._step(event)
+        elif isinstance(event, TrainerHeartbeat):
+            self.trainer_state = event.state
         elif isinstance(event, GroupsDropped):
-            self._drop(event)
+            self._recorded = event.closed
+            for group in event.groups:
+                self._drop(group)
+        elif isinstance(event, TrainerStarted):
+            self._claim(event)
         elif isinstance(event, RedoDrifted):
+            self.num_drifted += 1
             self._hashes.setdefault(event.step, set()).add(event.actual_hash)
-            self.policy_version = event.policy_version
-
-    def is_trained(self, group_id: str, sample: int) -> bool:
-        """Whether a step holds this sample."""
-        return bool(self.trained_samples.get(group_id, 0) >> sample & 1)
-
-    def is_open(self, group_id: str) -> bool:
-        """Whether the group is neither trained nor dropped."""
-        return group_id not in self.trained_step and group_id not in self.dropped
+            self._number(f"redo of step {event.step}", event.policy_version)
+        elif isinstance(event, StepsRedone):
+            self.redone.append(event)
 
     def check_closed_set(self, breaches: Breaches) -> None:
         """Hold the newest recorded closed set against the groups that events closed."""
-        closed = {int(g) for g in (*self.trained_step, *self.dropped) if g.isdecimal()}
-        recorded = set(range(self._closed.watermark)) | set(self._closed.above)
-        for number in sorted(closed ^ recorded):
-            says = "no event closed it" if number in recorded else "the set leaves it out"
-            breaches.add(BreachKind.CLOSED_SET, str(number), f"in the newest closed set: {says}")
+        table, watermark = self._table, self._recorded.watermark
+        closed = {
+            key
+            for key, is_closed in zip(table.keys, table.closed, strict=True)
+            if is_closed and key >= 0
+        }
+        above = {key for key in closed if key >= watermark}
+        recorded = set(self._recorded.above)
+        for number in sorted(above - recorded):
+            self._wrong_set(breaches, number, "the set leaves it out")
+        for number in sorted(recorded - above):
+            self._wrong_set(breaches, number, "no event closed it")
+        num_missing = watermark - (len(closed) - len(above))
+        number = 0
+        while num_missing > 0 and breaches.has_room(BreachKind.CLOSED_SET):
+            if number not in closed:
+                self._wrong_set(breaches, number, "no event closed it")
+                num_missing -= 1
+            number += 1
+        breaches.add_unseen(BreachKind.CLOSED_SET, max(0, num_missing))
+
+    def _wrong_set(self, breaches: Breaches, number: int, says: str) -> None:
+        breaches.add(BreachKind.CLOSED_SET, str(number), f"in the newest closed set: {says}")
+
+    def _claim(self, event: TrainerStarted) -> None:
+        self.run = event.run
+        self.bound = _bound(event.config)
+        self.trainer_state = ""
+        if self.policy_version < 0:
+            self.policy_version = event.policy_version
 
     def _step(self, event: StepCompleted) -> None:
         name = f"step {event.step}"
@@ -106,64 +139,97 @@ class Ledger:
             detail = f"no claim before it names trainer.max_staleness (epoch {event.epoch})"
             self._breaches.add(BreachKind.NO_BOUND, name, detail)
         self.last_step = event.step
-        self.policy_version = event.policy_version
+        self._number(name, event.policy_version)
         self._hashes[event.step] = {event.weight_hash}
         self._hashes.pop(event.step - 2, None)
-        self._closed = event.closed
+        self._recorded = event.closed
         self.positions = {p.partition: p.offset for p in event.positions if p.topic == SCORED.name}
+        self.steps[event.step] = Trained(event.policy_version - 1, self.bound)
         self._samples(event)
 
+    def _number(self, name: str, version: int) -> None:
+        """Versions are numbered without gaps: staleness is counted in them."""
+        if self.policy_version >= 0 and version != self.policy_version + 1:
+            detail = f"made version {version}, the one before is {self.policy_version}"
+            self._breaches.add(BreachKind.VERSION_CHAIN, name, detail)
+        self.policy_version = version
+
     def _samples(self, event: StepCompleted) -> None:
-        masked: dict[tuple[str, int], set[int]] = {}
-        for segment in event.masked:
-            masked.setdefault((segment.group_id, segment.sample), set()).add(segment.segment)
         self.num_masked += len(event.masked)
-        for absent in event.absent:
-            self.absent.setdefault(absent.group_id, {})[absent.sample] = absent.reason
-        for group_id in dict.fromkeys(ref.group_id for ref in event.samples):
-            self._close(group_id, event.step)
+        largest: dict[str, int] = {}
         for ref in event.samples:
-            hidden = frozenset(masked.get((ref.group_id, ref.sample), ()))
-            self._sample(event, ref, hidden)
+            largest[ref.group_id] = max(ref.sample, largest.get(ref.group_id, -1))
+        groups = {name: self._close(name, last, event.step) for name, last in largest.items()}
+        for absent in event.absent:
+            number = groups.get(absent.group_id)
+            if number is not None:
+                self.absent[number, absent.sample] = absent.reason
+        for ref in event.samples:
+            number = groups[ref.group_id]
+            if number is not None:
+                self._sample(number, ref, event.step)
+        for segment in event.masked:
+            number = groups.get(segment.group_id)
+            if number is not None:
+                key = (number, segment.sample)
+                self.masked[key] = self.masked.get(key, frozenset()) | {segment.segment}
 
-    def _sample(self, event: StepCompleted, ref: SampleRef, masked: frozenset[int]) -> None:
-        name = f"{ref.group_id}/{ref.sample}"
-        if self.is_trained(ref.group_id, ref.sample):
-            self.num_trained_twice += 1
-            self._breaches.add(BreachKind.TRAINED_TWICE, name, f"again in step {event.step}")
+    def _sample(self, number: int, ref: SampleRef, step: int) -> None:
+        table = self._table
+        if not 0 <= ref.sample < table.room[number]:
+            name = f"{ref.group_id}/{ref.sample}"
+            self._breaches.add(BreachKind.BAD_ID, name, f"trained in step {step}")
             return
-        bits = self.trained_samples.get(ref.group_id, 0)
-        self.trained_samples[ref.group_id] = bits | 1 << ref.sample
-        self.uses[(ref.partition, ref.offset)] = Use(
-            group_id=ref.group_id,
-            sample=ref.sample,
-            step=event.step,
-            base_version=event.policy_version - 1,
-            bound=self.bound,
-            oldest_version=ref.oldest_policy_version,
-            masked=masked,
-        )
+        slot = table.first[number] + ref.sample
+        if table.flags[slot] & TRAINED:
+            self.num_trained_twice += 1
+            name = f"{ref.group_id}/{ref.sample}"
+            self._breaches.add(BreachKind.TRAINED_TWICE, name, f"again in step {step}")
+            return
+        table.flags[slot] |= TRAINED
+        place = place_of(ref.partition, ref.offset)
+        table.used_at[slot] = place
+        table.oldest[slot] = max(-1, min(ref.oldest_policy_version, _INT32))
+        self.fresh.append(place)
 
-    def _close(self, group_id: str, step: int) -> None:
-        if group_id in self.dropped:
-            detail = f"dropped ({self.dropped[group_id]}), then trained in step {step}"
-            self._breaches.add(BreachKind.TRAINED_AND_DROPPED, group_id, detail)
-        if group_id in self.trained_step:
-            detail = f"in step {self.trained_step[group_id]} and in step {step}"
+    def _close(self, group_id: str, last_sample: int, step: int) -> int | None:
+        number = self._known(group_id, f"trained in step {step}", last_sample)
+        if number is None:
+            return None
+        closed = self._table.closed[number]
+        if closed > 0:
+            detail = f"in step {closed} and in step {step}"
             self._breaches.add(BreachKind.CLOSED_TWICE, group_id, detail)
-        self.trained_step.setdefault(group_id, step)
+            return number
+        if closed < 0:
+            detail = f"dropped ({self.reasons[-1 - closed]}), then trained in step {step}"
+            self._breaches.add(BreachKind.TRAINED_AND_DROPPED, group_id, detail)
+        self._table.closed[number] = step
+        return number
 
-    def _drop(self, event: GroupsDropped) -> None:
-        self._closed = event.closed
-        for group in event.groups:
-            step = self.trained_step.get(group.group_id)
-            if step is not None:
-                detail = f"trained in step {step}, then dropped ({group.reason})"
-                self._breaches.add(BreachKind.TRAINED_AND_DROPPED, group.group_id, detail)
-            elif group.group_id in self.dropped:
-                detail = f"dropped ({self.dropped[group.group_id]}), then again ({group.reason})"
-                self._breaches.add(BreachKind.CLOSED_TWICE, group.group_id, detail)
-            self.dropped.setdefault(group.group_id, group.reason)
+    def _drop(self, group: DroppedGroup) -> None:
+        number = self._known(group.group_id, f"dropped ({group.reason})")
+        if number is None:
+            return
+        closed = self._table.closed[number]
+        if closed > 0:
+            detail = f"trained in step {closed}, then dropped ({group.reason})"
+            self._breaches.add(BreachKind.TRAINED_AND_DROPPED, group.group_id, detail)
+        elif closed < 0:
+            detail = f"dropped ({self.reasons[-1 - closed]}), then again ({group.reason})"
+            self._breaches.add(BreachKind.CLOSED_TWICE, group.group_id, detail)
+        else:
+            reason = self._reasons.setdefault(group.reason, len(self._reasons))
+            self._table.closed[number] = -1 - reason
+
+    def _known(self, group_id: str, detail: str, last_sample: int = -1) -> int | None:
+        """The table's number of a training group; a breach for any other id."""
+        key = group_key(group_id.encode())
+        if key is None or key < 0:
+            name = group_id if key is None else group_name(key)
+            self._breaches.add(BreachKind.BAD_ID, name, f"not a training group, yet {detail}")
+            return None
+        return self._table.group(key, last_sample if last_sample < MAX_SAMPLES else -1, 0)
 
 
 def _bound(config: str) -> int | None:

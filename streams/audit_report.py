@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 EXAMPLES_PER_KIND = 20
@@ -26,11 +26,16 @@ class BreachKind(StrEnum):
     STEP_TWICE = "step twice"  # [G3] two valid records for one step
     STEP_MISSING = "step missing"  # [G3] step numbers have a gap
     HASH_CHAIN = "hash chain"  # [G3] a step started from other weights than were made before
+    VERSION_CHAIN = "version chain"  # [G4] a step made another version than the next one
+    VERSION_TWICE = "version twice"  # [G6] one number, two contents
+    FALSE_VERSION = "false version"  # [G6] published, but no valid step made it
     UNKNOWN_POSITION = "unknown position"  # [G3] a trained sample's bytes are not where it says
     TOO_STALE = "too stale"  # [G4]
     MISLABELLED = "mislabelled"  # [G4] the recorded oldest version is not that of the tokens
     NO_BOUND = "no bound"  # [G4] a step without a claim that sets max_staleness
-    UNKNOWN_LOAD = "unknown load"  # [G5] tokens of weights that the worker never confirmed
+    UNPUBLISHED = "unpublished"  # [G6] a worker holds weights that no valid epoch published
+    UNKNOWN_LOAD = "unknown load"  # [G5] tokens of weights that the worker had not confirmed
+    HANGING = "hanging transaction"  # open beyond its timeout: nobody reads past it
     BAD_ID = "bad id"  # neither a group number nor an evaluation
 
 
@@ -56,12 +61,37 @@ class Breaches:
         if self.counts[kind.value] <= EXAMPLES_PER_KIND:
             self.kept.append(Breach(kind=kind, id=name, detail=detail))
 
+    def has_room(self, kind: BreachKind) -> bool:
+        """Whether another one of this kind would be kept."""
+        return self.counts[kind.value] < EXAMPLES_PER_KIND
+
+    def add_unseen(self, kind: BreachKind, count: int) -> None:
+        """Note `count` more that are not worth naming."""
+        if count:
+            self.counts[kind.value] += count
+
     def copy(self) -> Breaches:
         """An independent collection with the same content."""
         other = Breaches()
         other.counts.update(self.counts)
         other.kept = list(self.kept)
         return other
+
+
+@dataclass(frozen=True, slots=True)
+class Redone:
+    """Steps that a restarted trainer executed again from the log."""
+
+    first_step: int
+    last_step: int
+    num_equal: int  # of their weight hashes
+    epoch: int
+
+    def __str__(self) -> str:
+        return (
+            f"steps {self.first_step} to {self.last_step} were done again from the log: "
+            f"{self.num_equal} of {self.last_step - self.first_step + 1} weight hashes equal"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +113,14 @@ class AuditReport:
     staleness: Mapping[int, int] = field(default_factory=dict)  # trained tokens by versions
     max_staleness: int | None = None  # of the newest claim
     masked_segments: int = 0
+    redone: tuple[Redone, ...] = ()
+    drifted: int = 0  # redone steps that gave other weights, which then got a number of their own
     unproven: int = 0  # trained samples whose record retention has removed
     duplicates: int = 0  # later records of a sample that already had one; every reader skips them
-    void: int = 0  # ledger events of an epoch that had been taken over
+    named_duplicates: tuple[str, ...] = ()  # the first few of them
+    void: int = 0  # events of an epoch that had been taken over
     unreadable: int = 0  # records that could not be decoded
+    trainer_state: str = ""  # as its newest heartbeat says; "done" when the run has ended
     breaches: tuple[Breach, ...] = ()  # the first few of each kind
     breach_counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -95,9 +129,16 @@ class AuditReport:
         """The log breaks no promise."""
         return not self.breach_counts
 
-    def to_json(self) -> str:
-        """All of it as one JSON object, `ok` included."""
-        return json.dumps({"ok": self.ok, **asdict(self)}, indent=2, sort_keys=True)
+    def with_breaches(self, more: Sequence[Breach]) -> AuditReport:
+        """The same report with breaches that another source found."""
+        counts = Counter(self.breach_counts)
+        counts.update(breach.kind.value for breach in more)
+        kept = (*self.breaches, *more[:EXAMPLES_PER_KIND])
+        return replace(self, breaches=kept, breach_counts=dict(counts)) if more else self
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """All of it as one JSON object, `ok` included; in one line with `indent` None."""
+        return json.dumps({"ok": self.ok, **asdict(self)}, indent=indent, sort_keys=True)
 
     def line(self, num_killed: int | None = None) -> str:
         """The summary in one sentence.
@@ -130,13 +171,16 @@ class AuditReport:
             ("  expired", self.expired, "evaluations that retention removed"),
             ("unproven", self.unproven, "trained records that retention removed"),
             ("duplicates", self.duplicates, "later records of a sample, skipped by every reader"),
-            ("void", self.void, "ledger events of an epoch that had been taken over"),
+            ("void", self.void, "events of an epoch that had been taken over"),
             ("unreadable", self.unreadable, "records"),
+            ("drifted", self.drifted, "redone steps that gave other weights"),
         ]
         rows += [row for row in extras if row[1]]
         lines = [f"audit of run {self.run}, from its topics alone"]
         lines += [f"{name:<16}{count:>12,}  {note}".rstrip() for name, count, note in rows]
-        return "\n".join([*lines, self._staleness_line(), *self._verdict()])
+        lines += [f"  {named}" for named in self.named_duplicates]
+        redone = [str(span) for span in self.redone]
+        return "\n".join([*lines, self._staleness_line(), *redone, *self._verdict()])
 
     def _staleness_line(self) -> str:
         total = sum(self.staleness.values())

@@ -3,7 +3,7 @@
 The lock is the liveness: an exclusive `flock` on `broker.lock` is taken before the folder is
 touched and handed down to the broker's process, so it is held exactly as long as that lives.
 Kafka's own lock comes too late: a second broker on the same folder breaks the first before it
-fails. Survives the kill of any process, not a power cut.
+fails. Survives the kill of any process; a power cut only with `broker_config.FSYNC`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from streams.broker_config import (
     DISK_FULL,
@@ -73,12 +74,14 @@ class EmbeddedBroker:
         jars_dir: str = "",
         heap_mb: int = 256,
         say: Callable[[str], None] = _to_stderr,
+        settings: Mapping[str, str] = MappingProxyType({}),  # broker properties beside ours
     ) -> None:
         self.folder = folder
         self._port = port
         self._jars_dir = jars_dir
         self._heap_mb = heap_mb
         self._say = say
+        self._extra = dict(settings)
 
     def start(self) -> BrokerState:
         """Start and wait until it serves. Port 0: the folder's last port, or a free one.
@@ -243,7 +246,7 @@ class EmbeddedBroker:
         beside.replace(self.folder / "broker.json")
 
     def _write_settings(self, state: BrokerState) -> None:
-        text = server_properties(self._data, state.port, state.controller_port)
+        text = server_properties(self._data, state.port, state.controller_port, self._extra)
         self._settings.write_text(text, encoding="utf-8")
         (self.folder / "log4j2.xml").write_text(LOG4J2, encoding="utf-8")
 

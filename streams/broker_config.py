@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from streams.errors import ConfigError
 
@@ -13,6 +14,10 @@ HOST = "127.0.0.1"
 STARTED = "Kafka Server started"  # logged by KafkaRaftServer once the broker is unfenced
 DISK_FULL = "No space left on device"
 
+# Every append is on disk before it is answered: of all topics, the group's positions and the
+# transactions' states included.
+FSYNC = {"log.flush.interval.messages": "1"}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -64,20 +69,28 @@ LOG4J2 = f"""\
 """
 
 
-def server_properties(data: Path, port: int, controller_port: int) -> str:
+def server_properties(
+    data: Path, port: int, controller_port: int, extra: Mapping[str, str] = _NOTHING
+) -> str:
     """The text of `server.properties`; everything listens on loopback only.
+
+    Args:
+        extra: broker properties that win over ours. `inter.broker.listener.name` names the
+            listener that clients use as well: a security protocol, PLAINTEXT if it is not given.
 
     Raises:
         ConfigError: the path has a character that means something else there.
     """
     if set(",\\\n") & set(str(data.resolve())):
         raise ConfigError(f"broker folder {data}: Kafka cannot use a path with `,` or `\\`")
+    listener = extra.get("inter.broker.listener.name", "PLAINTEXT")
     settings = {
         **_SETTINGS,
-        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "listeners": f"{listener}://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
         # Static voters: the log does not remember the port, so the next start may choose another.
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
         "log.dirs": str(data.resolve()),
+        **extra,
     }
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 

@@ -52,10 +52,11 @@ class GroupConsumer(Closing, Protocol):
     An assigned partition starts at its committed offset, or at its beginning.
     """
 
-    def poll(self, max_records: int, timeout_s: float) -> Polled:
+    def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
         """Whole records, at most `max_records`; returns early with what is there.
 
         A partition's records come in order. With `max_records` 0 it only keeps the membership.
+        No more are fetched once their values hold `max_bytes`; what was fetched is delivered.
         """
 
     def positions(self) -> Mapping[Partition, int]:
@@ -102,6 +103,8 @@ class Producer(Closing, Protocol):
 
         Raises:
             AbortedError: nothing happened; handle revocations (poll), then send again.
+            RefusedError: nothing happened, and nothing ever will with one of these records. The
+                next commit may be aborted, for the client skips the numbers of what was refused.
             FencedError: final for this process.
             OutcomeUnknownError: no answer before the deadline; exit.
         """
@@ -128,6 +131,13 @@ class Bus(Closing, Protocol):
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
         """The id of each topic; a re-created one has another."""
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """The topic's configuration in Kafka's words, e.g. `retention.ms`.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
 
     def cluster_id(self) -> str:
         """The id of the cluster."""

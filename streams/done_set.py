@@ -21,8 +21,9 @@ from schemas.varint import long_bytes, read_long
 from streams.errors import StreamsError
 from streams.record import Committed
 
-MAX_CHARACTERS = 4000  # brokers accept 4,096; the client appends one, and notes need room
-MAX_SPAN = 24_576  # any pattern of this many offsets fits into MAX_CHARACTERS
+MAX_CHARACTERS = 4000  # brokers accept 4,096, and the client appends one
+MAX_SPAN = 24_576  # a plain bitmap of this many offsets takes 3,841 characters
+MAX_NOTE = 150
 
 
 class DoneSetError(StreamsError):
@@ -33,18 +34,20 @@ def encode_done(low: int, done: Iterable[int], note: str = "") -> str:
     """The offsets `done`, all at or above `low`, as metadata; "" for none.
 
     Raises:
-        DoneSetError: longer than MAX_CHARACTERS; cannot happen within MAX_SPAN.
+        DoneSetError: longer than MAX_CHARACTERS with its note; cannot happen within MAX_SPAN and
+            a note of at most MAX_NOTE.
     """
     offsets = np.unique(np.fromiter(done, np.int64)) - low
     if offsets.size and offsets[0] < 0:
         raise DoneSetError(f"done offset {offsets[0] + low} is below the low watermark {low}")
     text = _shortest(offsets) if offsets.size else ""
+    text = f"{text} {note}" if note else text
     if len(text) > MAX_CHARACTERS:
         raise DoneSetError(
-            f"done set from {low} to {offsets[-1] + low} needs {len(text)} characters, "
-            f"at most {MAX_CHARACTERS} are accepted"
+            f"done set of {offsets.size} offsets from {low} on and note {note!r} need {len(text)} "
+            f"characters, at most {MAX_CHARACTERS} are accepted"
         )
-    return f"{text} {note}" if note else text
+    return text
 
 
 def decode_done(low: int, metadata: str) -> frozenset[int]:

@@ -8,6 +8,7 @@
     |-- OffsetGoneError       a position that the topic no longer, or not yet, has
     |-- TopicMismatchError    the broker's topic is not as the table says
     |-- BrokerError           the broker refused, or cannot be reached
+    |   `-- RefusedError      because of what a record is; nothing of the transaction happened
     `-- ConfigError           a value from the user, with its field
 
 Undecodable records are `schemas.DecodeError`: a fact about a record, not about the stream.
@@ -46,6 +47,10 @@ class TopicMismatchError(StreamsError):
 
 class BrokerError(StreamsError):
     """The broker is down, unreachable, or refused a request."""
+
+
+class RefusedError(BrokerError):
+    """A transaction was aborted because the broker never takes one of its records."""
 
 
 class ConfigError(StreamsError):

@@ -20,7 +20,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from streams.bus import Closing
 from streams.errors import TopicMismatchError
@@ -201,6 +201,22 @@ class KafkaBus(Closing):
             return futures[name].result(ASK_S + 1)
 
         return str(self._ask(ask, f"describing {name}", missing=name).topic_id)
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """The topic's configuration, the broker's defaults included.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        name = self._name(topic)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+
+        def ask() -> Mapping[str, str]:
+            futures = self._admin.describe_configs([resource], request_timeout=ASK_S)
+            found = futures[resource].result(ASK_S + 1)
+            return {key: entry.value for key, entry in found.items() if entry.value is not None}
+
+        return self._ask(ask, f"describing the settings of {name}", missing=name)
 
     def cluster_id(self) -> str:
         """The id of the cluster."""

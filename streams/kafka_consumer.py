@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
@@ -55,10 +56,11 @@ class KafkaGroupConsumer(Closing):
 
     def _begin_poll(self) -> None:
         self._records: list[RawRecord] = []
+        self._num_bytes = 0  # of their values
         self._assigned: dict[Partition, Committed] = {}
         self._revoked: set[Partition] = set()
 
-    def poll(self, max_records: int, timeout_s: float) -> Polled:
+    def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
         """Whole records, at most `max_records`; returns early with what is there.
 
         Raises:
@@ -70,7 +72,7 @@ class KafkaGroupConsumer(Closing):
         deadline = self._polled_at_s + timeout_s
         self._begin_poll()
         if max_records > 0:
-            self._take(max_records, deadline)
+            self._take(max_records, deadline, max_bytes or sys.maxsize)
         else:
             self._idle(deadline)
         self._raise_stored()
@@ -80,10 +82,10 @@ class KafkaGroupConsumer(Closing):
             revoked=frozenset(self._revoked),
         )
 
-    def _take(self, max_records: int, deadline: float) -> None:
+    def _take(self, max_records: int, deadline: float, max_bytes: int) -> None:
         self._wake()
         self._release(max_records)
-        while len(self._records) < max_records:
+        while len(self._records) < max_records and self._num_bytes < max_bytes:
             wait_s = 0.0 if self._has_news() else deadline - time.monotonic()
             messages, error = self._feed.messages(max_records - len(self._records), wait_s)
             self._error = self._error or error
@@ -106,6 +108,7 @@ class KafkaGroupConsumer(Closing):
         record = self._feed.assembler.add(message)
         if record is not None:
             self._records.append(record)
+            self._num_bytes += len(record.value)
 
     def _release(self, max_records: int) -> None:
         """Deliver what was held, except from paused partitions."""

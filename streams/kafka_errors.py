@@ -17,6 +17,7 @@ from streams.errors import (
     BrokerError,
     FencedError,
     OutcomeUnknownError,
+    RefusedError,
     StreamsError,
 )
 
@@ -66,10 +67,18 @@ _NO_PROTOCOL = frozenset({KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTE
 # Aborted, and sending the same batch again would be refused again.
 _REFUSED = NO_TOPIC | {
     KafkaError.OFFSET_METADATA_TOO_LARGE,
-    KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 }
+# Aborted because of what one of its records is.
+_UNFIT = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_RECORD,
+    }
+)
 
 
 def error_of(exception: KafkaException) -> Any:  # noqa: ANN401  (KafkaError has no stubs)
@@ -102,6 +111,8 @@ def lost_transaction(error: Any, transactional_id: str) -> StreamsError:  # noqa
 def aborted_transaction(error: Any, transactional_id: str) -> StreamsError:  # noqa: ANN401
     """What to tell the caller of a transaction that was aborted."""
     said = f"transactional id {transactional_id}: aborted ({error.name()}: {error.str()})"
+    if error.code() in _UNFIT:
+        return RefusedError(f"{said}; one of its records can never be written")
     if error.code() in _REFUSED:
         return BrokerError(f"{said}; sending it again would not help")
     return AbortedError(said)

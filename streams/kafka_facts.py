@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka import TopicPartition
+from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
-from streams.admin import connected
+from streams.admin import NO_OPTIONS, connected
+from streams.redo_needs import Kept
+from streams.topic_plan import FLUSH
 from streams.topics import TOPICS
 
 _BROKER_SETTINGS = (
@@ -15,7 +19,14 @@ _BROKER_SETTINGS = (
     "transaction.max.timeout.ms",
     "message.max.bytes",
 )
-_TOPIC_SETTINGS = ("retention.ms", "retention.bytes", "cleanup.policy")
+_READ_COMMITTED = 1  # `isolation_level` of a ListOffsets request
+_TOPIC_SETTINGS = (
+    "retention.ms",
+    "retention.bytes",
+    "cleanup.policy",
+    "min.insync.replicas",
+    FLUSH,
+)
 # The highest `metadata.version` of a release (org.apache.kafka.server.common.MetadataVersion).
 _RELEASES = {21: "3.9", 25: "4.0", 27: "4.1", 29: "4.2", 30: "4.3"}
 
@@ -25,7 +36,19 @@ class TopicFacts:
     """A topic as the broker has it."""
 
     partitions: int
-    settings: Mapping[str, str]  # `retention.ms`, `retention.bytes`, `cleanup.policy`
+    settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that it has
+    kept: Mapping[int, Kept] = field(default_factory=dict)  # by partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    """A transaction that holds back every reader of its partition."""
+
+    partition: str  # `topic[number]`, with the run's prefix
+    producer_id: int
+    first_offset: int
+    age_s: float  # since its producer last wrote there
+    transactional_id: str = ""  # as the coordinator knows it; empty: it knows none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +60,8 @@ class BrokerFacts:
     features: Mapping[str, int]  # levels in force
     settings: Mapping[str, int]  # of the first broker; without what it does not know
     topics: Mapping[str, TopicFacts]  # of the run, by their names in the table
+    transactions: tuple[OpenTransaction, ...] = ()  # open ones in the run's topics
+    disk_free_bytes: int = -1  # of the fullest log folder; -1: the broker does not say
 
     @property
     def release(self) -> str:
@@ -46,13 +71,13 @@ class BrokerFacts:
         return known[0] if known else f"unknown (metadata.version {level})"
 
 
-def broker_facts(bootstrap: str, run: str) -> BrokerFacts:
+def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS) -> BrokerFacts:
     """Ask the broker.
 
     Raises:
         BrokerError: it cannot be reached, or refused.
     """
-    with connected(bootstrap) as admin:
+    with connected(bootstrap, options) as admin:
         features = admin.describe_features()
         brokers = admin.describe_cluster()["brokers"]
         first = str(brokers[0]["broker_id"])
@@ -67,6 +92,8 @@ def broker_facts(bootstrap: str, run: str) -> BrokerFacts:
             },
             settings={name: int(value) for name, value in settings.items()},
             topics=_topics(admin, run),
+            transactions=_transactions(admin, run),
+            disk_free_bytes=_disk_free(admin),
         )
 
 
@@ -77,11 +104,74 @@ def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
         for topic in admin.describe_topics(list(names))
         if topic["partitions"]
     }
-    settings = _settings(admin, "TOPIC", list(counts), _TOPIC_SETTINGS) if counts else {}
+    if not counts:
+        return {}
+    settings = _settings(admin, "TOPIC", list(counts), _TOPIC_SETTINGS)
+    kept = _kept(admin, [TopicPartition(name, i) for name, n in counts.items() for i in range(n)])
     return {
-        names[name]: TopicFacts(partitions=count, settings=settings[name])
+        names[name]: TopicFacts(
+            partitions=count,
+            settings=settings[name],
+            kept={i: kept[TopicPartition(name, i)] for i in range(count)},
+        )
         for name, count in counts.items()
     }
+
+
+def _kept(
+    admin: KafkaAdminClient, partitions: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, Kept]:
+    first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+    last = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+    sizes: dict[TopicPartition, int] = {}
+    for broker in admin.describe_log_dirs(sorted({p.topic for p in partitions})):
+        for folder in broker["log_dirs"]:
+            for topic in folder["topics"]:
+                for part in topic["partitions"]:
+                    key = TopicPartition(topic["name"], part["partition_index"])
+                    sizes[key] = max(sizes.get(key, 0), part["partition_size"])
+    return {
+        p: Kept(begin=first[p].offset, end=last[p].offset, num_bytes=sizes.get(p, 0))
+        for p in partitions
+    }
+
+
+def _disk_free(admin: KafkaAdminClient) -> int:
+    every = [folder for broker in admin.describe_log_dirs() for folder in broker["log_dirs"]]
+    return min((int(folder.get("usable_bytes", -1)) for folder in every), default=-1)
+
+
+def _transactions(admin: KafkaAdminClient, run: str) -> tuple[OpenTransaction, ...]:
+    """Open transactions of the partitions whose last stable offset lies below their end."""
+    found = admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
+    every = [
+        TopicPartition(topic["name"], part["partition_index"])
+        for topic in found
+        for part in topic["partitions"]
+    ]
+    if not every:
+        return ()
+    wanted = dict.fromkeys(every, OffsetSpec.LATEST)
+    ends = admin.list_partition_offsets(wanted)
+    stable = admin.list_partition_offsets(wanted, isolation_level=_READ_COMMITTED)
+    held = [p for p in every if stable[p].offset < ends[p].offset]
+    if not held:
+        return ()
+    now_ms = time.time() * 1000
+    listed = admin.list_transactions()
+    ids = {t.producer_id: t.transactional_id for some in listed.values() for t in some}
+    return tuple(
+        OpenTransaction(
+            partition=f"{p.topic}[{p.partition}]",
+            producer_id=producer.producer_id,
+            first_offset=producer.current_transaction_start_offset,
+            age_s=max(0.0, now_ms - producer.last_timestamp) / 1000,
+            transactional_id=ids.get(producer.producer_id, ""),
+        )
+        for p, state in admin.describe_producers(held).items()
+        for producer in state.active_producers
+        if producer.current_transaction_start_offset >= 0
+    )
 
 
 def _settings(

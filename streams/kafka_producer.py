@@ -13,12 +13,14 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from streams.bus import Closing, GroupConsumer
+from streams.crash_points import CrashPoint, reach
 from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
 from streams.kafka_consumer import KafkaGroupConsumer
 from streams.kafka_errors import aborted_transaction, error_of, lost_transaction
 from streams.parts import num_parts, part_headers, split
 from streams.record import Committed, Outgoing, Partition, Position
 
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _CALL_S = 5.0  # one try of a call; repeated until the deadline
 _ABORT_S = 10.0
 # The client's word for "duplicate": what we had sent never before may be missing from the log.
@@ -90,24 +92,31 @@ class KafkaProducer(Closing):
         deadline = time.monotonic() + self._commit_s
         self._delivery_error = None
         self._unplaced = False
+        reach(CrashPoint.BEGIN_BEFORE)
         self._client.begin_transaction()
+        reach(CrashPoint.BEGIN_AFTER)
         # Taken once, before anything else: a poll in between could renew it for partitions
         # that another member owns by then.
         metadata = member.group_metadata() if member is not None else None
         positions: list[Position | None] = [None] * len(records)
         for index, record in enumerate(records):
             self._produce(record, self._into(positions, index, record.topic), deadline)
+        reach(CrashPoint.SEND_AFTER)
         if metadata is not None:
             offsets = [
                 TopicPartition(self._prefix + p.topic, p.number, at.offset, at.metadata)
                 for p, at in consumed.items()
             ]
             send = self._client.send_offsets_to_transaction
+            reach(CrashPoint.OFFSETS_BEFORE)
             self._again(lambda: self._bounded(lambda: send(offsets, metadata, _CALL_S)), deadline)
+            reach(CrashPoint.OFFSETS_AFTER)
         _serve(lambda: self._client.flush(_CALL_S))
         if self._unplaced:
             raise self._retracted()
+        reach(CrashPoint.COMMIT_BEFORE)
         self._again(lambda: self._client.commit_transaction(_CALL_S), deadline)
+        reach(CrashPoint.COMMIT_AFTER)
         _serve(lambda: self._client.poll(0))
         written = [position for position in positions if position is not None]
         if self._unplaced or len(written) != len(records):
@@ -206,6 +215,8 @@ class KafkaProducer(Closing):
     def _failed(self, error: Any) -> StreamsError:  # noqa: ANN401
         """Abort if that is possible, and say how the transaction ended."""
         cause = self._delivery_error or error  # before the abort purges what is left
+        if cause.code() in _PURGED:
+            cause = error  # thrown out of the queue because of what befell another record
         if error.txn_requires_abort() or error.code() == KafkaError._FATAL:
             # After a fatal error the abort fails too, with the reason that the first one lacks.
             reason = self._abort()

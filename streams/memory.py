@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from streams.bus import Closing, GroupConsumer
+from streams.crash_points import CrashPoint, reach
 from streams.errors import (
     AbortedError,
     BrokerError,
@@ -55,13 +56,13 @@ class MemoryProducer(Closing):
         if not records and not consumed:
             return []
         member = _member(consumed or {}, consumer)
-        with self._log.changed:
-            try:
-                transaction = self._log.begin(self._id, self._epoch)
-                return self._transaction(transaction, records, consumed or {}, member)
-            except (FencedError, OutcomeUnknownError) as err:
-                self._ended = err
-                raise
+        try:
+            reach(CrashPoint.BEGIN_BEFORE)
+            transaction = self._log.begin(self._id, self._epoch)
+            return self._transaction(transaction, records, consumed or {}, member)
+        except (FencedError, OutcomeUnknownError) as err:
+            self._ended = err
+            raise
 
     def _transaction(
         self,
@@ -70,18 +71,34 @@ class MemoryProducer(Closing):
         consumed: Mapping[Partition, Committed],
         member: MemoryGroupConsumer | None,
     ) -> Sequence[Position]:
+        """What a crash point raises leaves the transaction open, as a killed process does."""
+        reach(CrashPoint.BEGIN_AFTER)
         try:
             positions = [self._append(transaction, record) for record in records]
+            reach(CrashPoint.SEND_AFTER)
             if member is not None:
-                _check_metadata(consumed)
-                member.check_alive()
-                offsets = {self._theirs(p): at for p, at in consumed.items()}
-                self._log.add_offsets(transaction, member.group, offsets)
+                reach(CrashPoint.OFFSETS_BEFORE)
+                self._add_offsets(transaction, consumed, member)
+                reach(CrashPoint.OFFSETS_AFTER)
         except StreamsError:
             self._log.end(transaction, State.ABORTED)
             raise
+        reach(CrashPoint.COMMIT_BEFORE)
         self._log.end(transaction, State.COMMITTED)
+        reach(CrashPoint.COMMIT_AFTER)
         return positions
+
+    def _add_offsets(
+        self,
+        transaction: Transaction,
+        consumed: Mapping[Partition, Committed],
+        member: MemoryGroupConsumer,
+    ) -> None:
+        _check_metadata(consumed)
+        offsets = {self._theirs(p): at for p, at in consumed.items()}
+        with self._log.changed:
+            member.check_alive()
+            self._log.add_offsets(transaction, member.group, offsets)
 
     def _theirs(self, partition: Partition) -> Partition:
         return Partition(f"{self._run}.{partition.topic}", partition.number)
@@ -200,6 +217,14 @@ class MemoryBus(Closing):
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
         """The id of each topic; a re-created one has another."""
         return {topic: self._log.topic_id(self._name(topic)) for topic in topics}
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """What `MemoryLog.configure` set.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        return self._log.settings(self._name(topic))
 
     def cluster_id(self) -> str:
         """The id of the log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -32,19 +33,22 @@ class _Feed:
         self.next.pop(partition, None)
         self._assembler.forget(partition)
 
-    def take(self, max_records: int, paused: frozenset[Partition]) -> list[RawRecord]:
+    def take(
+        self, max_records: int, paused: frozenset[Partition], max_bytes: int = sys.maxsize
+    ) -> list[RawRecord]:
         """Records of one partition after the other; the next call begins with the next one."""
         records: list[RawRecord] = []
         order = sorted(self.next.keys() - paused)
         self._turn += 1
         for index in range(len(order)):
             partition = order[(self._turn + index) % len(order)]
-            records += self._take_from(partition, max_records - len(records))
+            room = max_bytes - sum(len(record.value) for record in records)
+            records += self._take_from(partition, max_records - len(records), room)
         return records
 
-    def _take_from(self, partition: Partition, max_records: int) -> list[RawRecord]:
+    def _take_from(self, partition: Partition, max_records: int, max_bytes: int) -> list[RawRecord]:
         records: list[RawRecord] = []
-        while len(records) < max_records:
+        while len(records) < max_records and max_bytes > 0:
             message, self.next[partition] = self._log.read(
                 self.theirs(partition), self.next[partition]
             )
@@ -53,6 +57,7 @@ class _Feed:
             record = self._assembler.add(_ours(message, partition))
             if record is not None:
                 records.append(record)
+                max_bytes -= len(record.value)
         return records
 
     def _torn(self, partition: Partition, max_records: int) -> list[RawRecord]:
@@ -97,13 +102,13 @@ class MemoryGroupConsumer(Closing):
             self._log.changed.notify_all()
             return self._log.group(self.group).join(self._all)
 
-    def poll(self, max_records: int, timeout_s: float) -> Polled:
+    def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
         """Whole records, at most `max_records`; returns early with what is there."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._log.changed:
                 revoked, assigned = self._rebalance()
-                records = self._feed.take(max_records, self._paused)
+                records = self._feed.take(max_records, self._paused, max_bytes or sys.maxsize)
             if records or revoked or assigned or time.monotonic() >= deadline:
                 return Polled(records=tuple(records), assigned=assigned, revoked=revoked)
             self._log.wait_until(lambda: self._has_news(max_records), deadline)

@@ -19,6 +19,7 @@ from streams.errors import (
     FencedError,
     OffsetGoneError,
     OutcomeUnknownError,
+    RefusedError,
     TopicMismatchError,
 )
 from streams.memory_group import Group
@@ -92,6 +93,7 @@ class _Log:
 class _Topic:
     topic_id: str
     logs: list[_Log]
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 class MemoryLog:
@@ -114,6 +116,20 @@ class MemoryLog:
             logs = [_Log() for _ in range(partitions)]
             self._topics[topic] = _Topic(str(uuid.uuid4()), logs)
             self.changed.notify_all()
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Note topic settings. Only `max.message.bytes` is acted on; `trim` is what retention does."""
+        with self.changed:
+            self._topic(topic).settings |= settings
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """Topic settings.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        with self.changed:
+            return dict(self._topic(topic).settings)
 
     def trim(self, partition: Partition, begin: int) -> None:
         """Remove what lies below `begin`, as retention does."""
@@ -199,6 +215,9 @@ class MemoryLog:
         """Write; the offset it got. Readers see it once the transaction is committed."""
         with self.changed:
             self._check(transaction.transactional_id, transaction.epoch)
+            limit = self._topic(message.partition.topic).settings.get("max.message.bytes")
+            if limit is not None and len(message.value) > int(limit):
+                raise RefusedError(f"{len(message.value)} bytes, max.message.bytes is {limit}")
             transaction.touched.add(message.partition)
             return self._log(message.partition).append(message, transaction)
 

@@ -9,6 +9,7 @@ from streams.topic import Retention, Topic
 from streams.topics import PROMPTS, SCORED, TOPICS, TRAJECTORIES
 
 _DAY_MS = 24 * 3600 * 1000
+FLUSH = "flush.messages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class TopicPlan:
     payload_ms: int = 7 * _DAY_MS
     payload_bytes: int = 16 * 1024**3  # per partition
     short_ms: int = _DAY_MS
+    fsync: bool = False  # every batch is on disk before it is acknowledged
 
     def partitions(self, topic: Topic) -> int:
         """Number of partitions.
@@ -40,7 +42,9 @@ class TopicPlan:
         """Topic configuration of Apache Kafka; what is not here keeps the broker's default."""
         # Two of three: an acknowledged record outlives the loss of any one broker.
         durable = {"min.insync.replicas": "2"} if self.replication >= 3 else {}
-        return {**self._retention(topic.retention), **durable}
+        # One message: the log is forced to disk before the append that brought it returns.
+        forced = {FLUSH: "1"} if self.fsync else {}
+        return {**self._retention(topic.retention), **durable, **forced}
 
     def _retention(self, retention: Retention) -> dict[str, str]:
         match retention:

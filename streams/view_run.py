@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from schemas.events import (
     ClosedGroups,
@@ -13,6 +14,7 @@ from schemas.events import (
     PolicyPublished,
     RedoDrifted,
     StepCompleted,
+    StepsRedone,
     TrainerHeartbeat,
     TrainerStarted,
 )
@@ -63,6 +65,7 @@ class RunState:
     closed: ClosedGroups = field(default_factory=lambda: ClosedGroups(watermark=0))
     dropped: Mapping[str, int] = field(default_factory=dict)  # groups by reason
     drifted: tuple[RedoDrifted, ...] = ()
+    redone: tuple[StepsRedone, ...] = ()  # by restarted trainers, from the log
     trainer_state: str = ""  # of the newest heartbeat
     trainer_detail: str = ""
     num_void: int = 0  # events of an epoch that had been taken over
@@ -102,6 +105,12 @@ class EpochGate:
         return bool(epoch >= self.newest)
 
 
+# What only the owner of the newest epoch may write.
+_Ledger: TypeAlias = (
+    TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted | StepsRedone
+)
+
+
 class RunView:
     """Folds `steps` and `policy-versions`; of two events for one step the first counts."""
 
@@ -115,6 +124,7 @@ class RunView:
         self._closed = ClosedGroups(watermark=0)
         self._dropped: Counter[str] = Counter()
         self._drifted: list[RedoDrifted] = []
+        self._redone: list[StepsRedone] = []
         self._heartbeat: TrainerHeartbeat | None = None
         self._num_void = 0
         self._snapshot: RunState | None = None
@@ -126,18 +136,13 @@ class RunView:
             # never gets a second content, and which one it has is up to `steps`.
             self._published.add(event.policy_version)
             self._hashes.setdefault(event.policy_version, event.weight_hash)
-        elif isinstance(
-            event, TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted
-        ):
+        elif isinstance(event, _Ledger):
             self._ledger(event)
         else:
             return
         self._snapshot = None
 
-    def _ledger(
-        self,
-        event: TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted,
-    ) -> None:
+    def _ledger(self, event: _Ledger) -> None:
         if not self._gate.admits(event):
             self._num_void += 1
         elif isinstance(event, TrainerStarted):
@@ -155,6 +160,8 @@ class RunView:
         elif isinstance(event, RedoDrifted):
             self._drifted.append(event)
             self._hashes[event.policy_version] = event.actual_hash
+        elif isinstance(event, StepsRedone):
+            self._redone.append(event)
         else:
             self._heartbeat = event
 
@@ -172,6 +179,7 @@ class RunView:
                 closed=self._closed,
                 dropped=dict(self._dropped),
                 drifted=tuple(self._drifted),
+                redone=tuple(self._redone),
                 trainer_state=heartbeat.state if heartbeat else "",
                 trainer_detail=heartbeat.detail if heartbeat else "",
                 num_void=self._num_void,

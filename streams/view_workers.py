@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from schemas.events import NO_VERSION, Event, PolicyLoaded, PullRequested, WorkerReport
 
-SILENT_S = 10.0  # a worker that reported nothing for this long is shown as silent
+SILENT_S = 6.0  # a worker that reported nothing for this long is shown as silent
 _PULLS_KEPT = 256
 
 

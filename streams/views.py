@@ -7,7 +7,7 @@ no clock and no bus: `apply` takes one event after another, in the order of its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from schemas import DecodeError
 from schemas.events import Event
 from streams.bus import Bus
 from streams.codec import decoded
-from streams.record import Partition
+from streams.record import Partition, Record
 from streams.topic import Topic
 from streams.topics import (
     DEAD_LETTERS,
@@ -117,12 +117,24 @@ class Views:
 
 
 class Feed:
-    """Brings the watched topics to a view, from their beginnings on; belongs to one thread."""
+    """Brings the watched topics to a view, from their beginnings on; belongs to one thread.
 
-    def __init__(self, bus: Bus, view: View, topics: tuple[Topic, ...] = WATCHED) -> None:
+    Args:
+        on_record: called with each record after the view has taken its event, for who needs to
+            know where it lies.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        view: View,
+        topics: tuple[Topic, ...] = WATCHED,
+        on_record: Callable[[Record[Event]], None] = lambda _record: None,
+    ) -> None:
         self._bus = bus
         self._view = view
         self._topics = topics
+        self._on_record = on_record
         starts: dict[Partition, int] = {}
         for topic in topics:
             starts.update(bus.beginnings(topic.name))
@@ -134,12 +146,13 @@ class Feed:
         records = self._reader.poll(_BATCH, timeout_s)
         for raw in records:
             try:
-                event = decoded(raw).event
+                record = decoded(raw)
             except DecodeError:
                 # A view shows what it can; the role that consumes the record dead-letters it.
                 self.num_unreadable += 1
                 continue
-            self._view.apply(event)
+            self._view.apply(record.event)
+            self._on_record(record)
         return len(records)
 
     def behind(self, ends: Mapping[Partition, int]) -> int:

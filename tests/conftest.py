@@ -13,7 +13,12 @@ import pytest
 from streams.broker import EmbeddedBroker
 from tests.e2e.command import Workspace
 
-_MARKERS = {"integration": pytest.mark.broker, "e2e": pytest.mark.e2e}
+_MARKERS = {
+    "integration": (pytest.mark.broker,),
+    "e2e": (pytest.mark.e2e,),
+    "cluster": (pytest.mark.broker, pytest.mark.docker),
+}
+_BROKERS = {"broker", "proxied"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,9 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        if folder in _MARKERS:
-            item.add_marker(_MARKERS[folder])
-        if "broker" in getattr(item, "fixturenames", ()):
+        for marker in _MARKERS.get(folder, ()):
+            item.add_marker(marker)
+        if _BROKERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
 
 

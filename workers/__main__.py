@@ -16,7 +16,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-COMMANDS = ("up", "worker", "broker", "topics", "audit", "report", "doctor", "config")
+COMMANDS = (
+    "up",
+    "worker",
+    "broker",
+    "topics",
+    "audit",
+    "dead-letters",
+    "chaos",
+    "report",
+    "doctor",
+    "config",
+)
 PACKAGES = ("schemas", "streams", "workers")
 _OVERRIDE = re.compile(r"--[A-Za-z_]\w*\.[^=]+(=|$)")
 
@@ -114,10 +125,11 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", metavar="COMMAND", required=True, parser_class=_Parser
     )
     for name in COMMANDS:
+        module = f"workers.cli.{name.replace('-', '_')}"
         try:
-            import_module(f"workers.cli.{name}").add(subparsers)
+            import_module(module).add(subparsers)
         except ModuleNotFoundError as err:  # until every command is written
-            if err.name != f"workers.cli.{name}":
+            if err.name != module:
                 raise
     return parser
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from streams.bus import Bus
-from workers.bootstrap import BROKER_FOLDER, open_bus
+from workers.bootstrap import embedded_broker, open_bus
 from workers.config import RunConfig
 
 
@@ -22,15 +21,10 @@ def attached(config: RunConfig) -> Iterator[Bus]:
         ConfigError: no broker is named, and none ever ran under the run's folder.
         BrokerError: the broker cannot be reached or started.
     """
-    from streams.broker import EmbeddedBroker
-
-    folder = Path(config.folder) / BROKER_FOLDER
+    broker = embedded_broker(config)
     with ExitStack() as stack:
-        if not config.broker.bootstrap and (folder / "broker.json").is_file():
-            broker = EmbeddedBroker(
-                folder, config.broker.port, config.broker.jars_dir, config.broker.heap_mb
-            )
-            if broker.status() is None:
-                broker.start()
-                stack.callback(broker.stop)
+        was_ours = not config.broker.bootstrap and (broker.folder / "broker.json").is_file()
+        if was_ours and broker.status() is None:
+            broker.start()
+            stack.callback(broker.stop)
         yield stack.enter_context(open_bus(config))

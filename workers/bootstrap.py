@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streams import crash_points
 from streams.bus import Bus
 from streams.errors import ConfigError
 from streams.topic_plan import TopicPlan
@@ -14,6 +19,7 @@ from workers.context import Context
 from workers.runtime import Role
 
 if TYPE_CHECKING:
+    from streams.broker import EmbeddedBroker
     from workers.weights.file import FileWeightChannel
 
 WEIGHTS_FOLDER = "weights"
@@ -28,14 +34,12 @@ def bootstrap_of(config: RunConfig) -> str:
     """
     if config.broker.bootstrap:
         return config.broker.bootstrap
-    from streams.broker import EmbeddedBroker
-
-    folder = Path(config.folder) / BROKER_FOLDER
-    state = EmbeddedBroker(folder).status()
+    broker = embedded_broker(config)
+    state = broker.status()
     if state is None:
         raise ConfigError(
-            f"broker.bootstrap is empty and no embedded broker runs in {folder}; "
-            f"start one: rlstreams broker start --dir {folder}"
+            f"broker.bootstrap is empty and no embedded broker runs in {broker.folder}; "
+            f"start one: rlstreams broker start --dir {broker.folder}"
         )
     return state.bootstrap
 
@@ -47,6 +51,7 @@ def topic_plan(config: RunConfig) -> TopicPlan:
         logprob_workers=config.logprob.workers,
         partitions_per_worker=config.broker.partitions_per_worker,
         replication=config.broker.replication,
+        fsync=config.broker.fsync,
     )
 
 
@@ -54,10 +59,61 @@ def open_bus(config: RunConfig) -> Bus:
     """The run's bus."""
     from streams.kafka import KafkaBus
 
-    options = {name: resolve_secret(value) for name, value in config.broker.options.items()}
     return KafkaBus(
-        bootstrap_of(config), config.run.id, options=options, commit_s=config.deadlines.commit_s
+        bootstrap_of(config),
+        config.run.id,
+        options=client_options(config),
+        commit_s=config.deadlines.commit_s,
     )
+
+
+def await_broker(config: RunConfig, timeout_s: float) -> None:
+    """Until the embedded broker listens, if the run has one: its supervisor may be starting it
+    again. Whoever asks it next says what is wrong if it does not."""
+    until_s = time.monotonic() + timeout_s
+    while not config.broker.bootstrap and time.monotonic() < until_s:
+        state = embedded_broker(config).status()
+        if state is not None and _listens(state.bootstrap):
+            return
+        time.sleep(0.1)
+
+
+def _listens(bootstrap: str) -> bool:
+    host, _, port = bootstrap.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def client_options(config: RunConfig) -> Mapping[str, str]:
+    """`broker.options`, secrets resolved: for the roles' clients and for administration alike."""
+    return {name: resolve_secret(value) for name, value in config.broker.options.items()}
+
+
+def embedded_broker(config: RunConfig) -> EmbeddedBroker:
+    """The broker under the run's folder; started or not."""
+    from streams.broker import EmbeddedBroker
+    from streams.broker_config import FSYNC
+
+    return EmbeddedBroker(
+        Path(config.folder) / BROKER_FOLDER,
+        config.broker.port,
+        config.broker.jars_dir,
+        config.broker.heap_mb,
+        settings=FSYNC if config.broker.fsync else {},
+    )
+
+
+def arm_crash_point(text: str) -> None:
+    """Make this process die where `text` says, or else where the environment does.
+
+    Raises:
+        ConfigError: no such point or action.
+    """
+    if text := text or os.environ.get(crash_points.VARIABLE, ""):
+        crash_points.arm_from(text)
 
 
 def make_role(context: Context) -> Role:

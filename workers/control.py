@@ -6,8 +6,8 @@ import time
 
 from schemas.events import ControlState
 from streams.bus import Bus
-from streams.codec import decoded
 from streams.topics import CONTROL
+from workers.foreign import ForeignRecords
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
 EVERY_S = 0.5
@@ -19,6 +19,7 @@ class ControlFollower:
     def __init__(self, bus: Bus, *, every_s: float = EVERY_S) -> None:
         self.desired: ControlState | None = None
         self._reader = bus.reader(bus.beginnings(CONTROL.name))
+        self._foreign = ForeignRecords(CONTROL.name)
         self._every_s = every_s
         self._next = 0.0
 
@@ -27,10 +28,9 @@ class ControlFollower:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
-            for raw in self._reader.poll(100, 0.0):
-                event = decoded(raw).event
-                if isinstance(event, ControlState):
-                    self.desired = event
+            for record in self._foreign.readable(self._reader.poll(100, 0.0)):
+                if isinstance(record.event, ControlState):
+                    self.desired = record.event
         return self
 
     @property

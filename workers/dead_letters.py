@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from schemas.events import TRAIN, DeadLetter, Prompt, ScoredTrajectory, Trajectory
+import re
+from enum import StrEnum
+
+from schemas import DecodeError
+from schemas.events import EVALUATE, TRAIN, DeadLetter, Prompt, ScoredTrajectory, Trajectory
 from streams.codec import now_ms
 from streams.record import ID_HEADER, PURPOSE_HEADER, RawRecord
+from streams.topics import PROMPTS
 from workers.context import Context
+
+MAX_DETAIL = 4000  # characters
+# A training group's number without leading zeros, or an evaluation's version and row.
+_NAMED = re.compile(r"(0|[1-9][0-9]*|e[0-9]+-[0-9]+)/(0|[1-9][0-9]{0,8})/[0-9]+")
+_NOBODY = ("", -1)
+
+
+class Reason(StrEnum):
+    """Stable codes: what operators filter by and requests name."""
+
+    DECODE = "decode"  # bytes that are no event: foreign, corrupt, cut short, a part missing
+    VALIDATION = "validation"  # an event, but with a field that cannot be
+    PROMPT_TOO_LONG = "prompt_too_long"  # no room for an answer
+    ENGINE = "engine"  # refused or failed by the engine, as often as is tried
+    DEADLINE = "deadline"  # not rolled out within `rollout.sample_deadline_s`
+    REWARD = "reward"  # the verifier raised, hung, died or returned no number
+    SCORING = "scoring"  # refused or failed by the scorer, alone in its window
+    KILLS_WORKER = "kills_worker"  # whoever read it died
+    TRANSACTION = "transaction"  # the broker refused, or kept aborting, what came of it
 
 
 def dead_letter(
@@ -22,20 +46,19 @@ def dead_letter(
     Args:
         sample: the decoded sample; None where the bytes could not be read, then the record's
             headers say which sample it was, if they can.
-        reason: a stable code: "decode", "validation", "reward", "scoring", ...
+        reason: a `Reason`.
         permanent: another attempt at the same row would fail alike.
     """
-    group_id, number = (sample.group_id, sample.sample) if sample else _from_header(raw)
-    purpose = sample.purpose if sample else raw.headers.get(PURPOSE_HEADER, TRAIN.encode()).decode()
+    group_id, number = (sample.group_id, sample.sample) if sample else _named(raw)
     return DeadLetter(
         group_id=group_id,
         sample=number,
-        purpose=purpose,
+        purpose=sample.purpose if sample else _purpose(raw),
         row=sample.row if sample else -1,
         dataset_epoch=sample.dataset_epoch if sample else 0,
         replacement=sample.replacement if sample else 0,
-        reason=reason,
-        detail=detail[:4000],
+        reason=str(reason),
+        detail=detail[:MAX_DETAIL],
         permanent=permanent,
         role=context.role,
         worker=context.worker,
@@ -48,6 +71,24 @@ def dead_letter(
     )
 
 
+def refusal(context: Context, raw: RawRecord, event: object, error: ValueError) -> DeadLetter:
+    """A record that was refused on reading: bytes that are no event, or a field that cannot be.
+
+    Only a refused prompt is permanent: it comes from the row, so another one would be alike. A
+    damaged or impossible answer says nothing against its row.
+    """
+    sample = sample_of(event)
+    is_undecodable = isinstance(error, DecodeError)
+    return dead_letter(
+        context,
+        raw,
+        sample,
+        reason=Reason.DECODE if is_undecodable else Reason.VALIDATION,
+        detail=str(error),
+        permanent=isinstance(sample, Prompt) and raw.position.topic == PROMPTS.name,
+    )
+
+
 def sample_of(event: object) -> Prompt | Trajectory | None:
     """The sample that an event is about."""
     if isinstance(event, ScoredTrajectory):
@@ -55,8 +96,11 @@ def sample_of(event: object) -> Prompt | Trajectory | None:
     return event if isinstance(event, Prompt | Trajectory) else None
 
 
-def _from_header(raw: RawRecord) -> tuple[str, int]:
-    text = raw.headers.get(ID_HEADER, b"").decode("utf-8", "replace")
-    group_id, _, rest = text.partition("/")
-    number = rest.partition("/")[0]
-    return (group_id, int(number)) if number.isdigit() else ("", -1)
+def _named(raw: RawRecord) -> tuple[str, int]:
+    """Group and sample that the headers name; nobody if no worker of ours would name them so."""
+    match = _NAMED.fullmatch(raw.headers.get(ID_HEADER, b"").decode("ascii", "replace"))
+    return (match.group(1), int(match.group(2))) if match else _NOBODY
+
+
+def _purpose(raw: RawRecord) -> str:
+    return EVALUATE if raw.headers.get(PURPOSE_HEADER) == EVALUATE.encode() else TRAIN

@@ -10,6 +10,8 @@ from streams.codec import now_ms, outgoing
 from streams.record import Outgoing
 from streams.topics import WORKER_EVENTS
 from workers.context import Context
+from workers.log import get as get_log
+from workers.stall import StuckWatch, limits
 
 EVERY_S = 1.0
 
@@ -22,6 +24,10 @@ class Reporter:
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._state = ("starting", "")
         self._next = 0.0
+        config = context.config
+        self._stuck = StuckWatch(
+            context.worker, limits(config, context.role), config.deadlines.stall_s
+        )
         self.policy_version = NO_VERSION
 
     def count(self, **amounts: float) -> None:
@@ -37,8 +43,16 @@ class Reporter:
             self._state = (name, detail)
 
     def due(self) -> list[Outgoing]:
-        """The report, if it is time for one."""
+        """The report, if it is time for one. Call it in every turn.
+
+        Raises:
+            StuckError: this worker says it works, and has finished nothing for too long.
+        """
         now = time.monotonic()
+        if news := self._stuck.look(now, *self._state, self._counters):
+            get_log(self._context.role, self._context.worker, self._context.instance).warning(
+                "starving", what=news
+            )
         if now < self._next:
             return []
         self._next = now + EVERY_S

@@ -2,6 +2,7 @@
 
 A role is driven by `run`: it is asked for one turn after another. A turn polls, hands work to what
 computes beside the loop, and commits what is ready; it waits at most a few tens of milliseconds.
+`workers.stall` says when a role that is stuck ends by itself.
 The thread that calls `run` is the role's I/O thread: it alone touches the bus.
 """
 
@@ -17,6 +18,7 @@ from types import FrameType
 from typing import Protocol
 
 from streams.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
+from workers.stall import Watchdog
 
 IDLE_S = 0.02  # longest wait of a turn that has work beside it
 
@@ -89,17 +91,25 @@ class Stop:
         threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
 
 
-def run(role: Role, stop: Stop) -> None:
-    """Drive `role` until it is done; errors pass through after `close`."""
+def run(role: Role, stop: Stop, *, turn_s: float = 0.0) -> None:
+    """Drive `role` until it is done; errors pass through after `close`.
+
+    Args:
+        turn_s: a turn (or `close`) that takes longer ends the process with `Exit.FAILED`, with
+            where it stood on stderr; 0: it may take for ever.
+    """
     draining = False
-    try:
-        while not role.done:
-            if stop.requested and not draining:
-                draining = True
-                role.drain()
-            role.turn()
-    finally:
-        role.close()
+    with Watchdog(turn_s) as watchdog:
+        try:
+            while not role.done:
+                watchdog.beat()
+                if stop.requested and not draining:
+                    draining = True
+                    role.drain()
+                role.turn()
+        finally:
+            watchdog.beat()
+            role.close()
 
 
 def exit_status(error: BaseException | None) -> Exit:

@@ -1,33 +1,55 @@
-"""Whether a trajectory's numbers can be used: what scoring and training both rely on. Pure."""
+"""Whether a sample can be worked on: what rollout, scoring and training rely on. Pure."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 
 import numpy as np
 
-from schemas.events import Segment, Tensor, Trajectory
+from schemas.events import EVALUATE, TRAIN, Prompt, Segment, Tensor, Trajectory
 
 AUTHORS = ("prompt", "policy", "environment")
 LOGPROB_ROUNDING = 1e-4  # how far above 0 a log-prob may lie, nats
+_GROUP_IDS = {TRAIN: re.compile("0|[1-9][0-9]*"), EVALUATE: re.compile("e[0-9]+-[0-9]+")}
+
+
+def is_group_number(group_id: str) -> bool:
+    """Whether a training group of a run can be named so; `07` is not, lest two ids name one."""
+    return _GROUP_IDS[TRAIN].fullmatch(group_id) is not None
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Return if a sample can be rolled out; the engine itself knows its vocabulary and lengths.
+
+    Raises:
+        ValueError: names the field and the value: an id or purpose that no run gives, a sample
+            number outside of its group, no token, ids that are no ids, metadata that is no object.
+    """
+    _check_identity(prompt)
+    ids = prompt.token_ids.numpy()
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise ValueError(f"token_ids must be integers [tokens], got {ids.dtype} {ids.shape}")
+    if ids.min() < 0:
+        raise ValueError(f"token_ids must be 0 or above, got {ids.min()}")
+    if prompt.metadata and not isinstance(json.loads(prompt.metadata), dict):
+        raise ValueError(f"metadata must be a JSON object, got {prompt.metadata[:80]!r}")
 
 
 def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
     """Return if every number of it is usable.
 
     Raises:
-        ValueError: names the field, the place and the value: a reward that is not finite, a sample
-            number outside of its group, an unknown author, ids outside of the vocabulary, log-probs
-            that are missing, NaN, infinite or above 0, lengths that disagree, a policy segment
-            without a version, no policy token or one with nothing before it, routed experts of
-            another shape, or an expert twice in one row.
+        ValueError: names the field, the place and the value: an id that no run gives, a reward that
+            is not finite, a sample number outside of its group, an unknown author, ids outside of
+            the vocabulary, log-probs that are missing, NaN, infinite or above 0, lengths that
+            disagree, a policy segment without a version, no policy token or one with nothing before
+            it, routed experts of another shape, or an expert twice in one row.
     """
+    _check_identity(trajectory)
     if not math.isfinite(trajectory.reward):
         raise ValueError(f"reward must be finite, got {trajectory.reward}")
-    if not 0 <= trajectory.sample < trajectory.group_size:
-        raise ValueError(
-            f"sample must be below group_size {trajectory.group_size}, got {trajectory.sample}"
-        )
     for index, segment in enumerate(trajectory.segments):
         _check_segment(f"segments[{index}]", segment, vocab_size)
     authors = [s.author for s in trajectory.segments if len(s.token_ids)]
@@ -37,6 +59,20 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
         raise ValueError("segments: the first token is the policy's, with nothing to condition on")
     if trajectory.routed_experts is not None:
         _check_experts(trajectory, sum(len(s.token_ids) for s in trajectory.segments) - 1)
+
+
+def _check_identity(sample: Prompt | Trajectory) -> None:
+    if sample.purpose not in _GROUP_IDS:
+        raise ValueError(f"purpose must be one of {tuple(_GROUP_IDS)}, got {sample.purpose!r}")
+    if not _GROUP_IDS[sample.purpose].fullmatch(sample.group_id):
+        raise ValueError(
+            f"group_id must be an issue number, or e{{version}}-{{row}} of an evaluation, "
+            f"got {sample.group_id!r}"
+        )
+    if not 0 <= sample.sample < sample.group_size:
+        raise ValueError(
+            f"sample must be below group_size {sample.group_size}, got {sample.sample}"
+        )
 
 
 def _check_segment(name: str, segment: Segment, vocab_size: int) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from schemas.events import StepsRedone
 from streams.views import Answer, StepPoint
+
+REDONE_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +50,19 @@ def step_seconds(steps: Sequence[StepPoint], num: int = 10) -> float:
     if len(newest) == 1:
         return (newest[0].finished_at_ms - newest[0].started_at_ms) / 1000
     return (newest[-1].finished_at_ms - newest[0].finished_at_ms) / 1000 / (len(newest) - 1)
+
+
+def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:
+    """What restarted trainers did again, a line each; of more than a few, one line for all."""
+    if len(redone) > REDONE_LINES:
+        num_steps = sum(one.last_step - one.first_step + 1 for one in redone)
+        num_equal = sum(one.num_equal for one in redone)
+        return [
+            f"{len(redone)} times steps were done again from the log: "
+            f"{num_equal:,} of {num_steps:,} weight hashes equal"
+        ]
+    return [
+        f"steps {one.first_step} to {one.last_step} were done again from the log: "
+        f"{one.num_equal} of {one.last_step - one.first_step + 1} weight hashes equal"
+        for one in redone
+    ]

@@ -22,7 +22,7 @@ from schemas import Trajectory
 from streams.bus import GroupConsumer, Polled
 from streams.codec import decoded, outgoing
 from streams.kafka import _CONSUMER, _PRODUCER, KafkaBus
-from streams.parts import PART_BYTES
+from streams.parts import PART_BYTES, num_parts, part_headers, split
 from streams.record import Committed, Partition, RawRecord
 from streams.topics import TRAJECTORIES
 from streams.tracker import Tracker
@@ -241,23 +241,33 @@ class BareSender:
 
 
 class IdempotentSender:
-    """The client alone, acknowledged by the broker and without transactions."""
+    """Our records through the client alone: acknowledged, without transactions and positions."""
 
     def __init__(self, bootstrap: str) -> None:
         self._producer = Producer(_servers(bootstrap) | _PRODUCER)
 
     def send(self, topic: str, samples: Sequence[Sample]) -> None:
-        name = f"{RUN}.{topic}"
+        target = replace(TRAJECTORIES, name=topic)
         for sample in samples:
-            for part in sample.parts:
-                while True:
-                    try:
-                        self._producer.produce(name, part, sample.key)
-                    except BufferError:
-                        self._producer.poll(0.005)
-                    else:
-                        break
+            record = outgoing(target, sample.event)
+            count, name = num_parts(len(record)), f"{RUN}.{topic}"
+            for index, part in enumerate(split(record.value)):
+                self._produce(
+                    name,
+                    part,
+                    record.key,
+                    part_headers(record.headers, str(id(sample)), index, count),
+                )
         self._producer.poll(0)
+
+    def _produce(self, name: str, part: bytes, key: bytes, headers: Any) -> None:
+        while True:
+            try:
+                self._producer.produce(name, part, key, headers=headers)
+            except BufferError:
+                self._producer.poll(0.005)
+            else:
+                return
 
     def finish(self) -> None:
         left = self._producer.flush(ANSWER_S)

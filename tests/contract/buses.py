@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from streams.bus import Bus, GroupConsumer
 from streams.kafka import KafkaBus
@@ -50,6 +56,9 @@ class Cluster(Protocol):
     def create(self, topic: str, partitions: int) -> None:
         """Make a topic."""
 
+    def limit(self, topic: str, max_bytes: int) -> None:
+        """Take no message of more than about that size from now on."""
+
     def recreate(self, topic: str, partitions: int) -> None:
         """Delete it and make it anew."""
 
@@ -82,6 +91,9 @@ class MemoryCluster:
         self._log.create(f"{self._run}.{topic}", partitions)
 
     recreate = create
+
+    def limit(self, topic: str, max_bytes: int) -> None:
+        self._log.configure(f"{self._run}.{topic}", {"max.message.bytes": str(max_bytes)})
 
     def trim(self, partition: Partition, begin: int) -> None:
         self._log.trim(Partition(f"{self._run}.{partition.topic}", partition.number), begin)
@@ -141,6 +153,17 @@ class KafkaCluster:
         new = NewTopic(name, num_partitions=partitions, replication_factor=1)
         self._admin.create_topics([new])[name].result(10)
         self._wait_for(name, partitions)
+
+    def limit(self, topic: str, max_bytes: int) -> None:
+        entry = ConfigEntry(
+            "max.message.bytes",
+            str(max_bytes),
+            incremental_operation=AlterConfigOpType.SET,
+        )
+        resource = ConfigResource(
+            ConfigResource.Type.TOPIC, f"{self._run}.{topic}", incremental_configs=[entry]
+        )
+        self._admin.incremental_alter_configs([resource])[resource].result(10)
 
     def recreate(self, topic: str, partitions: int) -> None:
         name = f"{self._run}.{topic}"

@@ -6,7 +6,14 @@ import time
 
 import pytest
 
-from streams.errors import BrokerError, FencedError, OffsetGoneError, TopicMismatchError
+from streams.errors import (
+    AbortedError,
+    BrokerError,
+    FencedError,
+    OffsetGoneError,
+    RefusedError,
+    TopicMismatchError,
+)
 from streams.parts import part_headers
 from streams.record import Outgoing
 from tests.contract.buses import Cluster
@@ -48,6 +55,21 @@ def test_open_and_aborted_records_are_not_read(cluster: Cluster):
         assert {P0: 0} == bus.ends("t")
         transaction.abort()
         assert [b"behind"] == values(read(reader, 1))
+
+
+def test_a_record_that_is_too_large_refuses_its_transaction(cluster: Cluster):
+    """The error says that it never will be written. The next commit may be aborted, once."""
+    cluster.create("t", 1)
+    cluster.limit("t", 1000)
+    bus = cluster.bus()
+    with bus.producer("p") as producer, bus.reader({P0: 0}) as reader:
+        with pytest.raises(RefusedError):
+            producer.commit([record(b"small"), record(b"x" * 5000)])
+        try:
+            producer.commit([record(b"1")])
+        except AbortedError:
+            producer.commit([record(b"1")])
+        assert [b"1"] == values(read(reader, 1))
 
 
 def test_a_newer_producer_fences_the_older(cluster: Cluster):
@@ -251,6 +273,7 @@ def test_a_topic_that_is_not_there_is_named(cluster: Cluster):
     for question in (
         lambda: bus.partitions("no"),
         lambda: bus.topic_ids(["no"]),
+        lambda: bus.settings("no"),
         lambda: bus.ends("no"),
         lambda: bus.consumer("g", ["no"]),
     ):

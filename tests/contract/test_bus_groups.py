@@ -230,3 +230,59 @@ def test_paused_partitions_wait(cluster: Cluster):
         assert 0 == consumer.positions()[P0]
         consumer.pause(frozenset({P1}))
         assert [b"%d" % n for n in range(0, 20, 2)] == values(take(consumer, 10))
+
+
+def test_a_partition_that_moved_on_is_not_committed_by_who_had_it(cluster: Cluster):
+    """A member that has polled since would be believed by the broker, for any partition."""
+    cluster.create("t", 2)
+    bus = cluster.bus()
+    with (
+        bus.producer("p") as producer,
+        bus.consumer("g", ["t"]) as first,
+        bus.consumer("g", ["t"]) as second,
+    ):
+        owned: dict[GroupConsumer, set[Partition]] = {first: set(), second: set()}
+
+        def shared() -> bool | None:
+            for member, partitions in owned.items():
+                polled = member.poll(0, 0.1)
+                partitions.difference_update(polled.revoked)
+                partitions.update(polled.assigned)
+            return True if {1} == {len(p) for p in owned.values()} else None
+
+        within(WAIT_S, shared, "each member has one partition")
+        (mine,), (theirs,) = owned[first], owned[second]
+        with pytest.raises(AbortedError, match="not ours"):
+            producer.commit([record(b"never")], {theirs: Committed(offset=0)}, first)
+        producer.commit([], {mine: Committed(offset=0, metadata="mine")}, first)
+    assert {mine: Committed(offset=0, metadata="mine")} == bus.committed("g", "t")
+
+
+def test_a_consumer_that_never_joined_commits_nothing(cluster: Cluster):
+    """Into a group with a living member; a classic group would take it."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with (
+        bus.producer("p") as producer,
+        bus.consumer("g", ["t"]) as member,
+        bus.consumer("g", ["t"]) as stranger,
+    ):
+        joined(member, partitions=1)
+        with pytest.raises(AbortedError):
+            producer.commit([record(b"never")], {P0: Committed(offset=0)}, stranger)
+    assert {} == bus.committed("g", "t")
+
+
+def test_a_poll_stops_at_its_bytes(cluster: Cluster):
+    """What was fetched may come on top; what was not comes with the next polls, in order."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.producer("p") as producer, bus.consumer("g", ["t"]) as consumer:
+        producer.commit([record(b"%2d" % n + b"x" * 100_000) for n in range(40)])
+        joined(consumer, partitions=1)
+        found = within(
+            WAIT_S, lambda: consumer.poll(40, 0.2, max_bytes=1).records or None, "a record"
+        )
+        assert [b"%2d" % n for n in range(len(found))] == [v[:2] for v in values(found)]
+        rest = take(consumer, 40 - len(found)) if len(found) < 40 else []
+        assert [b"%2d" % n for n in range(40)] == [v[:2] for v in values([*found, *rest])]

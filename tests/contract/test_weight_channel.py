@@ -141,11 +141,26 @@ def test_a_version_without_an_endpoint_of_the_channel_cannot_be_pulled(tmp_path:
 
 
 def test_a_half_written_file_is_never_served(tmp_path: Path) -> None:
-    """What a killed server left behind is removed by the next one."""
-    (tmp_path / "v00000005-aaaaaaaaaaaa.1.tmp").write_bytes(b"torn")
+    """What a killed server left behind is removed by the next one, once that publishes."""
+    torn = tmp_path / "v00000005-aaaaaaaaaaaa.1.tmp"
+    torn.write_bytes(b"torn")
     server = FileWeightServer(tmp_path, keep=1)
     assert list(server.versions()) == []
-    assert list(tmp_path.iterdir()) == []
+    assert torn.exists(), "it may be of a trainer that lives"
+    publish(server, 0)
+    assert (list(server.versions()), torn.exists()) == ([0], False)
+
+
+def test_a_server_removes_nothing_newer_than_its_own(tmp_path: Path) -> None:
+    """A trainer that wakes up beside its successor leaves the successor's versions alone."""
+    old = FileWeightServer(tmp_path, keep=1)
+    publish(old, 1)
+    successor = FileWeightServer(tmp_path, keep=4)
+    for version in (1, 2, 3):
+        publish(successor, version)
+    old.publish(1, weights(1))
+    old.retire(1)
+    assert list(successor.versions()) == [1, 2, 3]
 
 
 def test_a_request_is_answered_at_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo from the command to its last line: killed twice, audited, and resumed."""
+"""The demo from the command to its last line: killed three times, audited, and resumed."""
 
 from __future__ import annotations
 
@@ -54,21 +54,25 @@ def steps(workspace: Workspace) -> list[StepCompleted | TrainerStarted]:
 
 
 def test_it_ends_well(finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]) -> None:
-    """Exit status 0, and both kills of the demo happened in front of the user."""
+    """Exit status 0, and all kills of the demo happened in front of the user."""
     _, done = finished_run
     assert 0 == done.returncode, done.stdout
     killed = re.findall(r"KILLED (\S+) \(process \d+\) with SIGKILL after step (\d+)", done.stdout)
-    assert ["rollout-0", "logprob-0"] == [worker for worker, _ in killed]
+    assert ["rollout-0", "logprob-0", "trainer-0"] == [worker for worker, _ in killed]
 
 
 def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
-    """Accuracy before and after, where every sample is, where the report is, what to try next."""
-    accuracy, fates, outcome, *paths = lines[-10:-4]
+    """Accuracy before and after, where every sample is, what was done again, what to try next."""
+    accuracy, fates, redone, outcome, *paths = lines[-11:-4]
     assert re.fullmatch(
         r"held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d \(version 12\)", accuracy
     )
-    assert fates.startswith("2 processes killed, ")
+    assert fates.startswith("3 processes killed, ")
     assert fates.endswith("; lost 0, trained twice 0 (read from the log)")
+    again = re.fullmatch(r"steps 1 to (\d+) were done again .*: (\d+) of (\d+) .* equal", redone)
+    assert again is not None, redone
+    assert 10 <= int(again[1]) < STEPS_AT_FIRST
+    assert again[1] == again[2] == again[3]
     assert "run demo: complete" == outcome
     assert ["report:", "curve:", "logs:"] == [path.split()[0] for path in paths]
     assert "try next:" == lines[-4]
@@ -139,9 +143,12 @@ def test_a_finished_run_goes_on(workspace: Workspace) -> None:
 
     log = steps(workspace)
     made = [(event.step, event.epoch) for event in log if isinstance(event, StepCompleted)]
-    assert [(n, 1 if n <= STEPS_AT_FIRST else 2) for n in range(1, 15)] == made
     claims = [(c.epoch, c.next_step) for c in log if isinstance(c, TrainerStarted)]
-    assert [(1, 1), (2, STEPS_AT_FIRST + 1)] == claims
+    (_, first), (_, killed_at), (_, resumed_at) = claims
+    assert [1, 2, 3] == [epoch for epoch, _ in claims]
+    assert (1, STEPS_AT_FIRST + 1) == (first, resumed_at)
+    epochs = [1 + (n >= killed_at) + (n >= resumed_at) for n in range(1, 15)]
+    assert list(zip(range(1, 15), epochs, strict=True)) == made
     report = audit(workspace)
     assert (14, 14 * SAMPLES_PER_STEP, 0, 0) == tuple(
         report[name] for name in ("steps", "trained", "lost", "trained_twice")

@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams.audit import Auditor, Hanging
+    from streams.audit_report import Breach
+    from workers.config import RunConfig
+
+FOLLOW_EVERY_S = 5.0
+DONE = "done"  # the trainer's last heartbeat says so
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,12 +41,24 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="SECONDS",
         help="how long a breach may take to heal while transactions are open (default: 35)",
     )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="audit a live run again and again; ends at the first breach or with the run",
+    )
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=FOLLOW_EVERY_S,
+        metavar="SECONDS",
+        help=f"pause between the rounds of --follow (default: {FOLLOW_EVERY_S:g})",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log keeps its promises, else 1."""
-    from streams.audit import SETTLE_S, audit
+    from streams.audit import SETTLE_S, Auditor
     from workers.attach import attached
     from workers.config_load import load
 
@@ -42,7 +66,46 @@ def run(args: argparse.Namespace) -> int:
     if args.bootstrap:
         overrides += ["--broker.bootstrap", args.bootstrap]
     settle_s = SETTLE_S if args.settle is None else args.settle
-    with attached(load(args.config, overrides)) as bus:
-        report = audit(bus, settle_s=settle_s)
-    print(report.to_json() if args.json else report.text())
+    config = load(args.config, overrides)
+    with attached(config) as bus, Auditor(bus, hanging=_hanging(config)) as auditor:
+        if args.follow:
+            return follow(auditor, settle_s, args.every, as_json=args.json)
+        report = auditor.round(settle_s)
+    show(report.to_json() if args.json else report.text())
     return 0 if report.ok else 1
+
+
+def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) -> int:
+    """Round after round, a line each, until a breach (1), the end of the run or Ctrl-C (0)."""
+    number = 0
+    try:
+        while True:
+            number += 1
+            report = auditor.round(settle_s)
+            line = f"round {number}: {'ok' if report.ok else 'BREACH'}, {report.line()}"
+            show(report.to_json(indent=None) if as_json else line)
+            if not report.ok:
+                if not as_json:
+                    show(report.text())
+                return 1
+            if report.trainer_state == DONE:
+                return 0
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        return 0
+
+
+def show(text: str) -> None:
+    """Print at once, also into a pipe."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _hanging(config: RunConfig) -> Hanging:
+    def ask() -> Sequence[Breach]:
+        from streams.kafka_transactions import hanging
+        from workers.bootstrap import bootstrap_of, client_options
+
+        return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
+
+    return ask

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from workers.config import RunConfig
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,17 +16,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Do it; `list` answers 1 if a topic is missing."""
     from streams.admin import apply, listing
+    from workers.bootstrap import bootstrap_of, client_options, topic_plan
     from workers.config_load import load
 
     config = load(args.config, args.overrides)
-    bootstrap = _bootstrap(config)
+    bootstrap, options = bootstrap_of(config), client_options(config)
     if args.action == "apply":
-        from workers.bootstrap import topic_plan
-
-        created = apply(bootstrap, config.run.id, topic_plan(config))
+        created = apply(bootstrap, config.run.id, topic_plan(config), options)
         print("\n".join(f"created {name}" for name in created) or "nothing was missing")
         return 0
-    rows = listing(bootstrap, config.run.id)
+    rows = listing(bootstrap, config.run.id, options)
     print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
     for row in rows:
         print(
@@ -40,20 +34,3 @@ def run(args: argparse.Namespace) -> int:
             f"{', '.join(row.written_by)} -> {', '.join(row.read_by)}"
         )
     return 0 if all(row.partitions for row in rows) else 1
-
-
-def _bootstrap(config: RunConfig) -> str:
-    """The configured broker, else the embedded one of the run's folder, which must live."""
-    from streams.broker import EmbeddedBroker
-    from streams.errors import ConfigError
-
-    if config.broker.bootstrap:
-        return config.broker.bootstrap
-    folder = Path(config.folder) / "broker"
-    state = EmbeddedBroker(folder).status()
-    if state is None:
-        raise ConfigError(
-            f"broker.bootstrap is empty and no broker runs in {folder}; "
-            f"start one with `rlstreams broker start --dir {folder}`"
-        )
-    return state.bootstrap

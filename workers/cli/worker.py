@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workers.config import RunConfig
 
+EXIT_S = 10.0  # a forward or a step that never returns does not keep a failed process alive
+BROKER_S = 60.0  # longest wait for a broker that is being started again
 ROLES = ("prompts", "rollout", "logprob", "trainer")
 
 
@@ -26,8 +28,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="store_true",
         help="the predecessor is known to be dead: a trainer does not watch its lease",
     )
-    # Set by `up`: the id that its reports carry, and a pipe that closes when `up` is gone.
+    # Set by `up`: the id that its reports carry, a pipe that closes when `up` is gone, and where
+    # it is to die on purpose.
     parser.add_argument("--instance", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
     parser.add_argument("--supervisor-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
@@ -47,9 +51,13 @@ def run(args: argparse.Namespace) -> int:
     # Before torch is imported: it reads them once.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
-    from workers.bootstrap import make_role, open_bus
+    from workers.bootstrap import arm_crash_point, await_broker, make_role, open_bus
+    from workers.stall import end_within, turn_limit_s
 
     try:
+        arm_crash_point(args.crash_at)
+        if args.supervisor_fd >= 0:
+            await_broker(config, BROKER_S)
         with open_bus(config) as bus:
             context = Context(
                 config=config,
@@ -59,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
                 instance=args.instance or uuid.uuid4().hex,
                 takeover=args.takeover,
             )
-            runtime.run(make_role(context), stop)
+            runtime.run(make_role(context), stop, turn_s=turn_limit_s(config))
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
         runtime.explain(err)
-        return runtime.exit_status(err)
+        status = runtime.exit_status(err)
+        end_within(EXIT_S, status)
+        return status
     return runtime.Exit.DONE
 
 

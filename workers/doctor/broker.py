@@ -7,29 +7,40 @@ from collections.abc import Iterator
 from streams.admin import version_warning
 from streams.kafka_facts import BrokerFacts, broker_facts
 from streams.topic import Retention, Topic
-from streams.topics import TOPICS
-from workers.bootstrap import topic_plan
+from streams.topic_plan import FLUSH
+from streams.topics import STEPS, TOPICS
+from workers.bootstrap import client_options, open_bus, topic_plan
 from workers.config import RunConfig
 from workers.doctor.check import Check, fail, ok, warn
+from workers.doctor.kept import kept_check
 
 SLOW_RECOVERY_S = 10.0
+SETTLE_S = 5.0  # beyond its timeout, for the broker's own clean-up
+LOW_DISK_BYTES = 1_000_000_000
 TRANSACTION_MS = 30_000  # `transaction.timeout.ms` of our producers
 PART_BYTES = 1_000_000  # a part of a record, with its headers
 _ADVICE_4_X = "use Apache Kafka 4.2.1, or leave broker.bootstrap empty for the embedded one"
 
 
 def broker_checks(bootstrap: str, config: RunConfig) -> Iterator[Check]:
-    """Version, groups, transactions, expected recovery, topics, retention.
+    """Version, groups, transactions, expected recovery, disk, topics, durability, retention.
 
     Raises:
         BrokerError: it cannot be reached, or refused.
+        DeadlineError: it stopped delivering.
     """
-    facts = broker_facts(bootstrap, config.run.id)
+    facts = broker_facts(bootstrap, config.run.id, client_options(config))
     yield version_check(bootstrap, facts)
     yield protocol_check(facts)
     yield recovery_check(facts)
+    yield transactions_check(facts)
+    yield disk_check(facts)
     yield replication_check(facts, config)
+    yield durability_check(facts, config)
     yield from topic_checks(facts, config)
+    if STEPS.name in facts.topics:
+        with open_bus(config) as bus:
+            yield kept_check(bus, facts, config.trainer.checkpoint_every)
 
 
 def version_check(bootstrap: str, facts: BrokerFacts) -> Check:
@@ -86,6 +97,67 @@ def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
     if wanted == 1:
         return ok("replicas", f"{found}: survives killed processes, not a lost disk")
     return ok("replicas", found)
+
+
+def transactions_check(facts: BrokerFacts) -> Check:
+    """An open transaction older than its timeout is one that nobody will end."""
+    hanging = [t for t in facts.transactions if t.age_s > TRANSACTION_MS / 1000 + SETTLE_S]
+    if not hanging:
+        return ok("transactions", f"none hangs; {len(facts.transactions)} are open just now")
+    found = "; ".join(
+        f"{t.partition} from offset {t.first_offset} on, for {t.age_s:.0f} s, by "
+        f"{t.transactional_id or 'an id that no coordinator knows'} (producer {t.producer_id})"
+        for t in hanging
+    )
+    return fail(
+        "transactions", f"readers are held back by transactions that nobody ends: {found}",
+        "`kafka-transactions.sh describe --transactional-id ID`, and unless its state is "
+        "CompleteCommit `kafka-transactions.sh abort --topic T --partition P --start-offset N`; "
+        "then `rlstreams audit`",
+    )  # fmt: skip
+
+
+def disk_check(facts: BrokerFacts) -> Check:
+    """What the broker has left, against what this run has written so far."""
+    held = sum(kept.num_bytes for topic in facts.topics.values() for kept in topic.kept.values())
+    if facts.disk_free_bytes < 0:
+        return ok("broker disk", f"the broker does not say; the run holds {held / 1e6:.0f} MB")
+    found = f"{facts.disk_free_bytes / 1e9:.1f} GB free, the run holds {held / 1e6:.0f} MB"
+    advice = "a full disk stops the broker: free some, or lower the topics' retention.bytes"
+    if facts.disk_free_bytes < LOW_DISK_BYTES:
+        return fail("broker disk", found, advice)
+    return (
+        warn("broker disk", found, advice) if facts.disk_free_bytes < held
+        else ok("broker disk", found)
+    )  # fmt: skip
+
+
+def durability_check(facts: BrokerFacts, config: RunConfig) -> Check:
+    """What an acknowledged record outlives: `min.insync.replicas` and forced writes."""
+    section = config.broker
+    plan = topic_plan(config)
+    lax = [
+        f"{config.run.id}.{topic.name} has {name}={facts.topics[topic.name].settings.get(name)}"
+        for topic in TOPICS
+        if topic.name in facts.topics
+        for name, value in plan.settings(topic).items()
+        if name in ("min.insync.replicas", FLUSH)
+        and facts.topics[topic.name].settings.get(name) != value
+    ]
+    if lax:
+        return fail(
+            "durability", f"{'; '.join(lax)}: less than the configuration promises",
+            "`rlstreams topics apply` sets flush.messages; set min.insync.replicas=2 yourself",
+        )  # fmt: skip
+    if section.fsync:
+        return ok("durability", "every batch is on disk before it is acknowledged (broker.fsync)")
+    if section.replication >= 3:
+        return ok("durability", "an acknowledged record lies on two brokers at least")
+    return ok(
+        "durability",
+        "one copy, not forced to disk: survives killed processes, not a power cut "
+        "(broker.fsync = true does)",
+    )
 
 
 def topic_checks(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:

@@ -120,6 +120,10 @@ class Engine(Protocol):
     def policy_version(self) -> int:
         """The version that it holds, or NO_VERSION."""
 
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled since it was made, those of requests that never end included."""
+
     def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
         """The sample's segments, as they end.
 

@@ -118,6 +118,11 @@ class BuiltinEngine:
         """The version that it holds, or NO_VERSION."""
         return self._scheduler.held.policy_version
 
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled since it was made."""
+        return self._scheduler.num_sampled
+
     async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
         """The sample's segments, as they end; see `Engine.generate`."""
         check_request(request, self._vocab_size, self._max_tokens)

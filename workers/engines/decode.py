@@ -150,6 +150,7 @@ class Decoder:
         capture_experts: bool,
     ) -> None:
         self.running: list[Generation] = []
+        self.num_sampled = 0
         self._model = model
         self._cache = SlotCache(slots)
         self._end = 0  # all running sequences' next column
@@ -240,6 +241,7 @@ class Decoder:
         pairs = zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True)
         for sequence, token_id, logprob in pairs:
             sequence.append(token_id, logprob)
+        self.num_sampled += len(rows)
 
     def _keep_experts(self, rows: list[Generation], experts_BTLK: torch.Tensor) -> None:
         """Each sequence keeps the rows of its own tokens that no earlier segment has."""

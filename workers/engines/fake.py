@@ -104,6 +104,7 @@ class FakeEngine:
         self._deadline_s = deadline_s
         self._table: torch.Tensor | None = None
         self._held = (NO_VERSION, "")
+        self._num_sampled = 0
         self._running: list[_Request] = []
         self._waiting: list[_Request] = []
         self._paused = self._draining = self._closed = False
@@ -117,6 +118,11 @@ class FakeEngine:
     def policy_version(self) -> int:
         """The version that it holds, or NO_VERSION."""
         return self._held[0]
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled since it was made."""
+        return self._num_sampled
 
     async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
         """The sample's segments; see `Engine.generate`."""
@@ -178,6 +184,7 @@ class FakeEngine:
         ids_N, logprobs_N = sample(self._table[mine.token_ids[-1]][None], draw)
         mine.token_ids.append(int(ids_N))
         mine.logprobs.append(float(logprobs_N))
+        self._num_sampled += 1
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
         """Hold `published`; what was held stays if the pull fails."""

@@ -71,6 +71,11 @@ class Scheduler:
         return len(self._decoder.running)
 
     @property
+    def num_sampled(self) -> int:
+        """Tokens so far."""
+        return self._decoder.num_sampled
+
+    @property
     def can_turn(self) -> bool:
         """Whether `turn` has something to do."""
         if self._paused or self.held.policy_version == NO_VERSION:

@@ -17,11 +17,13 @@ from schemas.events import (
 )
 from streams.bus import Bus
 from streams.codec import now_ms, outgoing
-from streams.record import Outgoing, Record
+from streams.crash_points import CrashPoint, reach
+from streams.record import Outgoing, Position, RawRecord, Record
 from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from workers.context import Context
-from workers.dead_letters import dead_letter
-from workers.engines.base import EngineError, Scorer
+from workers.dead_letters import Reason, dead_letter
+from workers.engines.base import Scorer
+from workers.logprob.bisect import score_in_halves
 from workers.logprob.scoring import Load, num_tokens, plan_anchors, score_window
 from workers.logprob.versions import Anchor
 from workers.policy import PolicyFollower
@@ -31,7 +33,7 @@ from workers.stage import Finished, StageLoop
 from workers.validation import check_trajectory
 from workers.weights.channel import Pulled, WeightChannel, WeightError
 
-Scored = ScoredTrajectory | EngineError
+Scored = ScoredTrajectory | Exception  # why it could not be scored
 ANNOUNCEMENT_DEADLINE_S = 30.0
 
 
@@ -65,6 +67,7 @@ class LogprobStage:
         self._pull: _Pull | None = None
         self._pending: list[Record[Trajectory]] = []
         self._pending_since = 0.0
+        self._unannounced: dict[Position, float] = {}  # since when a record waits for its version
         self._window: tuple[list[Record[Trajectory]], Future[list[Scored]]] | None = None
         self._passed: list[Finished] = []
         self._busy_s = 0.0
@@ -103,6 +106,11 @@ class LogprobStage:
         if self._window is None and self._pull is None and self._is_due():
             self._start()
         return finished
+
+    def probing(self, raw: RawRecord, tries: int) -> None:
+        """Count it; the report is also what shows the supervisor that this worker came so far."""
+        self._reporter.count(probes=1)
+        self._reporter.state("probing", f"{raw.position}, begun {tries} times before")
 
     def announcements(self) -> Sequence[Outgoing]:
         """Pulls and reports."""
@@ -172,11 +180,10 @@ class LogprobStage:
 
     def _start(self) -> None:
         """Score what the held versions can score; pull what the oldest record still needs."""
-        oldest = self._pending[0]
-        unknown = _newest_version(oldest.event) - self._follower.view.newest_version
-        if unknown > 0:
-            self._await_announcement(oldest)
+        announced = self._announced()
+        if not announced:
             return
+        oldest = announced[0]
         held = set(self._scorer.versions)
         missing = sorted(self._wanted(oldest.event, held) - held)
         if missing:
@@ -184,28 +191,34 @@ class LogprobStage:
             assert published is not None  # `_wanted` names served versions only
             self._start_pull(published)
             return
-        newest = self._follower.view.newest_version
-        window = [
-            r
-            for r in self._pending
-            if _newest_version(r.event) <= newest and self._wanted(r.event, held) <= held
-        ]
+        window = [r for r in announced if self._wanted(r.event, held) <= held]
         taken = {record.position for record in window}
         self._pending = [r for r in self._pending if r.position not in taken]
         self._pending_since = time.monotonic()
         anchors = plan_anchors([record.event for record in window], held, set())
+        reach(CrashPoint.FORWARD_BEFORE)
         self._window = (window, self._compute.submit(self._score, window, anchors))
 
-    def _await_announcement(self, record: Record[Trajectory]) -> None:
-        """A sampler may know a version a moment before we do; one that never comes is poison."""
-        if time.monotonic() - self._pending_since < ANNOUNCEMENT_DEADLINE_S:
-            return
-        self._pending.remove(record)
-        detail = (
-            f"policy version {_newest_version(record.event)} was not announced within "
-            f"{ANNOUNCEMENT_DEADLINE_S:g} s; the newest is {self._follower.view.newest_version}"
-        )
-        self._passed.append(self._dead(record, "validation", detail))
+    def _announced(self) -> list[Record[Trajectory]]:
+        """Pending records whose versions are known here, oldest first.
+
+        A sampler may know a version a moment before we do. One that never comes is poison: its
+        record waits alone, up to a deadline, and holds nobody up.
+        """
+        newest, now = self._follower.view.newest_version, time.monotonic()
+        waiting = [r for r in self._pending if _newest_version(r.event) > newest]
+        since = {r.position: self._unannounced.get(r.position, now) for r in waiting}
+        overdue = [r for r in waiting if now - since[r.position] >= ANNOUNCEMENT_DEADLINE_S]
+        for record in overdue:
+            self._pending.remove(record)
+            del since[record.position]
+            detail = (
+                f"policy version {_newest_version(record.event)} was not announced within "
+                f"{ANNOUNCEMENT_DEADLINE_S:g} s; the newest is {newest}"
+            )
+            self._passed.append(self._dead(record, Reason.VALIDATION, detail))
+        self._unannounced = since
+        return [r for r in self._pending if r.position not in since]
 
     def _wanted(self, trajectory: Trajectory, held: set[int]) -> set[int]:
         """Versions to score it under; one with more versions than fit takes what is held."""
@@ -229,26 +242,19 @@ class LogprobStage:
     def _score(
         self, window: list[Record[Trajectory]], anchors: Mapping[int, Anchor]
     ) -> list[Scored]:
-        """In the compute thread. A window that fails is tried record by record."""
+        """In the compute thread."""
+
+        def score(records: Sequence[Record[Trajectory]]) -> Sequence[tuple[SegmentScore, ...]]:
+            events = [record.event for record in records]
+            budget = self._config.token_budget
+            return score_window(events, anchors, self._loads, self._scorer, budget)
+
         started_s = time.monotonic()
-        try:
-            scores: list[tuple[SegmentScore, ...] | EngineError] = list(
-                score_window(
-                    [record.event for record in window],
-                    anchors,
-                    self._loads,
-                    self._scorer,
-                    self._config.token_budget,
-                )
-            )
-        except EngineError as err:
-            if len(window) > 1:
-                return [scored for record in window for scored in self._score([record], anchors)]
-            scores = [err]
+        scores = score_in_halves(window, score)
         self._busy_s += time.monotonic() - started_s
         return [
-            score if isinstance(score, EngineError) else self._scored(record, score)
-            for record, score in zip(window, scores, strict=True)
+            found if isinstance(found, Exception) else self._scored(record, found)
+            for record, found in zip(window, scores, strict=True)
         ]
 
     def _scored(
@@ -268,6 +274,7 @@ class LogprobStage:
         self, window: list[Record[Trajectory]], future: Future[list[Scored]]
     ) -> list[Finished]:
         results = future.result()
+        reach(CrashPoint.FORWARD_AFTER)
         tokens = sum(num_tokens(record.event) for record in window)
         self._reporter.count(samples=len(window), tokens=tokens, windows=1, busy_s=self._busy_s)
         self._busy_s = 0.0
@@ -279,7 +286,8 @@ class LogprobStage:
     def _output(self, record: Record[Trajectory], result: Scored) -> Outgoing:
         if isinstance(result, ScoredTrajectory):
             return outgoing(SCORED, result)
-        return self._dead(record, "scoring", str(result)).outputs[0]
+        detail = f"{type(result).__name__}: {result}"
+        return self._dead(record, Reason.SCORING, detail).outputs[0]
 
     def _dead(self, record: Record[Trajectory], reason: str, detail: str) -> Finished:
         letter = dead_letter(
@@ -300,4 +308,6 @@ def _newest_version(trajectory: Trajectory) -> int:
 
 def make_worker(context: Context, bus: Bus, scorer: Scorer, channel: WeightChannel) -> StageLoop:
     """The role, ready to run."""
-    return StageLoop(context, bus, LogprobStage(context, bus, scorer, channel), TRAJECTORIES.name)
+    stage = LogprobStage(context, bus, scorer, channel)
+    interval_s = context.config.logprob.commit_interval_s
+    return StageLoop(context, bus, stage, TRAJECTORIES.name, interval_s=interval_s)

@@ -1,19 +1,18 @@
-"""What was issued, as a fold of the topic `prompts`, and the events of what is issued next."""
+"""The events of what is issued next: a group or an evaluation, made from rows."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from schemas.events import EVALUATE, NO_VERSION, TRAIN, Prompt, Tensor
-from streams.codec import decoded, now_ms
+from schemas.events import EVALUATE, TRAIN, Prompt, Tensor
+from streams.codec import now_ms
 from streams.errors import ConfigError
-from streams.record import ID_HEADER, PURPOSE_HEADER, RawRecord
-from workers.prompts.dataset import ChatMessages, Dataset, Order, Row
+from workers.prompts.dataset import ChatMessages, Dataset, Row
 
 SPARE_TOKENS = 16  # special tokens that a tokenizer may add around a text
 
@@ -27,128 +26,6 @@ class PromptEncoder(Protocol):
 
     def encode_prompt(self, prompt: str | ChatMessages) -> list[int]:
         """Token ids, special tokens included; the chat template is applied to messages."""
-
-
-@dataclass(slots=True)
-class _Group:
-    prompt: Prompt  # any sample of it
-    samples: set[int]
-
-
-class Issued:
-    """Which groups and evaluations the topic holds. Fold all of its records, then `settle`.
-
-    Records are decoded once per group: their headers tell the rest.
-    """
-
-    def __init__(self) -> None:
-        self._groups: dict[int, _Group] = {}  # torn so far
-        self._whole: set[int] = set()
-        self._newest_rows: tuple[int, set[int]] = (0, set())
-        self._next_number = 0
-        self._free: list[int] = []
-        self.replaced: set[str] = set()  # groups that have a replacement
-        self.position = 0  # in the training order: of the next new group
-        self.evaluated_version = NO_VERSION
-        self.evaluated_rows: set[int] = set()  # of that version
-
-    def apply(self, raw: RawRecord) -> None:
-        """Fold one record.
-
-        Raises:
-            schemas.DecodeError: not a prompt.
-        """
-        group_id, sample, _ = raw.headers.get(ID_HEADER, b"//").decode().split("/")
-        if raw.headers.get(PURPOSE_HEADER) == EVALUATE.encode():
-            self._evaluation(group_id)
-        elif int(group_id) not in self._whole:
-            self._training(int(group_id), int(sample), raw)
-
-    def settle(self, order: Order) -> Sequence[Prompt]:
-        """End the fold: samples that a torn transaction left out, to be written again.
-
-        A group of which nothing is left gives its number to the next new one.
-        """
-        known = self._whole | self._groups.keys()
-        self._next_number = max(known, default=-1) + 1
-        self._free = sorted(set(range(self._next_number)) - known, reverse=True)
-        epoch, rows = self._newest_rows
-        self.position = order.after(epoch, rows)
-        torn = [
-            dataclasses.replace(group.prompt, sample=sample)
-            for _, group in sorted(self._groups.items())
-            for sample in range(group.prompt.group_size)
-            if sample not in group.samples
-        ]
-        self._groups.clear()
-        self._whole.clear()
-        return torn
-
-    def forget(self, is_closed: Callable[[int], bool]) -> None:
-        """A missing group that is closed was not torn but removed by retention: keep its number."""
-        self._free = [number for number in self._free if not is_closed(number)]
-
-    @property
-    def num_groups(self) -> int:
-        """Training groups issued."""
-        return self._next_number - len(self._free)
-
-    @property
-    def highest(self) -> int:
-        """The highest group number issued; -1 if none was."""
-        return self._next_number - 1
-
-    def numbers(self, count: int) -> list[int]:
-        """Numbers for the next `count` groups; nothing is taken yet."""
-        reused = self._free[::-1][:count]
-        fresh = range(self._next_number, self._next_number + count - len(reused))
-        return [*reused, *fresh]
-
-    def take(self, groups: Sequence[PlannedGroup]) -> None:
-        """These groups are committed."""
-        for group in groups:
-            if self._free and self._free[-1] == group.number:
-                self._free.pop()
-            else:
-                self._next_number = group.number + 1
-            if group.replaces is None:
-                self.position += 1
-            else:
-                self.replaced.add(group.replaces)
-
-    def evaluate(self, version: int, rows: Sequence[int]) -> None:
-        """The evaluation of `version` on `rows` is committed."""
-        if version != self.evaluated_version:
-            self.evaluated_version, self.evaluated_rows = version, set()
-        self.evaluated_rows.update(rows)
-
-    def _evaluation(self, group_id: str) -> None:
-        version, _, row = group_id.removeprefix("e").partition("-")
-        if int(version) >= self.evaluated_version:
-            self.evaluate(int(version), [int(row)])
-
-    def _training(self, number: int, sample: int, raw: RawRecord) -> None:
-        group = self._groups.get(number)
-        if group is None:
-            event = decoded(raw).event
-            if not isinstance(event, Prompt):
-                raise ConfigError(f"{raw.position} holds {type(event).__name__}, not Prompt")
-            group = self._groups[number] = _Group(event, set())
-            self._note(event)
-        group.samples.add(sample)
-        if len(group.samples) == group.prompt.group_size:
-            self._whole.add(number)
-            del self._groups[number]
-
-    def _note(self, event: Prompt) -> None:
-        if event.replaces is not None:
-            self.replaced.add(event.replaces)
-            return
-        epoch, rows = self._newest_rows
-        if event.dataset_epoch > epoch:
-            self._newest_rows = (event.dataset_epoch, {event.row})
-        elif event.dataset_epoch == epoch:
-            rows.add(event.row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

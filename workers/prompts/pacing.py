@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from schemas.events import (
     NO_VERSION,
     ClosedGroups,
+    DroppedGroup,
     Event,
     GroupsDropped,
     RedoDrifted,
@@ -25,7 +26,7 @@ class Replacement:
     """A dropped group whose row is to be issued again."""
 
     replaces: str
-    row: int
+    row: int  # -1: no event could name it; the group's own prompts do
     dataset_epoch: int
     replacement: int  # of the new group: how often the row was replaced, this time included
 
@@ -41,7 +42,9 @@ class Ledger:
         self._max_replacements = max_replacements
         self._epoch = -1
         self._above: set[int] = set()
-        self._dropped: set[str] = set()
+        self._dropped: dict[str, DroppedGroup] = {}
+        self._asked: set[str] = set()
+        self._due: set[str] = set()  # ever put into `to_replace`
         self.watermark = 0  # every group below it is closed
         self.last_step = 0
         self.step_target = 0
@@ -57,6 +60,16 @@ class Ledger:
             is_void = event.epoch < self._epoch
             if not is_void:
                 self._fold(event)
+
+    def ask(self, group_id: str) -> None:
+        """An operator wants this group's row once more, whatever the limits on replacing say.
+
+        It counts once the group is dropped, before or after this call. A trained group is never
+        issued again, and a group is replaced at most once.
+        """
+        self._asked.add(group_id)
+        if group_id in self._dropped:
+            self._replace(self._dropped[group_id])
 
     @property
     def started(self) -> bool:
@@ -117,17 +130,23 @@ class Ledger:
 
     def _drop(self, event: GroupsDropped) -> None:
         for group in event.groups:
+            self._dropped.setdefault(group.group_id, group)
             again = not group.permanent and group.replacement < self._max_replacements
-            if again and group.group_id not in self._dropped:
-                self._dropped.add(group.group_id)
-                self.to_replace.append(
-                    Replacement(
-                        replaces=group.group_id,
-                        row=group.row,
-                        dataset_epoch=group.dataset_epoch,
-                        replacement=group.replacement + 1,
-                    )
-                )
+            if again or group.group_id in self._asked:
+                self._replace(group)
+
+    def _replace(self, group: DroppedGroup) -> None:
+        if group.group_id in self._due:
+            return
+        self._due.add(group.group_id)
+        self.to_replace.append(
+            Replacement(
+                replaces=group.group_id,
+                row=group.row,
+                dataset_epoch=group.dataset_epoch,
+                replacement=group.replacement + 1,
+            )
+        )
 
 
 def evaluation_due(ledger: Ledger, every: int, last: int) -> int | None:

@@ -1,6 +1,6 @@
 """The role `prompts`: turns rows into samples to roll out; the single pacer of a run.
 
-Consumes: the data set, `steps`, `control`.
+Consumes: the data set, `steps`, `control`, and what operators ask for in `dead-letters`.
 Produces: `prompts` (all samples of a group in one transaction, to one partition).
 Waits for: the trainer's claim, then for closed groups.
 Unblocked by: `TrainerStarted`, `StepCompleted` and `GroupsDropped`, all from the trainer; it
@@ -10,21 +10,23 @@ commits drops without waiting for a step, so that the two never wait for each ot
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.events import NO_VERSION, Prompt
-from streams.bus import Bus
-from streams.codec import decoded, outgoing
-from streams.errors import AbortedError, BrokerError, ConfigError, DeadlineError
+from streams.codec import outgoing
+from streams.crash_points import CrashPoint, reach
+from streams.errors import AbortedError, BrokerError, ConfigError
 from streams.record import Outgoing
 from streams.topics import PROMPTS, STEPS
 from workers.context import Context
 from workers.control import RUNNING, ControlFollower
+from workers.foreign import ForeignRecords
 from workers.prompts.dataset import Dataset, Order
-from workers.prompts.issue import Issued, PlannedGroup, PromptEncoder, PromptWriter
+from workers.prompts.issue import PlannedGroup, PromptEncoder, PromptWriter
+from workers.prompts.issued import Issued, read_issued
 from workers.prompts.pacing import Ledger, evaluation_due
+from workers.prompts.replacing import Replacements
 from workers.reporter import Reporter
 
 POLL_S = 0.05
@@ -59,7 +61,7 @@ class PromptsWorker:
         self._held_out_rows = range(min(limit, len(held_out or ())))
         self._order = Order(config.run.seed, len(train))
         self._ledger = Ledger(config.prompts.max_replacements)
-        self._issued = Issued()
+        self._foreign = ForeignRecords(context.worker)
         self._reporter = Reporter(context)
         self._poll_s = poll_s
         self._draining = False
@@ -68,20 +70,28 @@ class PromptsWorker:
         self._connect(context)
 
     def _connect(self, context: Context) -> None:
-        bus = context.bus
+        bus, deadline_s = context.bus, self._config.deadlines.commit_s
         self._num_partitions = bus.partitions(PROMPTS.name)
+        self._issued = Issued(self._config.run.seed, self._num_partitions)
         # The producer comes first: it fences a predecessor, whose records are final from here on.
         self._producer = bus.producer(context.transactional_id)
-        read_issued(bus, self._issued, self._config.deadlines.commit_s)
+        read_issued(bus, self._issued, deadline_s, self._foreign.note)
         self._torn = self._issued.settle(self._order)
         self._steps = bus.reader(bus.beginnings(STEPS.name))
         self._history = bus.ends(STEPS.name)  # nothing is issued before it is read up to here
+        self._replacements = Replacements(
+            bus, self._config.run.id, self._ledger, self._foreign, deadline_s
+        )
         self._control = ControlFollower(bus)
 
     def turn(self) -> None:
-        """Fold what `steps` brought, issue what is due."""
-        for raw in self._steps.poll(MAX_POLL, self._poll_s):
-            self._ledger.apply(decoded(raw).event)
+        """Fold what `steps` and operators brought, issue what is due."""
+        reach(CrashPoint.POLL_BEFORE)
+        raws = self._steps.poll(MAX_POLL, self._poll_s)
+        reach(CrashPoint.POLL_AFTER)
+        for record in self._foreign.readable(raws):
+            self._ledger.apply(record.event)
+        self._replacements.poll()
         self._check_closed()
         why_not = self._why_not_issue()
         issued = why_not == "" and self._issue()
@@ -109,6 +119,7 @@ class PromptsWorker:
         if self.done:
             self._commit(self._reporter.farewell())
         self._control.close()
+        self._replacements.close()
         self._steps.close()
         self._producer.close()
 
@@ -193,20 +204,7 @@ class PromptsWorker:
             self._config.trainer.groups_per_step,
         )
         numbers = self._issued.numbers(min(room, GROUPS_PER_COMMIT))
-        replaced, due = self._issued.replaced, self._ledger.to_replace
-        while due and due[0].replaces in replaced:
-            due.popleft()
-        groups = [
-            PlannedGroup(
-                number=number,
-                row=again.row,
-                dataset_epoch=again.dataset_epoch,
-                replaces=again.replaces,
-                replacement=again.replacement,
-            )
-            for number, again in zip(numbers, due, strict=False)
-            if again.replaces not in replaced
-        ]
+        groups = self._replacements.planned(numbers, self._issued.replaced)
         for index, number in enumerate(numbers[len(groups) :]):
             epoch, row = self._order.at(self._issued.position + index)
             groups.append(PlannedGroup(number=number, row=row, dataset_epoch=epoch))
@@ -231,31 +229,6 @@ class PromptsWorker:
             return False
         self._aborts = 0
         return True
-
-
-def read_issued(bus: Bus, issued: Issued, deadline_s: float) -> None:
-    """Fold the whole topic `prompts` up to its last stable offset.
-
-    Raises:
-        DeadlineError: nothing came for `deadline_s`.
-    """
-    ends = bus.ends(PROMPTS.name)
-    until_s = time.monotonic() + deadline_s
-    with bus.reader(bus.beginnings(PROMPTS.name)) as reader:
-        while True:
-            positions = reader.positions()
-            left = {p: end for p, end in ends.items() if positions.get(p, 0) < end}
-            if not left:
-                return
-            if time.monotonic() > until_s:
-                partition, end = next(iter(left.items()))
-                raise DeadlineError(
-                    f"reading {partition} from the broker: at offset {positions.get(partition)} "
-                    f"of {end}, and nothing came for {deadline_s:g} s"
-                )
-            for raw in reader.poll(MAX_POLL, POLL_S):
-                issued.apply(raw)
-                until_s = time.monotonic() + deadline_s
 
 
 def _tokenizer(model_path: str) -> PromptEncoder:

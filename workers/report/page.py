@@ -11,7 +11,7 @@ from streams.audit_report import AuditReport
 from streams.views import Answer, StepPoint, ViewState
 from workers.report.style import CSS
 from workers.report.svg import Frame, Series, bars, legend, line_chart, number
-from workers.viewing import KillMark, clock, spell, spelled, step_seconds
+from workers.viewing import KillMark, clock, redone_lines, spell, spelled, step_seconds
 
 STEP = "optimizer step"
 _SMOOTH = 5  # steps that throughput is averaged over
@@ -45,6 +45,7 @@ class ReportInput:
     audit: AuditReport | None = None
     kills: Sequence[KillMark] = ()
     made_at: str = ""  # when the page was made, as text
+    stopped: str = ""  # why the run stopped before its end; empty: it did not, or goes on
     decode: Callable[[Sequence[int]], str] = field(default=spell)
 
 
@@ -91,6 +92,8 @@ def _head(given: ReportInput) -> str:
         f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in figures
     )
     made = f'<p class="muted">{escape(given.made_at)}</p>' if given.made_at else ""
+    if given.stopped:
+        made += f"<p><b>The run stopped:</b> {escape(given.stopped)}</p>"
     return f"<h1>Run {escape(given.run)}</h1>{made}<ul class='figures'>{items}</ul>"
 
 
@@ -118,9 +121,11 @@ def _learning(given: ReportInput) -> str:
     )
     keys = [("held-out accuracy", "a"), ("reward of the training batch", "b")]
     keys += [("process killed", "kill")] if given.kills else []
+    redone = "".join(f"<li>{escape(line)}</li>" for line in redone_lines(run.redone))
     return (
         f"<h2>Learning</h2><figure>{line_chart(series, frame)}"
         f"<figcaption>{legend(keys)}</figcaption></figure>"
+        f"{f'<ul class=muted>{redone}</ul>' if redone else ''}"
     )
 
 

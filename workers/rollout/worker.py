@@ -12,7 +12,8 @@ from queue import Empty, SimpleQueue
 from schemas.events import DeadLetter, Event, PolicyPublished, Prompt
 from streams.bus import Bus
 from streams.codec import outgoing
-from streams.record import Outgoing, Record
+from streams.crash_points import CrashPoint, reach
+from streams.record import Outgoing, RawRecord, Record
 from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from workers.context import Context
 from workers.dead_letters import dead_letter
@@ -25,6 +26,7 @@ from workers.rollout.reward import RewardError
 from workers.rollout.sampling import Rollout, Sampler
 from workers.rollout.trajectory import trajectory_of
 from workers.stage import Finished, StageLoop
+from workers.validation import check_prompt
 from workers.weights.channel import Pulled, WeightChannel, WeightError
 
 PULL_RETRY_S = 1.0
@@ -58,6 +60,7 @@ class RolloutStage:
         self._ended: SimpleQueue[tuple[Record[Prompt], Future[Rollout]]] = SimpleQueue()
         self._unnamed: list[tuple[Record[Prompt], Rollout]] = []
         self._num_open = 0
+        self._num_sampled = 0
 
     def room(self) -> int:
         """Keep the engine full, and one wave waiting so that it never runs dry."""
@@ -68,6 +71,7 @@ class RolloutStage:
         prompt = record.event
         if not isinstance(prompt, Prompt):
             raise ValueError(f"a {type(prompt).__name__} lies in topic {PROMPTS.name}")  # noqa: TRY004
+        check_prompt(prompt)
         self._num_open += 1
         self._waiting.append(Record(event=prompt, raw=record.raw))
 
@@ -83,16 +87,25 @@ class RolloutStage:
                 record, future = self._ended.get_nowait()
             except Empty:
                 return finished
+            reach(CrashPoint.FORWARD_AFTER)
             error = future.exception()
             if error is not None:
                 finished.append(self._fail(record, error))
             else:
                 self._conclude(record, future.result(), finished)
 
+    def probing(self, raw: RawRecord, tries: int) -> None:
+        """Count it; the report is also what shows the supervisor that this worker came so far."""
+        self._reporter.count(probes=1)
+        self._reporter.state("probing", f"{raw.position}, begun {tries} times before")
+
     def announcements(self) -> Sequence[Outgoing]:
         """Pulls and reports."""
         self._follow()
         self._reporter.policy_version = self._engine.policy_version
+        # Of all that was sampled, what is in no trajectory was sampled in vain.
+        sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
+        self._reporter.count(sampled_tokens=self._num_sampled - sampled)
         return [*self._pulls.take(), *self._reporter.due()]
 
     def farewell(self) -> Sequence[Outgoing]:
@@ -143,6 +156,7 @@ class RolloutStage:
             if held not in self._pulls.loads or record.event.min_policy_version > held:
                 self._waiting.append(record)
                 continue
+            reach(CrashPoint.FORWARD_BEFORE)
             future = self._loop.submit(self._sampler.roll_out(record.event))
             future.add_done_callback(partial(self._on_end, record))
         self._reporter.state(*self._state(held))
@@ -211,4 +225,5 @@ def make_worker(
 ) -> StageLoop:
     """The role, ready to run."""
     stage = RolloutStage(context, bus, engine, channel, sampler)
-    return StageLoop(context, bus, stage, PROMPTS.name)
+    interval_s = context.config.rollout.commit_interval_s
+    return StageLoop(context, bus, stage, PROMPTS.name, interval_s=interval_s)

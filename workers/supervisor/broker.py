@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -22,6 +24,21 @@ class BrokerKeeper:
         self._next_check_s = 0.0
         self._started_s = time.monotonic()
         self._num_quick = 0
+        self._was_killed_by_us = False
+        self.last_death_seen_s = 0.0  # monotonic
+
+    def kill(self) -> bool:
+        """SIGKILL, by somebody's wish; False if none runs."""
+        self._was_killed_by_us = self.signal(signal.SIGKILL)
+        return self._was_killed_by_us
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to the broker; False if none runs."""
+        state = self._broker.status()
+        if state is None:
+            return False
+        os.kill(state.pid, number)
+        return True
 
     def tick(self) -> None:
         """Check at most once a second; a restart takes some seconds.
@@ -35,10 +52,13 @@ class BrokerKeeper:
         self._next_check_s = now_s + CHECK_S
         if self._broker.status() is not None:
             return
+        self.last_death_seen_s = now_s
         tail = self._broker.log_tail()
         if self._broker.died_of_full_disk():
             raise BrokerError(f"the disk under {self._broker.folder} is full:\n{tail}")
-        self._num_quick = self._num_quick + 1 if now_s - self._started_s < QUICK_S else 0
+        is_quick = now_s - self._started_s < QUICK_S and not self._was_killed_by_us
+        self._was_killed_by_us = False
+        self._num_quick = self._num_quick + 1 if is_quick else 0
         if self._num_quick >= QUICK_LIMIT:
             raise BrokerError(f"the broker died {QUICK_LIMIT} times in a row:\n{tail}")
         state = self._broker.start()

@@ -37,6 +37,7 @@ class ChildSpec:
     log: Path
     instance: str
     takeover: bool = False
+    crash_at: str = ""  # see `streams.crash_points.arm_from`
 
     @property
     def worker(self) -> str:
@@ -47,7 +48,8 @@ class ChildSpec:
         """The command line of `rlstreams worker`."""
         words = [self.role, "--config", str(self.config), "--ordinal", str(self.ordinal)]
         words += ["--instance", self.instance, "--supervisor-fd", str(supervisor_fd)]
-        return [*words, "--takeover"] if self.takeover else words
+        words += ["--takeover"] if self.takeover else []
+        return [*words, "--crash-at", self.crash_at] if self.crash_at else words
 
 
 class Process(Protocol):

@@ -28,6 +28,10 @@ class Witness(Protocol):
     def owns_run(self, instance: str) -> bool:
         """Whether the newest trainer's claim is its."""
 
+    @property
+    def at_target(self) -> bool:
+        """Whether the last step of the run is done."""
+
 
 class Worker:
     """A place in the fleet, taken by one process after another."""
@@ -41,14 +45,28 @@ class Worker:
         self.child: Child | None = None
         self.restart_at_s: float | None = None
         self.num_starts = 0
-        self.takeover = False
-        self.is_kill_ours = False
+        self.reaped: set[str] = set()  # instances that we saw end without a rival
+        self.excuse = ""  # why the end of the present process will be no failure of its own
+        self.crash_at: list[str] = []  # armed in the processes to come, one in each
         self.last_status: int | None = None
 
     @property
     def is_alive(self) -> bool:
         """Whether a process runs, as of the last reaping."""
         return self.child is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A process that was seen to end."""
+
+    worker: str
+    instance: str
+    status: int
+    seen_s: float  # monotonic
+    excuse: str  # why it is no failure of its own; "": it is
+    died_at: str  # the crash point that it was killed at, if it was armed
+    was_replaced: bool  # its successor had been started before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +103,8 @@ class Fleet:
             for ordinal in range(counts.get(role, 0))
         ]
         self.num_killed = 0
+        self.exits: list[Exited] = []
+        self._replaced: list[Child] = []  # processes that sleep, or woke up and are to end
         self.failure: Failure | None = None
         self.is_draining = False  # nobody is restarted any more
 
@@ -96,6 +116,9 @@ class Fleet:
     def tick(self) -> None:
         """Reap what ended, and start again what should be."""
         now_s = time.monotonic()
+        for child in [child for child in self._replaced if child.poll() is not None]:
+            self._replaced.remove(child)
+            self._note_exit(child, now_s, "was replaced while it slept", was_replaced=True)
         for worker in self.workers:
             self._reap(worker, now_s)
             if worker.restart_at_s is not None and now_s >= worker.restart_at_s:
@@ -109,16 +132,50 @@ class Fleet:
 
     def is_done(self, role: str) -> bool:
         """Whether every worker of `role` ended as it should."""
-        return all(w.child is None and w.last_status == Exit.DONE for w in self.of(role))
+        return all(
+            w.child is None and w.restart_at_s is None and w.last_status == Exit.DONE
+            for w in self.of(role)
+        )
 
-    def kill(self, worker: Worker) -> bool:
-        """SIGKILL, by somebody's wish; False if no process is there to kill."""
+    def kill(self, worker: Worker, crash_at: str = "") -> bool:
+        """SIGKILL, by somebody's wish; False if no process is there to kill.
+
+        Args:
+            crash_at: where its successor is to die; see `streams.crash_points.arm_from`.
+        """
         if worker.child is None or worker.child.poll() is not None:
             return False
-        worker.is_kill_ours = True
+        worker.excuse = "was killed as asked"
+        worker.crash_at += [crash_at] if crash_at else []
         worker.child.signal(signal.SIGKILL)
         self.num_killed += 1
         return True
+
+    def sleep(self, worker: Worker) -> Child | None:
+        """SIGSTOP; None if no process is there. Whoever asks for it sends SIGCONT."""
+        if worker.child is None or worker.child.poll() is not None:
+            return None
+        worker.excuse = "was stopped and continued as asked"
+        worker.child.signal(signal.SIGSTOP)
+        return worker.child
+
+    def replace(self, worker: Worker) -> None:
+        """Start a successor beside the present process, which is to notice and end by itself."""
+        if worker.child is not None:
+            self._replaced.append(worker.child)
+        worker.restart_at_s = None
+        self._spawn(worker)
+
+    @property
+    def num_replaced(self) -> int:
+        """Processes that live on beside their successors."""
+        return len(self._replaced)
+
+    def excuse_all(self, why: str) -> None:
+        """What all processes depend on is about to be struck."""
+        for worker in self.workers:
+            if worker.child is not None:
+                worker.excuse = worker.excuse or why
 
     def stop(self, role: str, number: signal.Signals) -> None:
         """Signal every worker of `role`; none of the fleet is restarted from here on."""
@@ -140,19 +197,24 @@ class Fleet:
         """Kill what is left; idempotent."""
         for role in DRAIN_ORDER:
             self.stop(role, signal.SIGKILL)
+        for child in self._replaced:
+            child.signal(signal.SIGKILL)
         for worker in self.workers:
             if worker.child is not None and worker.child.wait(GRACE_S):
                 worker.child = None
+        self._replaced = [child for child in self._replaced if not child.wait(GRACE_S)]
 
     def _spawn(self, worker: Worker) -> None:
-        worker.is_kill_ours = False
+        worker.excuse = ""
         spec = ChildSpec(
             role=worker.role,
             ordinal=worker.ordinal,
             config=self._config,
             log=worker.log,
             instance=uuid.uuid4().hex,
-            takeover=worker.takeover,
+            # Only of an owner that we saw end do we know that it is dead.
+            takeover=any(self._witness.owns_run(instance) for instance in worker.reaped),
+            crash_at=worker.crash_at.pop(0) if worker.crash_at else "",
         )
         worker.child = self._spawner.spawn(spec)
         worker.num_starts += 1
@@ -165,21 +227,58 @@ class Fleet:
         worker.child = None
         worker.last_status = status
         instance = child.spec.instance
-        # Only of an owner that we saw end do we know that it is dead; a fenced one had a rival.
-        worker.takeover = status != Exit.FENCED and self._witness.owns_run(instance)
-        if self.is_draining:
-            return
-        decision = (
-            worker.policy.killed()
-            if worker.is_kill_ours
-            else worker.policy.ended(
-                status,
-                now_s=now_s,
-                uptime_s=now_s - child.started_s,
-                committed=self._witness.committed(instance),
+        if status != Exit.FENCED:  # a fenced one had a rival, who may own the run
+            worker.reaped.add(instance)
+        died_at = "" if worker.excuse or status != -signal.SIGKILL else child.spec.crash_at
+        if died_at:
+            worker.excuse = f"died at {died_at} as asked"
+            self.num_killed += 1
+        self._note_exit(child, now_s, worker.excuse, died_at)
+        if not self.is_draining:
+            decision = self._decide(worker, status, now_s, child)
+            self._follow(worker, decision, status, now_s)
+
+    def _note_exit(
+        self,
+        child: Child,
+        now_s: float,
+        excuse: str,
+        died_at: str = "",
+        *,
+        was_replaced: bool = False,
+    ) -> None:
+        status = child.poll()
+        assert status is not None
+        self.exits.append(
+            Exited(
+                worker=child.spec.worker,
+                instance=child.spec.instance,
+                status=status,
+                seen_s=now_s,
+                excuse=excuse,
+                died_at=died_at,
+                was_replaced=was_replaced,
             )
         )
-        self._follow(worker, decision, status, now_s)
+
+    def _decide(self, worker: Worker, status: int, now_s: float, child: Child) -> Decision:
+        policy = worker.policy
+        if status == Exit.DONE and not self._may_leave(worker):
+            return policy.left(status)
+        if status == Exit.OWNER_ALIVE and any(map(self._witness.owns_run, worker.reaped)):
+            return policy.owner_gone(status)
+        if worker.excuse and status not in (Exit.DONE, Exit.OWNER_ALIVE, Exit.CONFIG):
+            return policy.excused(status, worker.excuse)
+        return policy.ended(
+            status,
+            now_s=now_s,
+            uptime_s=now_s - child.started_s,
+            committed=self._witness.committed(child.spec.instance),
+        )
+
+    def _may_leave(self, worker: Worker) -> bool:
+        """Whether a good end is in order; that of a trainer before its target drains the run."""
+        return worker.role == "trainer" or (worker.role == "prompts" and self._witness.at_target)
 
     def _follow(self, worker: Worker, decision: Decision, status: int, now_s: float) -> None:
         if decision.action is Action.RESTART:
@@ -193,44 +292,3 @@ class Fleet:
                 last_lines=log_tail(worker.log),
                 status=status,
             )
-
-
-class Drain:
-    """Lets the roles finish, one after another. `tick` often; it never waits."""
-
-    def __init__(self, fleet: Fleet, drain_s: float, say: Callable[[str], None]) -> None:
-        self._fleet = fleet
-        self._limit_s = drain_s + GRACE_S
-        self._say = say
-        self._left = list(DRAIN_ORDER)
-        self._deadline_s: float | None = None
-        self.abandoned: list[str] = []  # workers that had to be killed
-        fleet.is_draining = True
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no process is left."""
-        return not self._left
-
-    def tick(self) -> None:
-        """Ask the next role to drain once the one before is gone; kill it at its deadline."""
-        now_s = time.monotonic()
-        while self._left:
-            role = self._left[0]
-            if not self._fleet.is_gone(role) and self._deadline_s is None:
-                self._deadline_s = now_s + self._limit_s
-                self._fleet.stop(role, signal.SIGTERM)
-            if not self._fleet.is_gone(role):
-                self._kill_late(role, now_s)
-                return
-            self._left.pop(0)
-            self._deadline_s = None
-
-    def _kill_late(self, role: str, now_s: float) -> None:
-        if self._deadline_s is None or now_s < self._deadline_s:
-            return
-        late = [worker.name for worker in self._fleet.of(role) if worker.is_alive]
-        self._say(f"{', '.join(late)} did not drain within {self._limit_s:g} s: killed")
-        self.abandoned += late
-        self._deadline_s = now_s + self._limit_s
-        self._fleet.stop(role, signal.SIGKILL)

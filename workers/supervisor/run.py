@@ -6,6 +6,7 @@ running --target reached--> finishing --last version evaluated--> draining --> o
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from enum import StrEnum
@@ -14,9 +15,11 @@ from types import FrameType
 from workers.config import RunConfig
 from workers.live import ProcessInfo
 from workers.supervisor.broker import BrokerKeeper
-from workers.supervisor.fleet import Drain, Fleet, Worker
+from workers.supervisor.drain import Drain
+from workers.supervisor.fleet import Fleet, Worker
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.kills import KillMenu, KillPlan
+from workers.supervisor.sabotage import Sabotage
 from workers.supervisor.watcher import Watcher
 
 
@@ -55,6 +58,7 @@ class Supervisor:
         broker: BrokerKeeper | None,
         keyboard: Keyboard,
         interrupts: Interrupts,
+        sabotage: Sabotage | None = None,
     ) -> None:
         self._config = config
         self._fleet = fleet
@@ -62,6 +66,7 @@ class Supervisor:
         self._broker = broker
         self._keyboard = keyboard
         self._interrupts = interrupts
+        self._sabotage = sabotage
         run = watcher.state.run
         self._kills = KillPlan(config.demo.kills, run.step, config.trainer.steps)
         self._menu = KillMenu([worker.name for worker in fleet.workers])
@@ -80,8 +85,14 @@ class Supervisor:
                 self._broker.tick()
             self._fleet.tick()
             self._advance()
+            if self._sabotage is not None:
+                self._sabotage.tick(is_running=self._is_running)
             self._watcher.draw([_info(worker) for worker in self._fleet.workers])
         return self.outcome
+
+    @property
+    def _is_running(self) -> bool:
+        return self._drain is None and not self._fleet.is_done("trainer")
 
     def _advance(self) -> None:
         if self._drain is not None:
@@ -115,14 +126,16 @@ class Supervisor:
         progress = self._watcher.num_evaluated()
         if self._finish_until_s is None or progress > self._num_evaluated:
             self._num_evaluated = progress
-            self._finish_until_s = now_s + self._config.deadlines.stall_s
+            # 0: for ever.
+            self._finish_until_s = now_s + (self._config.deadlines.stall_s or math.inf)
             self._watcher.phase = "finishing"
             self._watcher.say("all steps are done; the last version is being evaluated")
         elif now_s > self._finish_until_s:
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
             self._begin_drain(
-                f"the evaluation of version {run.policy_version} has not moved for {waited_s:g} s"
+                f"the evaluation of version {run.policy_version} has not moved for {waited_s:g} s: "
+                + self._watcher.told("rollout")
             )
 
     def _begin_drain(self, why: str) -> None:

@@ -18,6 +18,7 @@ from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.fleet import Failure
 from workers.supervisor.run import Outcome
+from workers.viewing import redone_lines
 
 NAME = "rlstreams"
 
@@ -41,6 +42,7 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
         *failure_lines(ended.failure),
         *accuracy_lines(state.evaluation),
         ended.audit.line(ended.num_killed),
+        *redone_lines(state.run.redone),
         *(() if ended.audit.ok else (ended.audit.text(),)),
         f"run {ended.config.run.id}: {ended.outcome}",
         f"report: {written.page}",
@@ -57,6 +59,7 @@ def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], st
         run=ended.config.run.id,
         views=state,
         audit=ended.audit,
+        stopped="" if ended.failure is None else ended.failure.reason,
         kills=kill_marks(state.throughput.restarts, state.run.steps),
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         decode=decode,

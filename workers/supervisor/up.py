@@ -16,7 +16,13 @@ from streams.bus import Bus
 from streams.codec import now_ms, outgoing
 from streams.errors import ConfigError
 from streams.topics import CONTROL, STEPS
-from workers.bootstrap import BROKER_FOLDER, bootstrap_of, open_bus, topic_plan
+from workers.bootstrap import (
+    bootstrap_of,
+    client_options,
+    embedded_broker,
+    open_bus,
+    topic_plan,
+)
 from workers.config import RunConfig
 from workers.config_load import resolved_json
 from workers.control import RUNNING
@@ -28,6 +34,7 @@ from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Interrupts, Supervisor
 from workers.supervisor.run_lock import locked_run
+from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.summary import Ended, show, summarize
 from workers.supervisor.watcher import Watcher
 from workers.tokenizer import Tokenizer
@@ -45,8 +52,11 @@ class Asked:
     is_live: bool
 
 
-def up(asked: Asked) -> int:
+def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
     """Run everything; 0 only if the run is complete and the audit finds nothing.
+
+    Args:
+        sabotage: breaks things meanwhile, and has the last word on the status.
 
     Raises:
         StreamsError: the broker, a topic or the configuration cannot be used.
@@ -70,39 +80,44 @@ def up(asked: Asked) -> int:
         with watcher, Keyboard() as keyboard:
             watcher.catch_up()
             _say_changes(watcher, config)
-            counts = {
-                "prompts": 1,
-                "rollout": config.rollout.workers,
-                "logprob": config.logprob.workers,
-                "trainer": 1,
-            }
-            fleet = Fleet(spawner, folder, counts, witness=watcher, say=watcher.say)
+            fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
             stack.callback(fleet.close)
+            keeper = None if broker is None else BrokerKeeper(broker, watcher.say)
+            if sabotage is not None:
+                sabotage.enter(Scene(fleet=fleet, broker=keeper, watcher=watcher))
             interrupts = Interrupts()
             interrupts.install()
             supervisor = Supervisor(
                 config,
                 fleet,
                 watcher,
-                broker=None if broker is None else BrokerKeeper(broker, watcher.say),
+                broker=keeper,
                 keyboard=keyboard,
                 interrupts=interrupts,
+                sabotage=sabotage,
             )
             outcome = supervisor.run()
             watcher.catch_up()
-        report = audit(bus)
-        return summarize(
-            Ended(
-                config=config,
-                config_words=asked.config_words,
-                outcome=outcome,
-                failure=fleet.failure,
-                num_killed=fleet.num_killed,
-                audit=report,
-            ),
-            watcher.state,
-            decode,
+        ended = Ended(
+            config=config,
+            config_words=asked.config_words,
+            outcome=outcome,
+            failure=fleet.failure,
+            num_killed=fleet.num_killed,
+            audit=audit(bus),
         )
+        status = summarize(ended, watcher.state, decode)
+        return status if sabotage is None else sabotage.conclude(bus, ended, status)
+
+
+def num_workers(config: RunConfig) -> dict[str, int]:
+    """Processes by role."""
+    return {
+        "prompts": 1,
+        "rollout": config.rollout.workers,
+        "logprob": config.logprob.workers,
+        "trainer": 1,
+    }
 
 
 def _set_threads(config: RunConfig) -> None:
@@ -116,16 +131,11 @@ def _set_threads(config: RunConfig) -> None:
 def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
     """The embedded broker, stopped at the end; None where one is named."""
     if config.broker.bootstrap:
-        if warning := broker_version_warning(config.broker.bootstrap):
+        if warning := broker_version_warning(config.broker.bootstrap, client_options(config)):
             show(f"warning: {warning}")
         yield None
         return
-    broker = EmbeddedBroker(
-        Path(config.folder) / BROKER_FOLDER,
-        config.broker.port,
-        config.broker.jars_dir,
-        config.broker.heap_mb,
-    )
+    broker = embedded_broker(config)
     state = broker.attach_or_start()
     show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
     try:
@@ -135,7 +145,7 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
 
 
 def _topics(config: RunConfig) -> None:
-    apply(bootstrap_of(config), config.run.id, topic_plan(config))
+    apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
 
 
 def _refuse_started(bus: Bus, asked: Asked) -> None:

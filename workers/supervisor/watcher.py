@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -17,11 +18,16 @@ from schemas.events import (
     WorkerReport,
 )
 from streams.bus import Bus
+from streams.codec import now_ms
 from streams.errors import DeadlineError
-from streams.views import Feed, Views, ViewState
+from streams.topics import CONTROL
+from streams.views import WATCHED, Feed, Views, ViewState
+from workers.bootstrap import BROKER_FOLDER
 from workers.config import RunConfig
 from workers.live import KillMark, LiveInput, LiveView, ProcessInfo
+from workers.supervisor.limits_watch import LimitsWatch, ask_holdings
 from workers.supervisor.poison import PoisonWatch
+from workers.supervisor.stall_watch import StallWatch, ask_positions
 
 POLL_S = 0.1
 DRAW_S = 0.5
@@ -37,7 +43,9 @@ class Progress:
     def apply(self, event: Event) -> None:
         """Take one event."""
         if isinstance(event, Trajectory | ScoredTrajectory | StepCompleted | GroupsDropped) or (
-            isinstance(event, WorkerReport) and any(event.counters.values())
+            # Tokens are sampled before any of them is committed.
+            isinstance(event, WorkerReport)
+            and any(n for name, n in event.counters.items() if name != "sampled_tokens")
         ):
             self._instances.add(event.instance)
 
@@ -55,8 +63,14 @@ class Watcher:
         self._config = config
         self._views = Views()
         self._progress = Progress()
-        self._poison = PoisonWatch(config.trainer.groups_per_step * config.prompts.group_size)
-        self._feed = Feed(bus, self)
+        self._poison = PoisonWatch(config, since_ms=now_ms())
+        self._stall = StallWatch(config, lambda: ask_positions(bus))
+        folder = None if config.broker.bootstrap else Path(config.folder) / BROKER_FOLDER
+        self._limits = LimitsWatch(
+            config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
+        )
+        self._feed = Feed(bus, self, (*WATCHED, CONTROL), on_record=self._stall.take)
+        self._gone: frozenset[str] = frozenset()
         self._decode = decode
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
@@ -83,6 +97,7 @@ class Watcher:
         """Take one event of the feed."""
         self._views.apply(event)
         self._progress.apply(event)
+        self._limits.apply(event)
         before = self._poison.news
         self._poison.apply(event)
         if self._poison.news != before:
@@ -91,7 +106,7 @@ class Watcher:
     @property
     def problem(self) -> str:
         """Why the run should not go on, as the log tells it; empty: it should."""
-        return self._poison.problem
+        return self._poison.problem or self._stall.problem
 
     @property
     def state(self) -> ViewState:
@@ -99,8 +114,13 @@ class Watcher:
         return self._views.state
 
     def poll(self) -> None:
-        """Take what is new; waits at most `POLL_S`."""
+        """Take what is new and see whether the run stands; waits at most `POLL_S`."""
         self._feed.poll(POLL_S)
+        self._stall.tick(is_running=self.phase == "running", gone=self._gone)
+        for news in (self._stall.news, self._limits.tick()):
+            if news:
+                self.say(news)
+        self._stall.news = ""
 
     def catch_up(self) -> None:
         """Take all that the topics hold now.
@@ -141,6 +161,12 @@ class Watcher:
         claims = self._views.run.state.claims
         return bool(claims) and claims[-1].instance == instance
 
+    @property
+    def at_target(self) -> bool:
+        """See `Witness`."""
+        run = self._views.run.state
+        return 0 < run.step_target <= run.step
+
     def say(self, text: str) -> None:
         """Show a sentence until the next one."""
         # Two sentences between two drawings are both shown: neither is lost to a reader of lines.
@@ -152,8 +178,13 @@ class Watcher:
         """Mark a kill in the curve, at the step that is being made."""
         self.kills.append(KillMark(step=self._views.run.state.step + 1, worker=worker))
 
+    def told(self, role: str) -> str:
+        """What the workers of `role` said last, the worst first."""
+        return self._stall.told(role, self._gone)
+
     def draw(self, processes: Sequence[ProcessInfo]) -> None:
         """Show the state, at most twice a second unless something was said."""
+        self._gone = frozenset(info.worker for info in processes if not info.is_alive)
         now_s = time.monotonic()
         if now_s < self._next_draw_s:
             return

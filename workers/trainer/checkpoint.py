@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streams.crash_points import CrashPoint, reach
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -83,6 +85,7 @@ class CheckpointStore:
         """
         from safetensors.torch import save_file
 
+        reach(CrashPoint.CHECKPOINT_BEFORE)
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f"{_TEMPORARY}{manifest.name}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -103,27 +106,31 @@ class CheckpointStore:
     def _publish(self, temporary: Path, name: str) -> None:
         for path in (*temporary.iterdir(), temporary):
             _fsync(path)
+        reach(CrashPoint.CHECKPOINT_WRITTEN)
         self._remove(name)
         temporary.rename(self._folder / name)
         _fsync(self._folder)
+        reach(CrashPoint.CHECKPOINT_AFTER)
 
-    def newest(self, is_valid: Callable[[Manifest], bool]) -> Found:
-        """The checkpoint of the highest step that is whole and that `is_valid` accepts.
+    def newest(self, objection: Callable[[Manifest], str]) -> Found:
+        """The checkpoint of the highest step that is whole and that nothing speaks against.
 
-        `is_valid` compares with the ledger; it is asked before files are read, for it costs less.
-        Left-overs of writers that died are removed.
+        Args:
+            objection: compares with the ledger: a reason against it, or "". It is asked before
+                files are read, for it costs less.
         """
-        self._clean()
-        passed_over = []
+        passed_over: list[PassedOver] = []
         for name in self._names():
             try:
                 manifest = self._manifest(name)
-                _check_ledger(manifest, is_valid)
-                self._check_files(manifest)
+                reason = objection(manifest)
+                if not reason:
+                    self._check_files(manifest)
             except CheckpointError as err:
-                passed_over.append(PassedOver(name=name, reason=str(err)))
-                continue
-            return Found(manifest=manifest, passed_over=tuple(passed_over))
+                reason = str(err)
+            if not reason:
+                return Found(manifest=manifest, passed_over=tuple(passed_over))
+            passed_over.append(PassedOver(name=name, reason=reason))
         return Found(manifest=None, passed_over=tuple(passed_over))
 
     def load(self, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -133,18 +140,20 @@ class CheckpointStore:
         folder = self._folder / manifest.name
         return load_file(folder / MODEL_FILE), load_file(folder / OPTIMIZER_FILE)
 
-    def prune(self, keep: int) -> list[str]:
+    def prune(self, keep: int, epoch: int) -> list[str]:
         """Remove all but the `keep` written last, by epoch and step; returns the names removed.
 
         By epoch first: after a damaged one was passed over, the steps of the next epoch count up
-        from below it, and what was just written must stay.
+        from below it, and what was just written must stay. Checkpoints of epochs above `epoch`,
+        the caller's, are not its to judge: a stopped trainer that woke up leaves them alone.
 
         Raises:
             ValueError: `keep` is below 1.
         """
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
-        removed = sorted(self._names(), key=_epoch_and_step, reverse=True)[keep:]
+        ours = [name for name in self._names() if _epoch_and_step(name)[0] <= epoch]
+        removed = sorted(ours, key=_epoch_and_step, reverse=True)[keep:]
         for name in removed:
             self._remove(name)
         return removed
@@ -186,7 +195,11 @@ class CheckpointStore:
             (self._folder / name).rename(doomed)
             shutil.rmtree(doomed)
 
-    def _clean(self) -> None:
+    def clean(self) -> None:
+        """Remove left-overs of writers that died; one that only slept finds its folder gone.
+
+        Only for the owner of the newest epoch: nobody else's may be in the making.
+        """
         for path in self._folder.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -194,14 +207,6 @@ class CheckpointStore:
 def _epoch_and_step(name: str) -> tuple[int, int]:
     epoch, _, step = name.partition("-")
     return int(epoch), int(step)
-
-
-def _check_ledger(manifest: Manifest, is_valid: Callable[[Manifest], bool]) -> None:
-    if not is_valid(manifest):
-        raise CheckpointError(
-            f"step {manifest.step} with weights {manifest.weight_hash[:12]} "
-            "is not what the ledger committed"
-        )
 
 
 def _sha256(path: Path) -> str:

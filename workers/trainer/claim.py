@@ -5,9 +5,13 @@ for ever, so ownership is decided in the log:
 
 1. Fold `steps`. Unless the supervisor reaped the owner, or the owner said that it was done, watch
    for `lease_s` on our own clock; if the newest epoch writes meanwhile, refuse. Nobody is fenced.
+   What comes at once does not count: the last words of a dead owner become readable a moment after
+   its commit. A claim that comes while we watch is a rival that was faster: it counts at any time.
 2. Make the producer: this fences the predecessor and settles its last transaction.
-3. Fold `steps` again: what the predecessor committed between 1 and 2 counts.
-4. Commit `TrainerStarted` with the next epoch. From here on lower epochs are void.
+3. Fold `steps` again: what the predecessor committed between 1 and 2 counts. Settled means that
+   its markers are written, so nothing of it can follow.
+4. Commit `TrainerStarted` with the next epoch. From here on lower epochs are void. Of two that come
+   this far together the second one's producer fences the first, whose commit then fails.
 """
 
 from __future__ import annotations
@@ -18,15 +22,18 @@ from dataclasses import dataclass
 
 from schemas.events import TrainerStarted
 from streams.bus import Bus, Producer, Reader
-from streams.codec import decoded, outgoing
+from streams.codec import outgoing
+from streams.errors import DeadlineError
 from streams.record import Partition
 from streams.topics import STEPS
 from workers.context import Context
+from workers.foreign import ForeignRecords
 from workers.runtime import OwnerAliveError
 from workers.trainer.ledger import Ledger
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
 READ_DEADLINE_S = 60.0
+LAST_WORDS_SHARE = 1 / 6  # of the lease, at its begin; heartbeats come every third of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,51 +56,52 @@ def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStar
         FencedError: somebody else made the same producer meanwhile.
     """
     ledger = Ledger()
+    foreign = ForeignRecords(context.worker)
     with bus.reader({STEPS_PARTITION: 0}) as reader:
-        read_to_end(bus, reader, ledger)
+        read_to_end(bus, reader, ledger, foreign)
         if not context.takeover and ledger.claim is not None:
-            _watch(context, reader, ledger)
+            _watch(context, reader, ledger, foreign)
         producer = bus.producer(context.transactional_id)
-        read_to_end(bus, reader, ledger)
+        read_to_end(bus, reader, ledger, foreign)
         event = make_claim(ledger)
         (position,) = producer.commit([outgoing(STEPS, event)])
         ledger.apply(event, position)
     return Claimed(ledger=ledger, producer=producer, claim=event)
 
 
-def read_to_end(bus: Bus, reader: Reader, ledger: Ledger) -> None:
+def read_to_end(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:
     """Fold everything that is committed now.
 
     Raises:
-        TimeoutError: the reader did not get there within READ_DEADLINE_S.
+        DeadlineError: the reader did not get there within READ_DEADLINE_S.
     """
     end = bus.ends(STEPS.name)[STEPS_PARTITION]
     deadline = time.monotonic() + READ_DEADLINE_S
     while (at := reader.positions()[STEPS_PARTITION]) < end:
         if time.monotonic() > deadline:
-            raise TimeoutError(
+            raise DeadlineError(
                 f"{STEPS_PARTITION} was read to offset {at} of {end} within {READ_DEADLINE_S:g} s"
             )
-        _fold(reader, ledger, 0.2)
+        _fold(reader, ledger, foreign, 0.2)
 
 
-def _fold(reader: Reader, ledger: Ledger, timeout_s: float) -> bool:
+def _fold(reader: Reader, ledger: Ledger, foreign: ForeignRecords, timeout_s: float) -> bool:
     """Whether the newest epoch's owner wrote something."""
-    alive = False
-    for raw in reader.poll(500, timeout_s):
-        event = decoded(raw).event
-        valid = ledger.apply(event, raw.position)
-        alive = alive or valid
-    return alive
+    wrote = False
+    for record in foreign.readable(reader.poll(500, timeout_s)):
+        is_valid = ledger.apply(record.event, record.position)
+        wrote = wrote or is_valid
+    return wrote
 
 
-def _watch(context: Context, reader: Reader, ledger: Ledger) -> None:
+def _watch(context: Context, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:
     if ledger.heartbeat is not None and ledger.heartbeat.state == "done":
         return
     lease_s = context.config.deadlines.lease_s
-    until = time.monotonic() + lease_s
-    while time.monotonic() < until:
-        if _fold(reader, ledger, 0.2):
+    epoch, began = ledger.epoch, time.monotonic()
+    while (watched_s := time.monotonic() - began) < lease_s:
+        wrote = _fold(reader, ledger, foreign, min(0.2, lease_s - watched_s))
+        if wrote and (ledger.epoch > epoch or watched_s > LAST_WORDS_SHARE * lease_s):
             owner = ledger.claim.instance if ledger.claim else "?"
             raise OwnerAliveError(
                 f"run {context.config.run.id}: the trainer of epoch {ledger.epoch} (instance "

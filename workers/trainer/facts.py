@@ -7,19 +7,29 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.events import TrainerStarted
 from streams.bus import Bus
 from streams.codec import now_ms
 from streams.errors import ConfigError
-from streams.topics import TOPICS
+from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
 from workers.config import RunConfig
 from workers.config_load import from_json, resolved_json
 from workers.context import Context
 from workers.trainer.ledger import Ledger
 
+if TYPE_CHECKING:
+    from workers.engines.model import Numerics
+
 _LIBRARIES = ("rlstreams", "torch", "transformers", "numpy", "confluent-kafka")
 _SAME = ("train", "tokenizer", "model")
+_RECREATED = (
+    "it was made anew, and recorded positions would name other records in it: begin another run.id"
+)
+_REPARTITIONED = (
+    "keys lie elsewhere since then: partitions of a run never change, begin another run.id"
+)
 
 
 def make_claim(
@@ -28,9 +38,12 @@ def make_claim(
     """The claim on the epoch after the ledger's.
 
     Raises:
-        ConfigError: the run was begun with another data set, seed, model or topic table.
+        ConfigError: the run was begun with another data set, seed, model or topic table, or its
+            ledger is gone while what followed from it is there.
     """
     config = context.config
+    if ledger.claim is None:
+        _check_fresh(context, bus)
     names = [topic.name for topic in TOPICS]
     event = TrainerStarted(
         run=config.run.id,
@@ -45,7 +58,7 @@ def make_claim(
         partitions={name: bus.partitions(name) for name in names},
         config=resolved_json(config),
         hashes=_hashes(config) | {"model": model_hash},
-        versions=_versions() | dict(versions),
+        versions=dict(versions),
         started_at_ms=now_ms(),
     )
     if ledger.claim is not None:
@@ -65,17 +78,29 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     old, new = from_json(before.config), from_json(now.config)
     pairs += [("run.seed", old.run.seed, new.run.seed)]
     pairs += [("prompts.group_size", old.prompts.group_size, new.prompts.group_size)]
-    for topic in sorted(before.topic_ids):
-        pairs += [
-            (f"id of topic {topic}", before.topic_ids[topic], now.topic_ids.get(topic)),
-            (f"partitions of {topic}", before.partitions[topic], now.partitions.get(topic)),
-        ]
     for name, was, is_ in pairs:
-        if was != is_:
-            raise ConfigError(
-                f"run {now.run!r} cannot be resumed: {name} was {was} and is {is_}; "
-                "give the new one another run.id"
-            )
+        _refuse(now.run, name, was, is_, "give the new one another run.id")
+    for topic in sorted(before.topic_ids):
+        was_id, is_id = before.topic_ids[topic], now.topic_ids.get(topic)
+        _refuse(now.run, f"the id of topic {topic}", was_id, is_id, _RECREATED)
+        num, is_num = before.partitions[topic], now.partitions.get(topic)
+        _refuse(now.run, f"the number of partitions of {topic}", num, is_num, _REPARTITIONED)
+
+
+def _refuse(run: str, name: str, was: object, is_: object, advice: str) -> None:
+    if was != is_:
+        raise ConfigError(f"run {run!r} cannot be resumed: {name} was {was} and is {is_}; {advice}")
+
+
+def _check_fresh(context: Context, bus: Bus) -> None:
+    """An empty ledger means a new run: nobody publishes a version before the first claim."""
+    if not any(bus.ends(POLICY_VERSIONS.name).values()):
+        return
+    raise ConfigError(
+        f"run {context.config.run.id!r} cannot be resumed: {STEPS.name} holds no claim, but "
+        f"{POLICY_VERSIONS.name} holds records that only follow one. {STEPS.name} was made anew or "
+        "emptied, so nobody can tell what was trained; begin another run.id"
+    )
 
 
 def _hashes(config: RunConfig) -> dict[str, str]:
@@ -92,8 +117,16 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+def versions(numerics: Numerics) -> dict[str, str]:
+    """What the last bit of a step may depend on, for the claim."""
+    found = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu_capability": numerics.cpu_capability,
+        "threads": str(numerics.threads),
+        "attention": numerics.attention,
+        "experts": numerics.experts,
+    }
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)

@@ -1,6 +1,7 @@
 """What the trainer reads: scored trajectories and dead letters, into the planner.
 
-It reads with `assign` and seek, never a group: where to go on after a restart is in `steps`.
+It reads with `assign` and seek, never a group: where to go on after a restart is in `steps`. The
+dead letters that are there at the start are read first, so that none is written twice.
 """
 
 from __future__ import annotations
@@ -8,24 +9,31 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from schemas import DecodeError
 from schemas.events import DeadLetter, PartitionPosition, ScoredTrajectory
 from streams.bus import Bus
 from streams.codec import decoded
-from streams.record import Partition, RawRecord
+from streams.record import Partition, Position, RawRecord
 from streams.topics import DEAD_LETTERS, SCORED
 from workers.context import Context
-from workers.dead_letters import dead_letter
+from workers.dead_letters import refusal
+from workers.foreign import ForeignRecords
+from workers.reporter import Reporter
 from workers.trainer.admission import Admission
+from workers.trainer.fetch import POLL_BYTES, PollSize
 from workers.trainer.groups import DeadSample, SeenSample
 from workers.trainer.payloads import Payload, Payloads
-from workers.trainer.validation import validate
-
-MAX_POLL = 256
+from workers.trainer.validation import check_versions, is_ours, validate
 
 
 class Intake:
-    """Feeds `Admission` and `Payloads`; collects dead letters of what cannot be trained on."""
+    """Feeds `Admission` and `Payloads`; collects dead letters of what cannot be trained on.
+
+    Args:
+        start: where a predecessor's last step stood.
+        hashes: weight hash of every version that the ledger knows, kept up to date by its owner;
+            None: samples are not held to it.
+        reporter: told how many records in `dead-letters` are no event.
+    """
 
     def __init__(
         self,
@@ -36,20 +44,34 @@ class Intake:
         *,
         vocab_size: int,
         start: tuple[PartitionPosition, ...],
+        hashes: Mapping[int, str] | None = None,
+        reporter: Reporter | None = None,
     ) -> None:
         self._context = context
         self._admission = admission
         self._payloads = payloads
         self._vocab_size = vocab_size
+        self._hashes = hashes
+        self._reporter = reporter
+        self._foreign = ForeignRecords(context.worker)
         self._limit_bytes = context.config.trainer.buffer_mb * 1_000_000
-        self._reader = bus.reader(_start_offsets(bus, start))
+        offsets = _start_offsets(bus, start)
+        # Held back until the old dead letters are read; empty from then on.
+        self._later = {p: at for p, at in offsets.items() if p.topic == SCORED.name}
+        self._history = bus.ends(DEAD_LETTERS.name)
+        self._buried: set[Position] = set()  # origins of letters that are in the topic
+        self._reader = bus.reader({p: at for p, at in offsets.items() if p not in self._later})
+        self._size = PollSize(min(POLL_BYTES, self._limit_bytes))
         self.letters: list[DeadLetter] = []
         self.num_samples = 0
 
     def poll(self, timeout_s: float) -> None:
         """Read what is there."""
         now_s = time.monotonic()
-        for raw in self._reader.poll(MAX_POLL, timeout_s):
+        self._open()
+        raws = self._reader.poll(self._size.num_records, timeout_s)
+        self._size.saw(raws)
+        for raw in raws:
             if raw.position.topic == SCORED.name:
                 self._sample(raw, now_s)
             else:
@@ -58,11 +80,23 @@ class Intake:
 
     def positions(self) -> Mapping[Partition, int]:
         """Next offsets to read."""
-        return self._reader.positions()
+        return {**self._reader.positions(), **self._later}
+
+    @property
+    def num_foreign(self) -> int:
+        """Records of `dead-letters` that are no event: a foreign writer's, named in the log."""
+        return self._foreign.num
 
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
+
+    def _open(self) -> None:
+        """Let the samples in once the old dead letters are read."""
+        read = self._reader.positions()
+        if self._later and all(read.get(p, 0) >= end for p, end in self._history.items()):
+            self._reader.seek({**read, **self._later})
+            self._later = {}
 
     def _sample(self, raw: RawRecord, now_s: float) -> None:
         scored: ScoredTrajectory | None = None
@@ -71,8 +105,10 @@ class Intake:
             if not isinstance(event, ScoredTrajectory):
                 raise ValueError(f"a {type(event).__name__} lies in {raw.position}")  # noqa: TRY004, TRY301
             scored = event
-            seen = SeenSample.of(scored, raw.position, len(raw.value))
             validate(scored, self._vocab_size)
+            if self._hashes is not None:
+                check_versions(scored.trajectory, self._hashes)
+            seen = SeenSample.of(scored, raw.position, len(raw.value))
             if self._admission.add(seen, now_s):
                 self._payloads.put(Payload(raw=raw, scored=scored))
                 self.num_samples += 1
@@ -82,25 +118,29 @@ class Intake:
     def _bury(
         self, raw: RawRecord, scored: ScoredTrajectory | None, err: ValueError, now_s: float
     ) -> None:
-        letter = dead_letter(
-            self._context,
-            raw,
-            scored.trajectory if scored else None,
-            reason="decode" if isinstance(err, DecodeError) else "validation",
-            detail=str(err),
-            permanent=scored is None,
-        )
-        # A closed group's poison was buried before, by us or by a predecessor.
-        if not letter.group_id or self._admission.dead(DeadSample.of(letter, raw.position), now_s):
+        letter = refusal(self._context, raw, scored, err)
+        is_news = self._admission.dead(DeadSample.of(letter, raw.position), now_s)
+        # Of a closed group a predecessor or we ourselves had buried it before. What names no
+        # group of ours is told in any case: nothing else would say that it was there.
+        if raw.position not in self._buried and (is_news or not is_ours(letter)):
             self.letters.append(letter)
+            self._buried.add(raw.position)
 
     def _dead(self, raw: RawRecord, now_s: float) -> None:
-        try:
-            event = decoded(raw).event
-        except DecodeError:
-            return  # a foreign writer's; it names no sample of ours, and stays where it is
-        if isinstance(event, DeadLetter):
-            self._admission.dead(DeadSample.of(event, raw.position), now_s)
+        for record in self._foreign.readable([raw]):
+            if isinstance(record.event, DeadLetter):
+                letter = record.event
+                self._admission.dead(DeadSample.of(letter, raw.position), now_s)
+                if letter.origin_topic == SCORED.name:
+                    self._buried.add(origin_of(letter))
+            return
+        if self._reporter is not None:  # it names no sample of ours, and stays where it is
+            self._reporter.count(foreign_records=1)
+
+
+def origin_of(letter: DeadLetter) -> Position:
+    """Where the record lies that the letter is about."""
+    return Position(letter.origin_topic, letter.origin_partition, letter.origin_offset)
 
 
 def _start_offsets(bus: Bus, start: tuple[PartitionPosition, ...]) -> dict[Partition, int]:

@@ -6,7 +6,8 @@ event of an epoch below the newest claim before it is void, and the first `StepC
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from schemas.events import (
     ClosedGroups,
@@ -15,6 +16,7 @@ from schemas.events import (
     PartitionPosition,
     RedoDrifted,
     StepCompleted,
+    StepsRedone,
     TrainerHeartbeat,
     TrainerStarted,
 )
@@ -23,13 +25,14 @@ from streams.record import Position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFact:
-    """A completed step: what it made, and where its event lies."""
+    """A completed step: what it made, where its event lies, and what its redo has to read."""
 
     step: int
     epoch: int
     policy_version: int
-    weight_hash: str
+    weight_hash: str  # in force: of the newest drift at this step, else as the step recorded it
     position: Position
+    oldest: Mapping[int, int]  # partition of scored-trajectories -> lowest offset of a sample
 
 
 class Ledger:
@@ -44,6 +47,8 @@ class Ledger:
         self.positions: tuple[PartitionPosition, ...] = ()
         self.policy_version = 0
         self.weight_hash = ""
+        self.drifted_step = 0  # the newest step whose weights a redo replaced
+        self.hashes: dict[int, str] = {}  # by version, of all versions so far
         self.num_void = 0
 
     @property
@@ -57,26 +62,39 @@ class Ledger:
         return max(self.steps, default=0)
 
     def apply(self, event: Event, position: Position) -> bool:
-        """Fold one event in log order; False if it is void."""
+        """Fold one event in log order; False if it is void, or has no place here."""
         if isinstance(event, TrainerStarted):
             if event.epoch <= self.epoch:
                 return self._void()
             if self.claim is None:
                 self.policy_version, self.weight_hash = event.policy_version, event.weight_hash
+                self.hashes[event.policy_version] = event.weight_hash
             self.claim = self.claims[event.epoch] = event
             self.heartbeat = None
         elif isinstance(event, StepCompleted):
             return self._step(event, position)
-        elif isinstance(event, GroupsDropped | TrainerHeartbeat | RedoDrifted):
+        elif isinstance(event, GroupsDropped | TrainerHeartbeat | RedoDrifted | StepsRedone):
             if event.epoch != self.epoch:
                 return self._void()
             if isinstance(event, GroupsDropped):
                 self.closed = event.closed
             elif isinstance(event, TrainerHeartbeat):
                 self.heartbeat = event
-            else:
-                self.policy_version = event.policy_version
-                self.weight_hash = event.actual_hash
+            elif isinstance(event, RedoDrifted):
+                return self._drift(event)
+        else:
+            return self._void()
+        return True
+
+    def _drift(self, event: RedoDrifted) -> bool:
+        """The newest step's weights are others from here on: the next step starts from them."""
+        if event.step != self.last_step:
+            return self._void()
+        fact = replace(self.steps[event.step], weight_hash=event.actual_hash)
+        self.steps[event.step] = fact
+        self.drifted_step = event.step
+        self.policy_version, self.weight_hash = event.policy_version, event.actual_hash
+        self.hashes[event.policy_version] = event.actual_hash
         return True
 
     def _step(self, event: StepCompleted, position: Position) -> bool:
@@ -88,11 +106,20 @@ class Ledger:
             policy_version=event.policy_version,
             weight_hash=event.weight_hash,
             position=position,
+            oldest=_oldest(event),
         )
         self.closed, self.positions = event.closed, event.positions
         self.policy_version, self.weight_hash = event.policy_version, event.weight_hash
+        self.hashes[event.policy_version] = event.weight_hash
         return True
 
     def _void(self) -> bool:
         self.num_void += 1
         return False
+
+
+def _oldest(event: StepCompleted) -> Mapping[int, int]:
+    oldest: dict[int, int] = {}
+    for sample in event.samples:
+        oldest[sample.partition] = min(sample.offset, oldest.get(sample.partition, sample.offset))
+    return oldest

@@ -19,6 +19,7 @@ from schemas.events import (
     RedoDrifted,
     SampleRef,
     StepCompleted,
+    StepsRedone,
     TrainerHeartbeat,
 )
 from streams.bus import Producer
@@ -29,6 +30,7 @@ from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from workers.context import Context
 from workers.reporter import Reporter
 from workers.trainer.admission import Plan
+from workers.trainer.redo import Redone
 from workers.trainer.training import Trained
 from workers.weights.channel import Manifest, WeightServer
 
@@ -122,6 +124,20 @@ class Office:
             )
             records.append(outgoing(STEPS, event))
         self._commit(records)
+
+    def redone(self, redone: Redone) -> None:
+        """Steps were done again, and their weights compared."""
+        event = StepsRedone(
+            run=self._context.config.run.id,
+            epoch=self._epoch,
+            instance=self._context.instance,
+            first_step=redone.first_step,
+            last_step=redone.last_step,
+            num_equal=redone.num_equal,
+            seconds=redone.seconds,
+            at_ms=now_ms(),
+        )
+        self._commit([outgoing(STEPS, event)])
 
     def drifted(self, step: int, policy_version: int, expected: str, actual: str) -> None:
         """A redo gave other weights; they go on under a number of their own."""

@@ -7,17 +7,19 @@ batch and weight hashes are compared with the committed ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from schemas.events import StepCompleted
 from streams.bus import Bus
 from streams.codec import decoded
-from streams.record import Position
+from streams.errors import ConfigError
+from streams.record import Position, RawRecord
 from streams.topics import SCORED
 from workers.config_load import from_json
-from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.fetch import RecordGoneError, fetch
 from workers.trainer.ledger import Ledger, StepFact
 from workers.trainer.payloads import payload_of
@@ -28,25 +30,42 @@ Life = Generator[Future[Any] | None, Any, T]
 Compute = Callable[..., Future[Any]]
 
 
-class RedoError(Exception):
-    """A redone step is not what the ledger says; names the step and both hashes."""
+class RedoError(ConfigError):
+    """A redone step is not what the ledger says; names the step and both hashes.
 
-
-def restore(store: CheckpointStore, ledger: Ledger, training: Training) -> list[str]:
-    """Load the newest checkpoint that the ledger confirms, or stay at the model folder.
-
-    Returns:
-        Why newer checkpoints were passed over, a line each.
+    It stops the run: another start would find the same.
     """
 
-    def is_committed(manifest: Manifest) -> bool:
-        fact = ledger.steps.get(manifest.step)
-        return fact is not None and fact.weight_hash == manifest.weight_hash
 
-    found = store.newest(is_committed)
-    if found.manifest is not None:
-        training.restore(store, found.manifest)
-    return [f"{passed.name}: {passed.reason}" for passed in found.passed_over]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unequal:
+    """A redone step with other weights than the ledger's."""
+
+    step: int
+    expected: str
+    actual: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redone:
+    """What a redo found."""
+
+    first_step: int
+    last_step: int  # first_step - 1 if there was nothing to do
+    num_equal: int  # steps whose weights have the recorded hash
+    first_unequal: Unequal | None
+    last_unequal: Unequal | None  # of the last step alone: the weights in hand are not the ledger's
+    seconds: float
+
+    @property
+    def num_steps(self) -> int:
+        """Steps done again."""
+        return self.last_step - self.first_step + 1
+
+
+def plan_redo(ledger: Ledger, saved_step: int) -> tuple[StepFact, ...]:
+    """The steps that weights of `saved_step` lack, in order. Pure."""
+    return tuple(ledger.steps[step] for step in range(saved_step + 1, ledger.last_step + 1))
 
 
 def redo(
@@ -54,38 +73,118 @@ def redo(
     ledger: Ledger,
     training: Training,
     compute: Compute,
-    while_waiting: Callable[[], None],
-) -> Life[bool]:
-    """Execute what the ledger has and the weights lack; whether the last hash is the recorded one.
+    *,
+    while_waiting: Callable[[], None] = lambda: None,
+    used: Callable[[Sequence[RawRecord]], None] = lambda _: None,
+    stop_at_unequal: bool = False,
+) -> Life[Redone]:
+    """Execute what the ledger has and the weights lack.
+
+    Steps before a recorded drift do not count for `first_unequal`: the ledger goes on from the
+    drift, whose branch other hardware may have taken earlier; at the drift itself it is compared.
+
+    Args:
+        while_waiting: called between polls of the log; the trainer's heartbeat.
+        used: called with the records of each step.
+        stop_at_unequal: do nothing after the first unequal step.
 
     Raises:
         RedoError: another batch than recorded: the log is not the one that was trained on.
         OffsetGoneError, RecordGoneError: retention removed what redo needs.
     """
-    equal = True
-    for step in range(training.learner.step_number + 1, ledger.last_step + 1):
-        fact = ledger.steps[step]
-        event = _event(bus, fact)
-        positions = [Position(SCORED.name, s.partition, s.offset) for s in event.samples]
-        raws = fetch(bus, positions, while_waiting=while_waiting)
-        claim = ledger.claims[fact.epoch]
-        training.configure(from_json(claim.config).trainer)
-        before = event.policy_version - 1
-        payloads = [payload_of(raw) for raw in raws]
-        redone: Trained = yield compute(
-            training.train, payloads, event.masked, before, event.micro_batches
+    started_s = time.monotonic()
+    facts = plan_redo(ledger, training.learner.step_number)
+    unequal: list[Unequal] = []
+    num_done = num_equal = 0
+    last: Unequal | None = None
+    for fact in facts:
+        event, raws = read_step(bus, fact, while_waiting)
+        used(raws)
+        redone: Trained = yield compute(redo_step, training, ledger, fact, event, raws)
+        is_equal = redone.weight_hash == fact.weight_hash
+        num_done, num_equal = num_done + 1, num_equal + is_equal
+        last = None
+        if not is_equal:
+            last = Unequal(step=fact.step, expected=fact.weight_hash, actual=redone.weight_hash)
+            if fact.step >= ledger.drifted_step:
+                unequal.append(last)
+        if unequal and stop_at_unequal:
+            break
+    first = facts[0].step if facts else ledger.last_step + 1
+    return Redone(
+        first_step=first,
+        last_step=first + num_done - 1,
+        num_equal=num_equal,
+        first_unequal=unequal[0] if unequal else None,
+        last_unequal=last,
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def read_step(
+    bus: Bus, fact: StepFact, while_waiting: Callable[[], None] = lambda: None
+) -> tuple[StepCompleted, list[RawRecord]]:
+    """A step's event, and the records of its samples in batch order.
+
+    Raises:
+        OffsetGoneError, RecordGoneError: retention removed what redo needs.
+    """
+    event = _event(bus, fact, while_waiting)
+    positions = [Position(SCORED.name, s.partition, s.offset) for s in event.samples]
+    return event, fetch(bus, positions, while_waiting=while_waiting)
+
+
+def redo_step(
+    training: Training,
+    ledger: Ledger,
+    fact: StepFact,
+    event: StepCompleted,
+    raws: Sequence[RawRecord],
+) -> Trained:
+    """One step again, as its event has it. Computes; touches no log.
+
+    Raises:
+        RedoError: another batch than recorded.
+    """
+    training.configure(from_json(ledger.claims[fact.epoch].config).trainer)
+    payloads = [payload_of(raw) for raw in raws]
+    redone = training.train(payloads, event.masked, event.policy_version - 1, event.micro_batches)
+    if redone.batch_hash != event.batch_hash:
+        raise RedoError(
+            f"step {fact.step}: its records have batch hash {redone.batch_hash}, "
+            f"the ledger says {event.batch_hash}"
         )
-        if redone.batch_hash != event.batch_hash:
-            raise RedoError(
-                f"step {step}: its records have batch hash {redone.batch_hash}, "
-                f"the ledger says {event.batch_hash}"
-            )
-        equal = redone.weight_hash == event.weight_hash
-    return equal
+    return redone
 
 
-def _event(bus: Bus, fact: StepFact) -> StepCompleted:
-    (raw,) = fetch(bus, [fact.position])
+def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, str]) -> RedoError:
+    """What `redo = "exact"` stops with.
+
+    Args:
+        before: versions that the claim of the step's epoch recorded.
+        now: this process's own.
+    """
+    found = differences(before, now)
+    why = f"since then {found}" if found else "of what a claim records, nothing differs since then"
+    return RedoError(
+        f"redo of step {unequal.step} gave weights {unequal.actual}, the ledger says "
+        f'{unequal.expected}: {why}; restore that, or set trainer.redo = "tolerate" to go on with '
+        "the new weights under a version of their own"
+    )
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """`cpu_capability was AVX512 and is AVX2; threads was 1 and is 4`, or ""."""
+    names = sorted(before.keys() | now.keys())
+    return "; ".join(
+        f"{name} was {before.get(name, 'not recorded')} and is {now.get(name, 'not recorded')}"
+        for name in names
+        if before.get(name) != now.get(name)
+    )
+
+
+def _event(bus: Bus, fact: StepFact, while_waiting: Callable[[], None]) -> StepCompleted:
+    (raw,) = fetch(bus, [fact.position], while_waiting=while_waiting)
     event = decoded(raw).event
     if not isinstance(event, StepCompleted) or event.step != fact.step:
         raise RecordGoneError(f"{fact.position} does not hold StepCompleted({fact.step})")

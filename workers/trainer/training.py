@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from schemas.events import MaskedSegment
+from streams.crash_points import CrashPoint, reach
 from workers.config_trainer import TrainerSection
 from workers.engines.model import configure_torch, load_model, read_config, weights_of
 from workers.trainer.advantage import group_advantages
@@ -21,6 +22,7 @@ from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.optimizer import Learner
 from workers.trainer.packing import Batch, pack
 from workers.trainer.payloads import Payload, batch_hash
+from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
 
 
@@ -70,6 +72,7 @@ class Training:
         Raises:
             NumericsError: loss or gradient is not finite.
         """
+        reach(CrashPoint.FORWARD_BEFORE)
         started_s = time.monotonic()
         samples = [payload.scored for payload in payloads]
         rewards = [sample.trajectory.reward for sample in samples]
@@ -91,6 +94,7 @@ class Training:
         result = self.learner.step(batch)
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
         seconds = time.monotonic() - started_s
+        reach(CrashPoint.FORWARD_AFTER)
         return Trained(
             loss=result.loss,
             metrics=result.metrics | _rewards(payloads) | {"train_s": seconds},
@@ -105,13 +109,23 @@ class Training:
     def save(self, store: CheckpointStore, manifest: Manifest, keep: int) -> None:
         """Write a checkpoint of the present state; older ones go."""
         store.save(manifest, self.learner.weights(), self.learner.optimizer_tensors())
-        store.prune(keep)
+        store.prune(keep, manifest.epoch)
 
     def restore(self, store: CheckpointStore, manifest: Manifest) -> None:
-        """Go back to a checkpoint."""
+        """Go back to a checkpoint.
+
+        Raises:
+            WeightError, ValueError: its tensors are not this model's, or have another hash than it
+                says; nothing is loaded.
+        """
         weights, optimizer = store.load(manifest)
+        if (actual := weight_hash(weights)) != manifest.weight_hash:
+            raise WeightError(
+                f"its weights have hash {actual[:12]}, "
+                f"its manifest says {manifest.weight_hash[:12]}"
+            )
         self.learner.load(weights, optimizer, manifest.step)
-        self.weight_hash = weight_hash(self.learner.weights())
+        self.weight_hash = actual
 
 
 def permuted(rewards: Sequence[float], step: int) -> list[float]:

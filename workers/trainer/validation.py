@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from schemas.events import ScoredTrajectory, SegmentScore
-from workers.validation import check_logprobs, check_trajectory
+from schemas.events import TRAIN, DeadLetter, ScoredTrajectory, SegmentScore, Trajectory
+from workers.validation import check_logprobs, check_trajectory, is_group_number
 
 ANCHORS = ("sampled", "nearby", "behavior")
 
@@ -26,6 +27,36 @@ def validate(scored: ScoredTrajectory, vocab_size: int) -> None:
                 f"got {segment.temperature}"
             )
     _check_scores(scored)
+
+
+def check_versions(trajectory: Trajectory, hashes: Mapping[int, str]) -> None:
+    """Return if every policy segment was sampled by weights that the ledger knows.
+
+    Args:
+        hashes: weight hash by version, of all versions that `steps` made.
+
+    Raises:
+        ValueError: a version that no step made, or that has another hash in the ledger.
+    """
+    for index, segment in enumerate(trajectory.segments):
+        if segment.author != "policy":
+            continue
+        name, version = f"segments[{index}]", segment.policy_version
+        if version not in hashes:
+            raise ValueError(
+                f"{name}.policy_version must be one that steps made, at most {max(hashes)}, "
+                f"got {version}"
+            )
+        if segment.weight_hash not in ("", hashes[version]):
+            raise ValueError(
+                f"{name}.weight_hash of policy version {version} must be {hashes[version]}, "
+                f"got {segment.weight_hash}"
+            )
+
+
+def is_ours(letter: DeadLetter) -> bool:
+    """Whether a letter names a training sample as this run numbers them."""
+    return letter.purpose == TRAIN and is_group_number(letter.group_id)
 
 
 def _check_scores(scored: ScoredTrajectory) -> None:

@@ -9,21 +9,22 @@ from typing import Any
 
 from schemas.events import PartitionPosition, PullRequested, TrainerStarted
 from streams.bus import Bus
-from streams.codec import decoded
+from streams.crash_points import CrashPoint, reach
 from streams.record import Partition
 from streams.topics import POLICY_PULLS
 from workers.context import Context
+from workers.foreign import ForeignRecords
 from workers.log import get as get_log
 from workers.reporter import Reporter
 from workers.trainer.admission import Admission, Plan
-from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import claim
-from workers.trainer.facts import make_claim
+from workers.trainer.facts import make_claim, versions
 from workers.trainer.intake import Intake
 from workers.trainer.ledger import Ledger
 from workers.trainer.office import Office
 from workers.trainer.payloads import Payloads
-from workers.trainer.redo import Life, RedoError, redo, restore
+from workers.trainer.recovery import Recovery
+from workers.trainer.redo import Life, Redone, drift_error
 from workers.trainer.training import Trained, Training
 from workers.weights.channel import WeightServer
 
@@ -36,7 +37,7 @@ class TrainerWorker:
 
     consumes:     scored-trajectories, dead-letters (by position); policy-pulls (PullRequested)
     produces:     steps (TrainerStarted, StepCompleted, GroupsDropped, TrainerHeartbeat,
-                  RedoDrifted); policy-versions (PolicyPublished); dead-letters
+                  StepsRedone, RedoDrifted); policy-versions (PolicyPublished); dead-letters
     waits for:    `groups_per_step` complete groups
     unblocked by: logprob sending; its own drops, which let prompts issue replacements
     """
@@ -52,13 +53,13 @@ class TrainerWorker:
         self._log = get_log(context.role, context.worker, context.instance)
         self._compute_thread = ThreadPoolExecutor(1, "trainer-compute")
         self._reporter = Reporter(context)
-        self._store = CheckpointStore(context.folder / "checkpoints")
         claimed = claim(context, bus, self._claim)
         self._ledger = claimed.ledger
         self._office = Office(context, claimed.producer, claimed.claim.epoch, self._reporter)
         self._step = self._ledger.last_step
         self._version = self._ledger.policy_version
         self._target = claimed.claim.step_target
+        self._recovery = Recovery(context, bus, self._ledger, training, self._compute, self._log)
         self._admission = Admission(self._config, self._ledger.closed)
         self._payloads = Payloads(bus, self._heartbeat)
         self._intake = Intake(
@@ -68,20 +69,24 @@ class TrainerWorker:
             self._payloads,
             vocab_size=training.vocab_size,
             start=self._ledger.positions,
+            hashes=self._ledger.hashes,
+            reporter=self._reporter,
         )
+        self._foreign = ForeignRecords(context.worker)
         pulls = Partition(POLICY_PULLS.name, 0)
         self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
         self._state = "redo"
         self._draining = False
         self._next_drop = 0.0
-        self._saved_step = -1
         self._life: Life[None] = self._live()
         self._waits_for: Future[Any] | None = None
         self._done = False
 
     def turn(self) -> None:
         """Read, drop, live on, and say so."""
+        reach(CrashPoint.POLL_BEFORE)
         self._intake.poll(POLL_S)
+        reach(CrashPoint.POLL_AFTER)
         self._drop()
         self._serve()
         self._live_on()
@@ -109,6 +114,8 @@ class TrainerWorker:
         yield from self._redo()
         yield from self._publish()
         while self._step < self._target and not self._draining:
+            if self._recovery.is_due(self._step, self._intake.positions):
+                yield from self._checkpoint()
             plan = self._admission.plan(self._version)
             if plan is None:
                 self._tell("waiting", self._missing())
@@ -120,9 +127,10 @@ class TrainerWorker:
                 self._training.train, payloads, plan.masked, plan.policy_version
             )
             self._complete(plan, trained)
+            self._recovery.used(payload.raw for payload in payloads)
             yield from self._publish()
-            if self._step % self._config.checkpoint_every == 0:
-                yield from self._checkpoint()
+        self._next_drop = 0.0
+        self._drop()  # what is decided is told; what is open stays open
         self._tell("draining", "checkpoint")
         yield from self._checkpoint()
         self._tell("done", "")
@@ -130,53 +138,42 @@ class TrainerWorker:
         self._done = True
 
     def _redo(self) -> Life[None]:
-        for line in restore(self._store, self._ledger, self._training):
-            self._log.warning("checkpoint_passed_over", reason=line)
-        self._saved_step = self._training.learner.step_number
-        begun_at = self._saved_step
-        equal = yield from redo(
-            self._bus, self._ledger, self._training, self._compute, self._heartbeat
-        )
+        """Tell what was done again; weights that came out otherwise stop us, or get a number."""
+        redone = yield from self._recovery.come_back(self._heartbeat)
         self._training.configure(self._config)
-        if self._step > begun_at:
-            self._log.info("redone", steps=self._step - begun_at, equal=equal)
-        if not equal:
-            self._drifted()
+        if redone.num_steps:
+            self._office.redone(redone)
+            self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)
+        if self._config.redo == "exact" and redone.first_unequal is not None:
+            unequal = redone.first_unequal
+            before = self._ledger.claims[self._ledger.steps[unequal.step].epoch]
+            raise drift_error(unequal, before.versions, self._versions())
+        if redone.last_unequal is not None:
+            yield from self._drifted(redone)
 
-    def _drifted(self) -> None:
-        expected, actual = self._ledger.weight_hash, self._training.weight_hash
-        if self._config.redo == "exact":
-            raise RedoError(
-                f"redo of step {self._step} gave weights {actual}, the ledger says {expected}: "
-                'other hardware, threads or libraries? trainer.redo = "tolerate" goes on with them'
-            )
+    def _drifted(self, redone: Redone) -> Life[None]:
+        """Go on with our own weights. Only a checkpoint holds them: no redo elsewhere makes them"""
+        assert redone.last_unequal is not None
+        expected, actual = redone.last_unequal.expected, redone.last_unequal.actual
         self._version += 1
         self._office.drifted(self._step, self._version, expected, actual)
+        self._ledger.hashes[self._version] = actual
         self._log.warning("redo_drifted", step=self._step, policy_version=self._version)
+        yield from self._checkpoint()
 
     def _publish(self) -> Life[None]:
         """Serve the version in hand, then announce it."""
         manifest = yield self._compute(
             self._server.publish, self._version, self._training.learner.weights()
         )
-        self._server.retire(self._context.config.weights.versions_served)
         self._office.published(self._step, manifest, self._server)
+        # After the commit, which a trainer that was replaced does not get through.
+        self._server.retire(self._context.config.weights.versions_served)
         self._reporter.policy_version = self._version
         self._log.info("published", policy_version=self._version, hash=manifest.weight_hash[:12])
 
     def _checkpoint(self) -> Life[None]:
-        if self._saved_step == self._step:
-            return
-        manifest = Manifest(
-            run=self._context.config.run.id,
-            epoch=self._ledger.epoch,
-            step=self._step,
-            policy_version=self._version,
-            weight_hash=self._training.weight_hash,
-        )
-        keep = self._config.checkpoints_kept
-        yield self._compute(self._training.save, self._store, manifest, keep)
-        self._saved_step = self._step
+        yield from self._recovery.save(self._ledger.epoch, self._step, self._version)
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
         """Commit the step; from here on it is done."""
@@ -190,6 +187,7 @@ class TrainerWorker:
         self._office.step_completed(step, plan, trained, closed, positions)
         self._admission.close(plan.group_ids)
         self._step, self._version = step, plan.policy_version + 1
+        self._ledger.hashes[self._version] = trained.weight_hash
         self._reporter.count(
             steps=1,
             samples=len(plan.samples),
@@ -223,10 +221,9 @@ class TrainerWorker:
         self._reporter.count(dropped_groups=len(groups), dead_letters=len(letters))
 
     def _serve(self) -> None:
-        for raw in self._pulls.poll(100, 0.0):
-            event = decoded(raw).event
-            if isinstance(event, PullRequested):
-                self._server.serve(event)
+        for record in self._foreign.readable(self._pulls.poll(100, 0.0)):
+            if isinstance(record.event, PullRequested):
+                self._server.serve(record.event)
 
     def _live_on(self) -> None:
         if self._done or (self._waits_for is not None and not self._waits_for.done()):
@@ -238,14 +235,11 @@ class TrainerWorker:
             self._done = True
 
     def _claim(self, ledger: Ledger) -> TrainerStarted:
-        numerics = self._training.numerics
-        versions = {
-            "cpu_capability": numerics.cpu_capability,
-            "threads": str(numerics.threads),
-            "attention": numerics.attention,
-            "experts": numerics.experts,
-        }
-        return make_claim(self._context, self._bus, ledger, self._training.model_hash, versions)
+        model_hash = self._training.model_hash
+        return make_claim(self._context, self._bus, ledger, model_hash, self._versions())
+
+    def _versions(self) -> dict[str, str]:
+        return versions(self._training.numerics)
 
     def _compute(self, work: Callable[..., Any], *args: object) -> Future[Any]:
         return self._compute_thread.submit(work, *args)

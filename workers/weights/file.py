@@ -3,11 +3,16 @@
 The server writes beside, syncs and renames, so a file that has its name is whole. The number and
 the hash are in the name and in the file's header; kept versions can be read without a server, also
 by a worker that starts after the trainer has gone.
+
+A trainer that was stopped and wakes beside its successor does no harm here: what it would write has
+another name or the same bytes, it removes nothing newer than what it published itself, and its
+unfinished file is gone since the successor's first version.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +56,7 @@ class FileWeightServer:
     """The trainer's end: a folder of versions, of which the newest `keep` stay."""
 
     def __init__(self, folder: Path | str, keep: int) -> None:
-        """Serve what is in `folder`; half-written files of a predecessor are removed.
+        """Serve what is in `folder`. Nothing is touched before the first version.
 
         Raises:
             ValueError: `keep` is below 1.
@@ -60,12 +65,17 @@ class FileWeightServer:
             raise ValueError(f"keep must be above 0, got {keep}")
         self._folder = Path(folder).resolve()
         self._keep = keep
+        self._newest: int | None = None  # of those that we published
         self._folder.mkdir(parents=True, exist_ok=True)
-        for torn in self._folder.glob("*.tmp"):
-            torn.unlink(missing_ok=True)
 
     def publish(self, policy_version: int, weights: Mapping[str, torch.Tensor]) -> Manifest:
-        """Write the version; see `WeightServer.publish`. Older ones beyond `keep` go."""
+        """Write the version; see `WeightServer.publish`. Older ones beyond `keep` go.
+
+        The first call removes what predecessors left half-written. Not the constructor: who makes
+        a server may still find that another trainer is alive, and writing.
+        """
+        if self._newest is None:
+            self._clean()
         manifest = Manifest(
             policy_version=policy_version,
             weight_hash=weight_hash(weights),
@@ -81,8 +91,13 @@ class FileWeightServer:
                 f"policy version {policy_version} was published as {existing.name}; "
                 f"it cannot become {target.name}"
             )
+        self._newest = max(policy_version, self._newest or 0)
         self.retire(self._keep)
         return manifest
+
+    def _clean(self) -> None:
+        for torn in self._folder.glob("*.tmp"):
+            torn.unlink(missing_ok=True)
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The folder's absolute path."""
@@ -96,8 +111,13 @@ class FileWeightServer:
         return list(_files(self._folder))
 
     def retire(self, keep: int) -> None:
-        """Remove all but the newest `keep` versions. A reader that has one open keeps it."""
-        for path in list(_files(self._folder).values())[: -keep or None]:
+        """Remove all but the newest `keep` versions. A reader that has one open keeps it.
+
+        Versions above the newest that we published are a successor's, and not counted.
+        """
+        newest = -1 if self._newest is None else self._newest
+        ours = [path for version, path in _files(self._folder).items() if version <= newest]
+        for path in ours[: -keep or None]:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -107,15 +127,21 @@ class FileWeightServer:
 def _write(target: Path, weights: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
     from safetensors.torch import save_file
 
-    temporary = target.with_suffix(f".{os.getpid()}.tmp")
+    # A process id is unique on one machine only, and the folder may be shared.
+    temporary = target.with_suffix(f".{secrets.token_hex(8)}.tmp")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     metadata = {
         "policy_version": str(manifest.policy_version),
         "weight_hash": manifest.weight_hash,
     }
     save_file(tensors, temporary, metadata)
-    _sync(temporary)
-    temporary.rename(target)
+    try:
+        _sync(temporary)
+        temporary.rename(target)
+    except FileNotFoundError as err:
+        raise WeightError(
+            f"{temporary.name} was removed before it was whole: another trainer took over"
+        ) from err
     _sync(target.parent)
 
 

@@ -2,110 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from schemas.events import EVALUATE, TRAIN, ClosedGroups, Event, Prompt
-from streams.codec import decoded, outgoing
+from schemas.events import ClosedGroups
+from streams.codec import outgoing
 from streams.errors import ConfigError, FencedError
-from streams.memory import MemoryBus
-from streams.memory_log import Fault, MemoryLog
-from streams.topic import Topic
-from streams.topics import CONTROL, PROMPTS, STEPS, TOPICS
-from tests.factories import (
-    control_state,
-    dropped_group,
-    groups_dropped,
-    step_completed,
-    trainer_started,
-)
-from workers.config import DataSection, ModelSection, PromptsSection, RunConfig
-from workers.config_trainer import TrainerSection
-from workers.context import Context
-from workers.prompts.dataset import ChatMessages
-from workers.prompts.worker import PromptsWorker
-
-PARTITIONS = 3
-ROWS = 10
-
-
-class Characters:
-    """A tokenizer: one token per character."""
-
-    hash = "characters"
-
-    def encode_prompt(self, prompt: str | ChatMessages) -> list[int]:
-        return [ord(character) for character in str(prompt)]
-
-
-class World:
-    """A run's topics and files, and its `prompts` workers."""
-
-    def __init__(self, folder: Path, **prompts: Any) -> None:
-        self.log = MemoryLog()
-        for topic in TOPICS:
-            self.log.create(f"run.{topic.name}", PARTITIONS if topic == PROMPTS else 1)
-        self.bus = MemoryBus(self.log, "run")
-        self.trainer = self.bus.producer("test")
-        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 20}))
-        for name, rows in (("train", ROWS), ("held_out", 4)):
-            lines = [json.dumps({"prompt": f"{name} {i}", "answer": str(i)}) for i in range(rows)]
-            (folder / f"{name}.jsonl").write_text("\n".join(lines))
-        self.config = RunConfig(
-            data=DataSection(
-                train=str(folder / "train.jsonl"), held_out=str(folder / "held_out.jsonl")
-            ),
-            model=ModelSection(path=str(folder)),
-            prompts=PromptsSection(**{"group_size": 2, "evaluate_rows": 3, **prompts}),
-            trainer=TrainerSection(steps=4, groups_per_step=3, max_staleness=1),
-        )
-
-    def worker(self) -> PromptsWorker:
-        context = Context(config=self.config, bus=self.bus, role="prompts", ordinal=0, instance="p")
-        return PromptsWorker(context, Characters(), poll_s=0.001)
-
-    def says(self, *events: Event, topic: Topic = STEPS) -> None:
-        self.trainer.commit([outgoing(topic, event) for event in events])
-
-    def issued(self) -> Sequence[tuple[int, Prompt]]:
-        """Partition and event of every record of `prompts`."""
-        found = []
-        with self.bus.reader(self.bus.beginnings(PROMPTS.name)) as reader:
-            while records := reader.poll(100, 0.0):
-                found += [(raw.position.partition, decoded(raw).event) for raw in records]
-        return [(at, event) for at, event in found if isinstance(event, Prompt)]
-
-    def groups(self) -> dict[str, list[Prompt]]:
-        """Training samples by group."""
-        groups: dict[str, list[Prompt]] = {}
-        for _, prompt in self.issued():
-            if prompt.purpose == TRAIN:
-                groups.setdefault(prompt.group_id, []).append(prompt)
-        return groups
-
-    def evaluations(self) -> list[str]:
-        """Ids of evaluation samples, in order."""
-        return sorted(p.group_id for _, p in self.issued() if p.purpose == EVALUATE)
-
-
-def turns(worker: PromptsWorker, count: int = 3) -> None:
-    for _ in range(count):
-        worker.turn()
-
-
-def started(**changes: Any) -> Event:
-    return trainer_started(**{"step_target": 4, **changes})
-
-
-def step(number: int, watermark: int, **changes: Any) -> Event:
-    closed = ClosedGroups(watermark=watermark)
-    return step_completed(number, **{"closed": closed, **changes})
+from streams.memory_log import Fault
+from streams.topics import CONTROL, PROMPTS
+from tests.factories import control_state, dropped_group, groups_dropped
+from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, turns, until
 
 
 def test_nothing_is_issued_before_the_claim(tmp_path: Path) -> None:
@@ -340,10 +248,3 @@ def test_a_model_folder_without_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"model\.path: cannot read .*config\.json"):
         world.worker()
-
-
-def until(worker: PromptsWorker, condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline_s
-        worker.turn()

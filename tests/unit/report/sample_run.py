@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from schemas.events import Segment, Tensor
+from streams.audit_report import AuditReport
 from streams.views import Views, ViewState
 from tests.factories import (
     NOW_MS,
@@ -20,6 +21,8 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
+from workers.report.page import ReportInput
+from workers.viewing import KillMark
 
 STEP_MS = 1500
 WORDS = ["<pad>", "<eos>", "=", "+", ",", "~", *(str(n) for n in range(100))]
@@ -136,3 +139,32 @@ def views_at(num_steps: int) -> ViewState:
     steps(views, num_steps, np.random.default_rng(0))
     processes(views, num_steps)
     return views.state
+
+
+def audit_report(**changes: object) -> AuditReport:
+    values = {
+        "run": "demo",
+        "steps": 60,
+        "policy_version": 60,
+        "issued": 9000,
+        "trained": 7680,
+        "evaluated": 1024,
+        "dead_lettered": 0,
+        "lost": 0,
+        "dropped": {"stale": 8},
+        "in_flight": {"trainer": 288},
+        "staleness": {0: 100, 1: 300},
+        "max_staleness": 1,
+    }
+    return AuditReport(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def report_input(**changes: object) -> ReportInput:
+    values = {
+        "run": "demo",
+        "views": views_at(20),
+        "audit": audit_report(),
+        "kills": (KillMark(step=7, worker="rollout-0"),),
+        "decode": decode,
+    }
+    return ReportInput(**{**values, **changes})  # type: ignore[arg-type]

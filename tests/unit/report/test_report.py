@@ -10,46 +10,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from streams.audit_report import AuditReport, Breach, BreachKind
+from streams.audit_report import Breach, BreachKind
 from streams.errors import ConfigError
 from streams.views import Restart, ViewState
-from tests.unit.report.sample_run import decode, views_at
+from tests.unit.report.sample_run import audit_report, report_input, views_at
 from workers.cli.report import configuration
-from workers.report.collect import kill_marks, write
-from workers.report.page import ReportInput, render
+from workers.report.collect import kill_marks
+from workers.report.page import render
 from workers.report.svg import Frame, Series, bars, line_chart, number, ticks
 from workers.viewing import KillMark
 
 VOID = {"meta", "br", "path", "rect", "circle"}
-
-
-def audit_report(**changes: object) -> AuditReport:
-    values = {
-        "run": "demo",
-        "steps": 60,
-        "policy_version": 60,
-        "issued": 9000,
-        "trained": 7680,
-        "evaluated": 1024,
-        "dead_lettered": 0,
-        "lost": 0,
-        "dropped": {"stale": 8},
-        "in_flight": {"trainer": 288},
-        "staleness": {0: 100, 1: 300},
-        "max_staleness": 1,
-    }
-    return AuditReport(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def report_input(**changes: object) -> ReportInput:
-    values = {
-        "run": "demo",
-        "views": views_at(20),
-        "audit": audit_report(),
-        "kills": (KillMark(step=7, worker="rollout-0"),),
-        "decode": decode,
-    }
-    return ReportInput(**{**values, **changes})  # type: ignore[arg-type]
 
 
 class Balance(HTMLParser):
@@ -115,13 +86,6 @@ def test_what_a_model_wrote_is_not_html() -> None:
     page = render(report_input(decode=lambda _: "<script>alert(1)</script>"))
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
-
-
-def test_the_files_are_written(tmp_path: Path) -> None:
-    """A page and a PNG."""
-    written = write(report_input(), tmp_path / "new")
-    assert written.page.read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert written.curve.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_kill_is_a_process_that_came_back_without_goodbye() -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from schemas import decode, encode
 from schemas.events import (
     ClosedGroups,
     Event,
@@ -13,13 +14,17 @@ from schemas.events import (
     SampleRef,
     StepCompleted,
 )
+from streams.audit_classes import Classes, Coverage, Reached
 from streams.audit_fold import AuditFold
 from streams.audit_report import AuditReport
-from streams.record import Partition, Position
+from streams.audit_rows import Sieve
+from streams.done_set import encode_done
+from streams.record import Committed, Partition, Position, RawRecord
 from tests.factories import (
     dropped_group,
     groups_dropped,
     policy_loaded,
+    policy_published,
     policy_segment,
     prompt,
     prompt_segment,
@@ -32,6 +37,7 @@ from tests.factories import (
 
 CONFIG = json.dumps({"trainer": {"max_staleness": 1}})
 SIZE = 2  # samples of a group
+LARGE = ("scored-trajectories", "trajectories", "prompts")
 
 
 class Log:
@@ -46,6 +52,7 @@ class Log:
                 "scored-trajectories",
                 "trajectories",
                 "policy-pulls",
+                "policy-versions",
                 "prompts",
             )
         }
@@ -102,17 +109,55 @@ class Log:
         }
         self.add("steps", step_completed(step, **{**values, **changes}))
 
-    def report(self) -> AuditReport:
-        fold = AuditFold(
-            rollout_covers=lambda _, offset: offset in self.rollout_done,
-            logprob_covers=lambda _, offset: offset in self.logprob_done,
-            expired=self.expired,
-        )
-        for topic, events in self.topics.items():
-            for offset, event in enumerate(events):
-                if (topic, offset) not in self.hidden:
-                    fold.apply(event, Position(topic, 0, offset))
-        return fold.report()
+    def publish(self, version: int, **changes: Any) -> None:
+        """Announced by the trainer, loaded by the rollout worker."""
+        self.add("policy-versions", policy_published(version, **changes))
+        self.add("policy-pulls", policy_loaded(version))
+
+    def records(self, topic: str) -> list[RawRecord]:
+        return [
+            raw_record(topic, offset, event)
+            for offset, event in enumerate(self.topics[topic])
+            if (topic, offset) not in self.hidden
+        ]
+
+    def report(self, *, steps_last: bool = False) -> AuditReport:
+        fold = AuditFold(self.expired)
+        topics = list(self.topics)
+        for topic in topics[1:] + topics[:1] if steps_last else topics:
+            feed(fold, topic, self.records(topic))
+        return Classes(fold, reached(self.rollout_done, self.logprob_done)).report()
+
+
+def raw_record(topic: str, offset: int, event: Event) -> RawRecord:
+    return RawRecord(
+        position=Position(topic, 0, offset),
+        offsets=(offset,),
+        key=b"",
+        value=b"".join(encode(event)),
+    )
+
+
+def feed(fold: AuditFold, topic: str, records: list[RawRecord]) -> None:
+    """As the audit does: rows of the large topics, events of the others."""
+    if topic in LARGE:
+        fold.add(Sieve(topic).rows(records))
+        return
+    for raw in records:
+        event = decode(raw.value)
+        if topic == "steps":
+            fold.foresee(event)
+        fold.apply(event, raw.position)
+
+
+def reached(rollout_done: set[int], logprob_done: set[int]) -> Reached:
+    """Groups that are done with these offsets of partition 0."""
+
+    def coverage(topic: str, done: set[int]) -> Coverage:
+        at = Committed(offset=0, metadata=encode_done(0, done))
+        return Coverage({Partition(topic, 0): at})
+
+    return Reached(coverage("prompts", rollout_done), coverage("trajectories", logprob_done))
 
 
 def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -123,7 +168,8 @@ def healthy() -> Log:
     """Groups 0 and 1 trained, 2 dropped, 3 to 5 in flight at three roles, one evaluation."""
     log = Log()
     log.add("steps", trainer_started(config=CONFIG))
-    log.add("policy-pulls", policy_loaded(0))
+    for version in range(3):
+        log.publish(version)
     log.step(1, log.score("0"), closed=1)
     log.step(2, log.score("1"), closed=2)
     log.score("2")

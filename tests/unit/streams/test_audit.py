@@ -147,3 +147,23 @@ def test_a_trained_sample_must_lie_where_the_ledger_says(offset: int, detail: st
     report = log.report()
     found = [b for b in report.breaches if b.kind is BreachKind.UNKNOWN_POSITION]
     assert any(detail in breach.detail for breach in found)
+
+
+def test_the_order_of_topics_does_not_matter() -> None:
+    """A live audit sees a sample's records before the step that trains it."""
+    log = healthy()
+    log.step(3, log.score("6", version=0), closed=3)
+    change_step(log, 3, closed=ClosedGroups(watermark=3, above=(6,)))
+    assert log.report(steps_last=True) == log.report()
+
+
+def test_a_trained_sample_of_two_scored_records_is_measured_once() -> None:
+    """The step names one of them; the other is a duplicate and says nothing."""
+    log = healthy()
+    log.add("scored-trajectories", log.topics["scored-trajectories"][0])
+    report = log.report(steps_last=True)
+    assert kinds(report) == {}
+    assert report.staleness == {0: 3 * SIZE, 1: 3 * SIZE}
+    assert report.duplicates == 1
+    (named,) = report.named_duplicates
+    assert named.startswith("0/0 again at scored-trajectories[0]@")

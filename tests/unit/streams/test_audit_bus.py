@@ -2,115 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Sequence
 
 import pytest
 
-from schemas.events import ClosedGroups, Event, PartitionPosition
 from streams.audit import audit
-from streams.bus import Bus, GroupConsumer
-from streams.codec import outgoing
 from streams.errors import TopicMismatchError
 from streams.memory import MemoryBus
 from streams.memory_log import MemoryLog, State
 from streams.parts import Message
-from streams.record import Committed, Outgoing, Partition, Position
-from streams.topic import Topic
-from streams.topics import POLICY_PULLS, PROMPTS, SCORED, STEPS, TOPICS, TRAJECTORIES
-from tests.factories import (
-    policy_loaded,
-    policy_segment,
-    prompt,
-    prompt_segment,
-    sample_ref,
-    scored,
-    step_completed,
-    trainer_started,
-    trajectory,
-)
-
-NUM_GROUPS, SIZE = 3, 2
-CONFIG = json.dumps({"trainer": {"max_staleness": 1}})
-
-
-class Run:
-    """A small run on a `MemoryLog`, its roles played by the test."""
-
-    def __init__(self) -> None:
-        self.log = MemoryLog()
-        for topic in TOPICS:
-            self.log.create(f"run.{topic.name}", 1 if topic.single_partition else 2)
-        self.bus: Bus = MemoryBus(self.log, "run")
-        self._pen = self.bus.producer("pen")
-        self._rollout = self.bus.consumer("rollout", [PROMPTS.name])
-        self._logprob = self.bus.consumer("logprob", [TRAJECTORIES.name])
-
-    def write(self, topic: Topic, *events: Event) -> Sequence[Position]:
-        return self._pen.commit([outgoing(topic, event) for event in events])
-
-    def issue(self) -> None:
-        for group in range(NUM_GROUPS):
-            samples = (
-                prompt(group_id=str(group), sample=sample, group_size=SIZE)
-                for sample in range(SIZE)
-            )
-            self.write(PROMPTS, *samples)
-
-    def roll_out(self, *, forget: str = "") -> None:
-        """Answer all prompts but those of group `forget`; commit past all of them."""
-        self.write(POLICY_PULLS, policy_loaded(0))
-        segments = (prompt_segment(), policy_segment(version=0))
-        answers = [
-            outgoing(
-                TRAJECTORIES, trajectory(group_id=str(group), sample=sample, segments=segments)
-            )
-            for group in range(NUM_GROUPS)
-            for sample in range(SIZE)
-            if str(group) != forget
-        ]
-        self._commit(self._rollout, answers)
-
-    def score(self) -> Sequence[Position]:
-        segments = (prompt_segment(), policy_segment(version=0))
-        events = [
-            outgoing(
-                SCORED,
-                scored(trajectory(group_id=str(group), sample=sample, segments=segments)),
-            )
-            for group in range(NUM_GROUPS)
-            for sample in range(SIZE)
-        ]
-        return self._commit(self._logprob, events)
-
-    def train(self, group: int, positions: Sequence[Position]) -> None:
-        """One step of one group."""
-        refs = tuple(
-            sample_ref(
-                str(group),
-                sample,
-                partition=at.partition,
-                offset=at.offset,
-                oldest_policy_version=0,
-            )
-            for sample, at in enumerate(positions[group * SIZE : (group + 1) * SIZE])
-        )
-        step = step_completed(
-            1,
-            samples=refs,
-            masked=(),
-            absent=(),
-            closed=ClosedGroups(watermark=1),
-            positions=(PartitionPosition(topic=SCORED.name, partition=0, offset=0),),
-        )
-        self.write(STEPS, trainer_started(config=CONFIG), step)
-
-    def _commit(self, consumer: GroupConsumer, records: Sequence[Outgoing]) -> Sequence[Position]:
-        while consumer.poll(100, 0.0).records:
-            pass
-        done = {p: Committed(offset=at) for p, at in consumer.positions().items()}
-        return self._pen.commit(records, done, consumer)
+from streams.record import Partition
+from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
 
 
 def test_a_run_is_audited_through_the_bus() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from schemas.events import (
     ClosedGroups,
 )
+from streams.audit_classes import Classes
 from streams.audit_fold import AuditFold
 from streams.audit_report import EXAMPLES_PER_KIND
 from streams.record import ID_HEADER, Partition, Position, RawRecord
@@ -20,10 +22,21 @@ from tests.factories import (
     prompt,
     prompt_segment,
     redo_drifted,
+    scored,
     trainer_started,
     trajectory,
 )
-from tests.unit.streams.audit_log import CONFIG, SIZE, change_step, healthy, kinds, step_of
+from tests.unit.streams.audit_log import (
+    CONFIG,
+    SIZE,
+    change_step,
+    feed,
+    healthy,
+    kinds,
+    raw_record,
+    reached,
+    step_of,
+)
 
 
 def test_a_group_both_trained_and_dropped_is_a_breach() -> None:
@@ -55,11 +68,11 @@ def test_a_gap_in_group_numbers_is_a_breach() -> None:
 
 def test_groups_above_the_mark_need_not_be_dense() -> None:
     """What was issued during the audit may be seen in part."""
-    fold = AuditFold(rollout_covers=lambda *_: False, logprob_covers=lambda *_: False)
-    fold.apply(prompt(group_id="0", sample=0, group_size=1), Position("prompts", 0, 0))
+    fold = AuditFold()
+    feed(fold, "prompts", [raw_record("prompts", 0, prompt(group_id="0", sample=0, group_size=1))])
     fold.mark_issued()
-    fold.apply(prompt(group_id="2", sample=0, group_size=1), Position("prompts", 0, 1))
-    assert fold.report().ok
+    feed(fold, "prompts", [raw_record("prompts", 1, prompt(group_id="2", sample=0, group_size=1))])
+    assert Classes(fold, reached(set(), set())).report().ok
 
 
 def test_a_group_issued_in_part_is_a_breach() -> None:
@@ -82,10 +95,10 @@ def test_a_trajectory_must_name_a_load_that_its_worker_confirmed() -> None:
     """Nothing is generated before real weights: same worker, load, version and hash."""
     log = healthy()
     log.add("policy-pulls", policy_loaded(1, worker="rollout-1"))
-    log.roll_out("6", version=1)
+    log.roll_out("6", version=1, worker="rollout-2")
     report = log.report()
     assert kinds(report) == {"unknown load": 1}
-    assert "rollout-0/1" in report.breaches[0].detail
+    assert "rollout-2, never confirmed" in report.breaches[0].detail
 
 
 def test_a_dead_letter_ends_a_sample_and_its_siblings_are_dropped() -> None:
@@ -129,27 +142,30 @@ def test_steps_are_numbered_without_gaps_and_once() -> None:
     log = healthy()
     log.step(2, [], closed=3)
     log.step(5, [], closed=3)
-    assert kinds(log.report()) == {"step missing": 1, "step twice": 1}
+    assert kinds(log.report()) == {"step missing": 1, "step twice": 1, "version chain": 1}
 
 
 def test_a_step_must_start_from_the_weights_that_were_made_before() -> None:
     """The chain of hashes breaks, unless a drifted redo says why."""
     log = healthy()
-    drifted = redo_drifted(step=2, epoch=1)
-    log.step(3, log.score("6", version=1), closed=3, previous_hash=drifted.actual_hash)
-    log.add("policy-pulls", policy_loaded(1))
+    drifted = redo_drifted(step=2, policy_version=3, epoch=1)
+    refs = log.score("6", version=2)
+    log.step(3, refs, closed=3, previous_hash=drifted.actual_hash, policy_version=3)
     change_step(log, 3, closed=ClosedGroups(watermark=3, above=(6,)))
     assert kinds(log.report()) == {"hash chain": 1}
     steps = log.topics["steps"]
     steps.insert(len(steps) - 1, drifted)
-    assert kinds(log.report()) == {}
+    change_step(log, 3, policy_version=4)
+    report = log.report()
+    assert kinds(report) == {}
+    assert report.drifted == 1
 
 
 def test_a_step_without_a_claim_has_no_bound() -> None:
     """A bound that nobody recorded cannot be proven."""
     log = healthy()
     del log.topics["steps"][0]
-    assert kinds(log.report()) == {"no bound": 2}
+    assert kinds(log.report()) == {"false version": 2, "no bound": 2}
 
 
 def test_a_second_record_of_a_sample_is_counted_and_skipped() -> None:
@@ -174,28 +190,19 @@ def test_expired_records_are_said_to_be_unproven() -> None:
 
 def test_an_unreadable_record_still_proves_its_sample_by_its_header() -> None:
     """A poisoned trajectory is in flight until the log-prob worker has set it aside."""
-    fold = AuditFold(rollout_covers=lambda *_: True, logprob_covers=lambda *_: False)
-    fold.unreadable(
-        RawRecord(
-            position=Position("trajectories", 0, 4),
-            offsets=(4,),
-            key=b"0",
-            value=b"junk",
-            headers={ID_HEADER: b"0/0/0"},
-        )
+    fold = AuditFold()
+    junk = RawRecord(
+        position=Position("trajectories", 0, 4),
+        offsets=(4,),
+        key=b"0",
+        value=b"junk",
+        headers={ID_HEADER: b"0/0/0"},
     )
-    fold.apply(prompt(group_id="0", sample=0, group_size=1), Position("prompts", 0, 0))
-    report = fold.report()
+    feed(fold, "trajectories", [junk])
+    feed(fold, "prompts", [raw_record("prompts", 0, prompt(group_id="0", sample=0, group_size=1))])
+    report = Classes(fold, reached({0}, set())).report()
     assert report.in_flight == {"logprob": 1}
     assert report.unreadable == 1
-
-
-def test_the_ledger_comes_first() -> None:
-    """A fold that knew the samples before their fate would judge them by half of it."""
-    fold = AuditFold(rollout_covers=lambda *_: True, logprob_covers=lambda *_: True)
-    fold.apply(prompt(), Position("prompts", 0, 0))
-    with pytest.raises(ValueError, match="steps"):
-        fold.apply(trainer_started(), Position("steps", 0, 0))
 
 
 def test_a_report_counts_all_breaches_and_shows_the_first_of_each_kind() -> None:
@@ -224,3 +231,100 @@ def test_the_report_is_also_json() -> None:
     assert values["ok"] is True
     assert values["staleness"] == {"0": 6, "1": 6}
     assert values["breaches"] == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "group_id", "sample"),
+    [("prompts", "seven", 0), ("prompts", "007", 0), ("trajectories", "0", 1 << 20)],
+    ids=["a word", "leading zeros", "sample out of range"],
+)
+def test_ids_that_cannot_be_ours_are_named(topic: str, group_id: str, sample: int) -> None:
+    """They are neither a group number nor an evaluation; nothing is remembered of them."""
+    log = healthy()
+    make = prompt if topic == "prompts" else trajectory
+    log.add(topic, make(group_id=group_id, sample=sample))
+    report = log.report()
+    assert kinds(report) == {"bad id": 1}
+    assert report.breaches[0].id == f"{group_id}/{sample}"
+
+
+def test_an_evaluation_id_on_a_training_prompt_is_named() -> None:
+    """Evaluations are not trained, so such a sample would never end."""
+    log = healthy()
+    log.issue("e0-9", purpose="train")
+    assert kinds(log.report()) == {"bad id": SIZE}
+
+
+def test_a_step_cannot_train_an_evaluation() -> None:
+    """Held-out rows would leak into the weights."""
+    log = healthy()
+    refs = step_of(log, 2).samples
+    change_step(log, 2, samples=(*refs, replace(refs[0], group_id="e0-7")))
+    assert kinds(log.report()) == {"bad id": 1}
+
+
+def test_a_dead_letter_without_a_prompt_is_an_orphan() -> None:
+    """It names a sample that nobody issued."""
+    log = healthy()
+    log.add("dead-letters", dead_letter(group_id="77", sample=0))
+    assert kinds(log.report()) == {"never issued": 1}
+
+
+def test_a_score_without_a_prompt_is_an_orphan() -> None:
+    """As a trajectory is."""
+    log = healthy()
+    log.add("scored-trajectories", scored(trajectory(group_id="77", sample=0)))
+    assert kinds(log.report()) == {"never issued": 1}
+
+
+def test_a_closed_group_without_a_prompt_is_an_orphan() -> None:
+    """The trainer dropped what nobody issued."""
+    log = healthy()
+    event = groups_dropped(
+        groups=(dropped_group("9"),), closed=ClosedGroups(watermark=3, above=(9,))
+    )
+    log.add("steps", event)
+    report = log.report()
+    assert kinds(report) == {"never issued": 1}
+    assert report.breaches[0].id == "9"
+
+
+def test_a_dead_letter_that_names_no_sample_ends_the_one_at_its_origin() -> None:
+    """Its bytes could not be read; its position says which sample it was."""
+    log = healthy()
+    (first, _) = log.issue("6")
+    log.rollout_done.update((first, first + 1))
+    letter = dead_letter(
+        group_id="", sample=-1, origin_topic="prompts", origin_partition=0, origin_offset=first
+    )
+    log.add("dead-letters", letter)
+    report = log.report()
+    assert report.dead_lettered == 1
+    assert kinds(report) == {"lost": 1}
+
+
+def test_a_group_dropped_twice_is_closed_twice() -> None:
+    """A group closes once."""
+    log = healthy()
+    log.add("steps", groups_dropped(groups=(dropped_group("2"),), closed=ClosedGroups(watermark=3)))
+    assert kinds(log.report()) == {"closed twice": 1}
+
+
+def test_a_closed_set_that_forgets_a_group_is_a_breach() -> None:
+    """Pacing would hold it open for ever."""
+    log = healthy()
+    change_step(log, 2, closed=ClosedGroups(watermark=1))
+    log.topics["steps"].pop()  # the drop of group 2 had a newer set
+    found = log.report()
+    assert kinds(found) == {"closed set": 1}
+    assert found.breaches[0].id == "1"
+
+
+def test_a_strangers_huge_numbers_cost_nothing() -> None:
+    """Ids, sizes and positions from anywhere: named, and no memory is set aside for them."""
+    log = healthy()
+    log.add("prompts", prompt(group_id=str(10**17), sample=0, group_size=1 << 40))
+    change_step(log, 2, closed=ClosedGroups(watermark=10**15))
+    report = log.report()
+    assert report.breach_counts["missing group"] == 10**17 - 6
+    assert report.breach_counts["missing sample"] == (1 << 16) - 1

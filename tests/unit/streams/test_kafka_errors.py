@@ -7,7 +7,13 @@ import time
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.errors import AbortedError, BrokerError, FencedError, OutcomeUnknownError
+from streams.errors import (
+    AbortedError,
+    BrokerError,
+    FencedError,
+    OutcomeUnknownError,
+    RefusedError,
+)
 from streams.kafka_errors import (
     Outage,
     aborted_transaction,
@@ -54,7 +60,7 @@ def test_a_lost_transaction_names_its_id(code: int, kind: type[Exception]):
         (KafkaError.ILLEGAL_GENERATION, AbortedError),
         (KafkaError._INCONSISTENT, AbortedError),
         (KafkaError.OFFSET_METADATA_TOO_LARGE, BrokerError),
-        (KafkaError.MSG_SIZE_TOO_LARGE, BrokerError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, RefusedError),
     ],
 )
 def test_an_aborted_transaction_may_be_sent_again_or_not(code: int, kind: type[Exception]):

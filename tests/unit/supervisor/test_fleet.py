@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,8 @@ from pathlib import Path
 from workers.config import RunConfig
 from workers.config_load import resolved_json
 from workers.supervisor.child import Child, ChildSpec, ForkSpawner, PlainSpawner, log_tail
-from workers.supervisor.fleet import DRAIN_ORDER, Drain, Fleet
+from workers.supervisor.drain import Drain
+from workers.supervisor.fleet import DRAIN_ORDER, Fleet
 
 OBEDIENT = """
 import signal, sys, time
@@ -32,7 +34,7 @@ class Scripts:
     """A `Spawner` of one-file processes, by role."""
 
     def __init__(self, scripts: Mapping[str, str]) -> None:
-        self._scripts = scripts
+        self.scripts = dict(scripts)
         self.started: list[ChildSpec] = []
 
     def spawn(self, spec: ChildSpec) -> Child:
@@ -40,7 +42,7 @@ class Scripts:
         theirs, ours = os.pipe()
         with spec.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-S", "-c", self._scripts[spec.role]], stdout=log, stderr=log
+                [sys.executable, "-S", "-c", self.scripts[spec.role]], stdout=log, stderr=log
             )
         os.close(theirs)
         return Child(spec, process, ours)
@@ -49,9 +51,12 @@ class Scripts:
 class Log:
     """A witness that is told what it saw."""
 
-    def __init__(self, *, has_committed: bool = False, owns: bool = False) -> None:
+    def __init__(
+        self, *, has_committed: bool = False, owns: bool = False, at_target: bool = False
+    ) -> None:
         self._has_committed = has_committed
         self._owns = owns
+        self.at_target = at_target
 
     def committed(self, instance: str) -> bool:
         return self._has_committed
@@ -116,6 +121,94 @@ def test_only_an_owner_that_was_seen_dead_is_taken_over(tmp_path: Path) -> None:
         with fleet_of(folder, {"trainer": "raise SystemExit(1)"}, witness) as (fleet, spawner, _):
             until(fleet, lambda spawner=spawner: len(spawner.started) > 1)  # type: ignore[misc]
             assert [False, owns] == [spec.takeover for spec in spawner.started[:2]]
+
+
+def test_a_kill_can_arm_the_successor(tmp_path: Path) -> None:
+    """Its death there is no failure, and the one after it is not armed."""
+    killed_by_itself = "import os, sys; print('up', flush=True); os.kill(os.getpid(), 9)"
+    with fleet_of(tmp_path, {"rollout": OBEDIENT}) as (fleet, spawner, said):
+        (worker,) = fleet.workers
+        until(fleet, lambda: all_up(fleet))
+        spawner.scripts["rollout"] = killed_by_itself
+        assert fleet.kill(worker, crash_at="commit.before:2")
+        until(fleet, lambda: len(spawner.started) == 2)
+        spawner.scripts["rollout"] = OBEDIENT
+        until(fleet, lambda: len(spawner.started) == 3)
+        assert ["", "commit.before:2", ""] == [spec.crash_at for spec in spawner.started]
+        assert ["", "commit.before:2"] == [exited.died_at for exited in fleet.exits]
+        assert "died at commit.before:2 as asked" in said[1]
+        assert 2 == fleet.num_killed
+
+
+def test_a_sleeper_can_be_replaced(tmp_path: Path) -> None:
+    """The successor runs beside it; what becomes of the old process is noted, and harms nobody."""
+    fenced_when_woken = "import os, signal, sys; print('up', flush=True); signal.pause(); "
+    script = f"import sys, signal\nsignal.signal(signal.SIGCONT, lambda *_: sys.exit(75))\n{fenced_when_woken}"  # noqa: E501
+    with fleet_of(tmp_path, {"trainer": script}, Log(owns=True)) as (fleet, spawner, _):
+        (worker,) = fleet.workers
+        until(fleet, lambda: all_up(fleet))
+        old = fleet.sleep(worker)
+        assert old is not None
+        fleet.replace(worker)
+        assert (1, False) == (fleet.num_replaced, spawner.started[1].takeover)
+        old.signal(signal.SIGCONT)
+        until(fleet, lambda: fleet.num_replaced == 0)
+        (exited,) = fleet.exits
+        assert (75, True, old.spec.instance) == (
+            exited.status, exited.was_replaced, exited.instance
+        )  # fmt: skip
+        assert worker.is_alive
+        assert 2 == len(spawner.started)
+
+
+def test_what_sleeps_at_the_end_is_killed(tmp_path: Path) -> None:
+    """A stopped process cannot drain; nothing is left behind."""
+    with fleet_of(tmp_path, {"rollout": OBEDIENT}) as (fleet, _, _said):
+        (worker,) = fleet.workers
+        until(fleet, lambda: all_up(fleet))
+        old = fleet.sleep(worker)
+        assert old is not None
+        fleet.replace(worker)
+        fleet.close()
+        assert (-signal.SIGKILL, False) == (old.poll(), worker.is_alive)
+
+
+def test_fenced_twice_through_our_own_stops_does_not_end_the_run(tmp_path: Path) -> None:
+    """A woken sleeper that finds itself fenced did what it should."""
+    script = "import signal, sys; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); print('up', flush=True); signal.pause()"  # noqa: E501
+    with fleet_of(tmp_path, {"logprob": script}) as (fleet, spawner, _):
+        (worker,) = fleet.workers
+        for number in (1, 2):
+            until(fleet, lambda n=number: len(log_tail(worker.log)) == n)  # type: ignore[misc]
+            child = fleet.sleep(worker)
+            assert child is not None
+            child.signal(signal.SIGCONT)
+            until(fleet, lambda n=number: len(fleet.exits) == n)  # type: ignore[misc]
+            worker.restart_at_s = 0.0  # the pause is tested elsewhere
+            until(fleet, lambda n=number: len(spawner.started) == n + 1)  # type: ignore[misc]
+        assert fleet.failure is None
+
+
+def test_a_worker_that_was_drained_from_outside_comes_back(tmp_path: Path) -> None:
+    """Exit 0 of rollout and logprob, and of prompts before the target, is no end."""
+    scripts = {"rollout": "pass", "prompts": "pass"}
+    with fleet_of(tmp_path, scripts) as (fleet, spawner, said):
+        until(fleet, lambda: {"rollout", "prompts"} <= {s.role for s in spawner.started[2:]})
+        assert "the run goes on" in said[0]
+    with fleet_of(tmp_path / "done", scripts, Log(at_target=True)) as (fleet, _, _said):
+        until(fleet, lambda: fleet.is_done("prompts"))
+        assert not fleet.is_done("rollout")
+
+
+def test_only_an_owner_of_another_run_of_ours_is_alive(tmp_path: Path) -> None:
+    """Status 76 ends the run, unless the owner is a process that we saw end."""
+    script = "raise SystemExit(76)"
+    with fleet_of(tmp_path, {"trainer": script}) as (fleet, spawner, _):
+        until(fleet, lambda: fleet.failure is not None)
+        assert 1 == len(spawner.started)
+    with fleet_of(tmp_path / "ours", {"trainer": script}, Log(owns=True)) as (fleet, spawner, _):
+        until(fleet, lambda: len(spawner.started) == 2)
+        assert (None, True) == (fleet.failure, spawner.started[1].takeover)
 
 
 def test_a_worker_that_never_works_stops_the_run(tmp_path: Path) -> None:

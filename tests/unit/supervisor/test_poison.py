@@ -1,32 +1,131 @@
-"""A run that only sets samples aside is stopped, with the last reason; single ones stop nobody."""
+"""A run of which too large a share is set aside is stopped with its reasons; few stop nobody."""
 
 from __future__ import annotations
 
-from tests.factories import dead_letter, step_completed
+from typing import Any
+
+import pytest
+
+from schemas.events import AbsentSample, ClosedGroups, DeadLetter, GroupsDropped, StepCompleted
+from tests.factories import (
+    NOW_MS,
+    dead_letter,
+    dropped_group,
+    groups_dropped,
+    sample_ref,
+    step_completed,
+)
+from workers.config import PromptsSection, RunConfig
+from workers.config_operation import DeadLettersSection
+from workers.config_trainer import TrainerSection
 from workers.supervisor.poison import PoisonWatch
+
+GROUP_SIZE = 4
+WINDOW = 12
+
+
+def watch(since_ms: int = 0, **section: Any) -> PoisonWatch:
+    """One group a step, so that the window is twelve samples unless a test says otherwise."""
+    config = RunConfig(
+        prompts=PromptsSection(group_size=GROUP_SIZE),
+        trainer=TrainerSection(groups_per_step=1),
+        dead_letters=DeadLettersSection(**section),
+    )
+    return PoisonWatch(config, since_ms)
+
+
+def letters(group: int, *samples: int, **changes: Any) -> list[DeadLetter]:
+    return [dead_letter(group_id=str(group), sample=s, **changes) for s in samples]
+
+
+def closed(group: int) -> ClosedGroups:
+    return ClosedGroups(watermark=group + 1)
+
+
+def trained(group: int, absent: tuple[int, ...] = ()) -> StepCompleted:
+    living = [s for s in range(GROUP_SIZE) if s not in absent]
+    return step_completed(
+        group + 1,
+        samples=tuple(sample_ref(str(group), s) for s in living),
+        absent=tuple(AbsentSample(group_id=str(group), sample=s, reason="reward") for s in absent),
+        closed=closed(group),
+    )
+
+
+def dropped(group: int, reason: str = "dead_samples") -> GroupsDropped:
+    return groups_dropped(groups=(dropped_group(str(group), reason=reason),), closed=closed(group))
+
+
+def feed(folded: PoisonWatch, *events: Any) -> PoisonWatch:
+    for event in events:
+        folded.apply(event)
+    return folded
 
 
 def test_a_reason_is_told_once() -> None:
     """The first letter of each reason is news, with its sample and detail."""
-    watch = PoisonWatch(step_samples=4)
-    watch.apply(dead_letter(detail="judge.py:3: KeyError"))
-    assert "sample 7/2 was set aside by rollout-0, reward: judge.py:3: KeyError" == watch.news
-    watch.apply(dead_letter(detail="again"))
-    assert "again" not in watch.news
-    watch.apply(dead_letter(reason="decode", group_id="", sample=-1))
-    assert watch.news.startswith("a foreign record was set aside")
+    folded = feed(watch(), dead_letter(detail="judge.py:3: KeyError"))
+    assert "sample 7/2 was set aside by rollout-0, reward: judge.py:3: KeyError" == folded.news
+    feed(folded, dead_letter(detail="again"))
+    assert "again" not in folded.news
+    feed(folded, dead_letter(reason="decode", group_id="", sample=-1))
+    assert folded.news.startswith("a foreign record was set aside")
+    assert 1 == folded.num_foreign
 
 
-def test_three_steps_worth_without_a_step_is_a_problem() -> None:
-    """A step in between starts the count anew; held-out samples do not count."""
-    watch = PoisonWatch(step_samples=4)
-    for _ in range(11):
-        watch.apply(dead_letter())
-    watch.apply(dead_letter(purpose="evaluate"))
-    watch.apply(step_completed())
-    for _ in range(11):
-        watch.apply(dead_letter())
-    assert "" == watch.problem
-    watch.apply(dead_letter(detail="judge.py:3: KeyError"))
-    assert watch.problem.startswith("12 samples were set aside without a step between")
-    assert watch.problem.endswith("judge.py:3: KeyError")
+def test_more_than_the_share_is_a_problem_with_reasons_and_an_example() -> None:
+    """Half of a full window is not too much; one sample more is, and the sentence says why."""
+    folded = feed(watch(), trained(0), trained(1, absent=(0, 1)), *letters(2, 0, 1, 2, 3))
+    assert "" == folded.problem
+    feed(folded, *letters(3, 0, detail="judge.py:3: KeyError"))
+    assert folded.problem == (
+        "7 of the last 12 samples were set aside (58 %, dead_letters.max_share is 0.5): reward 7"
+        "; for example sample 3/0 was set aside by rollout-0, reward: judge.py:3: KeyError"
+    )
+
+
+def test_a_problem_passes_once_samples_are_trained_again() -> None:
+    """The window holds the newest samples alone."""
+    folded = feed(watch(), *(letter for group in range(4) for letter in letters(group, 0, 1, 2, 3)))
+    assert folded.problem
+    feed(folded, trained(4), trained(5))
+    assert "" == folded.problem
+
+
+def test_samples_that_are_lost_with_their_group_count() -> None:
+    """One dead sample of four ends its group: nothing is ever trained, and the reason is named."""
+    events = [[*letters(group, 1, reason="engine"), dropped(group)] for group in range(3)]
+    folded = feed(watch(), *(event for both in events for event in both))
+    assert "12 of the last 12 samples" in folded.problem
+    assert "lost with their group 9, engine 3; for example sample 2/1" in folded.problem
+
+
+def test_a_letter_that_is_read_after_its_group_closed_is_not_counted_twice() -> None:
+    """Topics have no order between them."""
+    folded = feed(watch(window_samples=4), dropped(0), *letters(0, 1, 1))
+    assert "4 of the last 4 samples" in folded.problem
+    assert "lost with their group 4" in folded.problem
+
+
+def test_groups_that_are_dropped_for_staleness_are_no_poison() -> None:
+    """They ended, but nothing was wrong with them."""
+    assert "" == feed(watch(max_share=0.1), *(dropped(n, "stale") for n in range(4))).problem
+
+
+@pytest.mark.parametrize("changes", [{"group_id": ""}, {"group_id": "e3-1", "purpose": "evaluate"}])
+def test_foreign_records_and_evaluations_do_not_count(changes: dict[str, str]) -> None:
+    """A stranger who writes into the topics cannot stop the run."""
+    assert "" == feed(watch(), *(dead_letter(sample=n, **changes) for n in range(30))).problem
+
+
+def test_a_share_of_one_never_stops() -> None:
+    """It is the way to say: never."""
+    events = [letter for group in range(9) for letter in letters(group, 0, 1, 2, 3)]
+    assert "" == feed(watch(max_share=1.0), *events).problem
+
+
+def test_what_was_before_a_resumption_is_not_held_against_it() -> None:
+    """The verifier may be mended: the window of a resumed run is empty."""
+    events = [letter for group in range(4) for letter in letters(group, 0, 1, 2, 3)]
+    folded = feed(watch(since_ms=NOW_MS + 1_000_000), *events, dropped(0))
+    assert ("", "") == (folded.problem, folded.news)

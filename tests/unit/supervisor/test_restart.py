@@ -66,4 +66,25 @@ def test_a_worker_that_committed_something_is_always_started_again() -> None:
 def test_our_own_kill_is_no_failure() -> None:
     """However often a user kills a worker, it comes back at once."""
     one = policy()
-    assert {(Action.RESTART, 0.0)} == {(d.action, d.delay_s) for d in [one.killed()] * 5}
+    decisions = [one.excused(-9, "was killed as asked")] * 5
+    assert {(Action.RESTART, 0.0)} == {(d.action, d.delay_s) for d in decisions}
+
+
+def test_a_fencing_that_was_asked_for_is_forgiven() -> None:
+    """It gets the pause of any fencing, and does not count as the first of two."""
+    one = policy()
+    asked_for = one.excused(75, "was stopped and continued as asked")
+    assert (Action.RESTART, True) == (asked_for.action, asked_for.delay_s > 0)
+    assert ended(one, 75, committed=True).action is Action.RESTART
+
+
+def test_a_good_end_too_early_is_no_end() -> None:
+    """A worker that somebody drained from outside is started again."""
+    decision = policy().left(0)
+    assert (Action.RESTART, True) == (decision.action, "the run goes on" in decision.reason)
+
+
+def test_an_owner_that_we_reaped_is_not_alive() -> None:
+    """Its last words may come into sight late; the next start takes over."""
+    decision = policy().owner_gone(76)
+    assert (Action.RESTART, True) == (decision.action, decision.delay_s > 0)

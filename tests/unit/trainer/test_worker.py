@@ -5,122 +5,35 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from schemas.events import (
     DeadLetter,
-    Event,
     GroupsDropped,
     PolicyPublished,
-    ScoredTrajectory,
-    Segment,
-    SegmentScore,
-    StepCompleted,
-    Tensor,
     TrainerStarted,
 )
-from streams.codec import decoded, outgoing
+from streams.codec import outgoing
 from streams.errors import FencedError
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
-from streams.record import Outgoing
-from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS, TOPICS
+from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS
 from tests import factories
-from workers.config import RunConfig
-from workers.config_load import load
+from tests.unit.trainer.trainer_stand import (
+    make_config,
+    make_log,
+    make_trainer,
+    read,
+    run_steps,
+    scored,
+    send,
+    steps,
+    turn_until,
+)
 from workers.context import Context
 from workers.runtime import OwnerAliveError
-from workers.trainer.redo import RedoError
 from workers.trainer.training import Training
 from workers.trainer.worker import TrainerWorker
 from workers.weights.file import FileWeightServer
-
-EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
-DEADLINE_S = 30.0
-
-
-def make_config(folder: Path, **overrides: object) -> RunConfig:
-    values = {
-        "run.dir": str(folder),
-        "trainer.steps": 3,
-        "trainer.groups_per_step": 1,
-        "trainer.checkpoint_every": 100,
-        "deadlines.lease_s": 0.3,
-        "prompts.group_size": 2,
-    } | {key.replace("__", "."): value for key, value in overrides.items()}
-    return load([EXAMPLE], [f"{key}={value}" for key, value in values.items()])
-
-
-def make_log() -> MemoryLog:
-    log = MemoryLog()
-    for topic in TOPICS:
-        log.create(f"demo.{topic.name}", 1)
-    return log
-
-
-def make_trainer(log: MemoryLog, config: RunConfig, instance: str = "one") -> TrainerWorker:
-    bus = MemoryBus(log, "demo")
-    context = Context(config=config, bus=bus, role="trainer", ordinal=0, instance=instance)
-    training = Training(Path(config.model.path), config.trainer, threads=1)
-    return TrainerWorker(context, bus, training, FileWeightServer(context.folder / "weights", 4))
-
-
-def scored(group: int, sample: int, version: int, **changes: object) -> ScoredTrajectory:
-    draw = np.random.default_rng((group, sample))
-    tokens = draw.integers(4, 100, 5).astype(np.int32)
-    logprobs = Tensor.of(np.full(5, -1.0, np.float32))
-    values = {
-        "group_id": str(group),
-        "sample": sample,
-        "group_size": 2,
-        "row": group,
-        "reward": float(sample),
-        "segments": (
-            Segment(author="prompt", token_ids=Tensor.of(np.array([1, 5, 6], np.int32))),
-            Segment(
-                author="policy",
-                token_ids=Tensor.of(tokens),
-                policy_version=version,
-                behavior_logprobs=logprobs,
-                finish_reason="stop",
-            ),
-        ),
-    } | changes
-    score = SegmentScore(
-        segment=1, anchor="sampled", policy_version=version, proximal_logprobs=logprobs
-    )
-    return ScoredTrajectory(trajectory=factories.trajectory(**values), scores=(score,))
-
-
-def send(log: MemoryLog, *events: Event | Outgoing) -> None:
-    records = [
-        event
-        if isinstance(event, Outgoing)
-        else outgoing(DEAD_LETTERS if isinstance(event, DeadLetter) else SCORED, event)
-        for event in events
-    ]
-    MemoryBus(log, "demo").producer("logprob.0").commit(records)
-
-
-def read(log: MemoryLog, topic: str) -> list[Event]:
-    bus = MemoryBus(log, "demo")
-    return [decoded(raw).event for raw in bus.reader(bus.beginnings(topic)).poll(10_000, 0.0)]
-
-
-def steps(log: MemoryLog) -> list[StepCompleted]:
-    return [event for event in read(log, STEPS.name) if isinstance(event, StepCompleted)]
-
-
-def turn_until(trainer: TrainerWorker, reached: object) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not reached():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "not reached in time"
-        trainer.turn()
-
-
-def run_steps(log: MemoryLog, trainer: TrainerWorker, num: int) -> None:
-    turn_until(trainer, lambda: len(steps(log)) >= num)
 
 
 def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) -> None:
@@ -162,21 +75,6 @@ def test_a_successor_redoes_the_steps_and_gets_the_recorded_hash(tmp_path: Path)
     with pytest.raises(FencedError):
         turn_until(first, lambda: False)
     second.close()
-
-
-def test_a_redo_that_gives_other_weights_stops_the_run(tmp_path: Path) -> None:
-    """`redo = "exact"` refuses to go on from weights that are not the recorded ones."""
-    log, config = make_log(), make_config(tmp_path)
-    first = make_trainer(log, config)
-    send(log, *(scored(0, sample, 0) for sample in range(2)))
-    run_steps(log, first, 1)
-    first.close()
-    time.sleep(0.4)
-    second = make_trainer(log, config, instance="two")
-    second._training.learner.configure = lambda *_: None  # type: ignore[method-assign]
-    second._training.learner._section = config.trainer.optimizer.__class__(lr=1.0)
-    with pytest.raises(RedoError, match="ledger says"):
-        turn_until(second, lambda: False)
 
 
 def test_a_living_owner_is_not_replaced(tmp_path: Path) -> None:
@@ -249,5 +147,5 @@ def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Pat
     first.close()
     second = make_trainer(log, config, instance="two")
     turn_until(second, lambda: second._reporter.policy_version == 1)
-    assert second._saved_step == 1
+    assert second._recovery.saved_step == 1
     second.close()

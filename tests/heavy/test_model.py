@@ -24,7 +24,7 @@ from workers.engines.model import (
 from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
 
-DEMO_MODEL = Path(__file__).parents[3] / "infra" / "examples" / "demo" / "model"
+DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 
 
 def edited(folder: Path, **config: object) -> Path:

@@ -14,7 +14,7 @@ from workers.engines.decode import Decoder, Generation
 from workers.engines.experts import RouterCapture
 from workers.engines.model import causal_mask, load_model, right_padded
 
-DEMO_MODEL = Path(__file__).parents[3] / "infra" / "examples" / "demo" / "model"
+DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 MAX_TOKENS = 128
 
 

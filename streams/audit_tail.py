@@ -1,0 +1,72 @@
+"""One topic of a run, read in stretches: each ends where the topic ended when that was asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from streams.bus import Bus, Closing
+from streams.errors import DeadlineError
+from streams.record import Partition, RawRecord
+from streams.topic import Topic
+
+_BATCH = 2000
+
+
+class Tail(Closing):
+    """A reader that remembers where it is.
+
+    Args:
+        beginnings: where each partition begins.
+        deadline_s: longest wait for the next record below a known end.
+    """
+
+    def __init__(
+        self, bus: Bus, topic: Topic, beginnings: Mapping[Partition, int], deadline_s: float
+    ) -> None:
+        self._beginnings = dict(beginnings)
+        self._reader = bus.reader(self._beginnings)
+        self._name = topic.name
+        self._deadline_s = deadline_s
+        self._ahead: list[RawRecord] = []  # delivered, but beyond the stretch
+
+    def up_to(self, ends: Mapping[Partition, int]) -> Iterator[Sequence[RawRecord]]:
+        """The records below `ends` that no earlier stretch had, in batches.
+
+        Raises:
+            DeadlineError: a partition did not deliver up to its end; names it.
+        """
+        waiting, self._ahead = self._ahead, []
+        yield self._below(ends, waiting)
+        last_progress = time.monotonic()
+        while behind := self._behind(ends):
+            records = self._reader.poll(_BATCH, 0.2)
+            yield self._below(ends, records)
+            if records or self._behind(ends) != behind:
+                last_progress = time.monotonic()
+            elif time.monotonic() - last_progress > self._deadline_s:
+                raise DeadlineError(
+                    f"audit: {', '.join(behind)}: nothing delivered for {self._deadline_s:g} s"
+                )
+
+    def _below(
+        self, ends: Mapping[Partition, int], records: Iterable[RawRecord]
+    ) -> Sequence[RawRecord]:
+        limit = {partition.number: end for partition, end in ends.items()}
+        below: list[RawRecord] = []
+        for raw in records:
+            _, number, offset = raw.position
+            (below if offset < limit.get(number, 0) else self._ahead).append(raw)
+        return below
+
+    def _behind(self, ends: Mapping[Partition, int]) -> list[str]:
+        at = self._reader.positions()
+        return [
+            f"{partition} is at {at.get(partition, self._beginnings.get(partition, 0))} of {end}"
+            for partition, end in sorted(ends.items())
+            if at.get(partition, self._beginnings.get(partition, 0)) < end
+        ]
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()

@@ -1,0 +1,302 @@
+"""Which hop holds up the next step, and the sentence that names the culprit. Pure.
+
+Samples move downstream: prompts, rollout, logprob, trainer; weights move the other way. The first
+hop from upstream that has work and did nothing with it for its limit is the blocked one: what comes
+after it starves for its sake. A worker that lives and says that it works has until the deadline of
+what it does; one that says nothing has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streams.done_set import covered
+from streams.record import Committed, Partition, Position
+from streams.view_hops import HopsState, OpenSample, WorkerHop
+from streams.view_workers import SILENT_S
+
+START_S = 600.0  # a large model takes its time to load; until then a role is starting
+_NAMED = 3  # workers and groups that a sentence lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What is expected of a run, and when to lose patience. Seconds."""
+
+    groups_per_step: int
+    stall_s: float
+    sample_s: float = 0.0  # a rollout worker's own deadline for one sample
+    pull_s: float = 0.0  # for one pull of weights
+    start_s: float = START_S
+
+    def of(self, worker: WorkerHop) -> float:
+        """How long this worker may be at what it says it does."""
+        if worker.role == "rollout" and worker.state == "working":
+            return max(self.stall_s, self.sample_s)
+        if worker.state == "starting":
+            return max(self.stall_s, self.start_s)
+        return max(self.stall_s, self.pull_s) if worker.state == "pulling" else self.stall_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the topics' events do not tell."""
+
+    now_ms: int
+    waited_s: float  # since the last step, or since the start: what counts of it
+    # By group ("rollout", "logprob"); without a group where the broker did not answer.
+    committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()  # workers without a process, as their supervisor knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """The first blocked hop."""
+
+    hop: str  # "broker", "prompts", "rollout", "logprob", "weights" or "trainer"
+    workers: tuple[str, ...]  # the culprits, the worst first
+    sentence: str
+    is_overdue: bool  # False: its own deadline is still to come
+
+
+class Inquiry:
+    """One look at a state. `first` asks the hops in order."""
+
+    def __init__(self, state: HopsState, evidence: Evidence, limits: Limits) -> None:
+        self._state = state
+        self._evidence = evidence
+        self._limits = limits
+
+    def first(self) -> Blocked | None:
+        """The first hop that holds work up; None: every one that has work moves."""
+        steps: tuple[Callable[[], Blocked | None], ...] = (
+            self._broker,
+            self._claim,
+            self._prompts,
+            self._rollout,
+            self._logprob,
+            self._trainer,
+        )
+        return next((found for step in steps if (found := step()) is not None), None)
+
+    def _broker(self) -> Blocked | None:
+        newest_ms = self._state.newest_report_ms
+        is_silence = self._age_s(newest_ms) > SILENT_S and len(self._state.workers) > 1
+        if not is_silence or self._evidence.gone:
+            return None
+        return Blocked(
+            hop="broker",
+            workers=(),
+            sentence=f"no report of any worker came for {self._age_s(newest_ms):.0f} s: the broker "
+            "does not take or deliver records",
+            is_overdue=True,
+        )
+
+    def _claim(self) -> Blocked | None:
+        state = self._state
+        if state.claim is None:
+            return self._blame("trainer", "the trainer has not claimed the run")
+        if state.newest_version not in state.published:
+            text = f"policy version {state.newest_version} is made and not published"
+            return self._blame("trainer", text, hop="weights")
+        return None
+
+    def _prompts(self) -> Blocked | None:
+        samples, size = self._state.samples, max(1, self._state.group_size)
+        sizes: dict[int, int] = {}
+        for sample in samples:
+            sizes[sample.group] = sizes.get(sample.group, 0) + 1
+        whole = sum(count >= size for count in sizes.values())
+        if whole >= self._limits.groups_per_step:
+            return None
+        torn = [group for group, count in sizes.items() if count < size]
+        text = (
+            f"{whole} whole groups are open, a step needs {self._limits.groups_per_step}; "
+            f"none was issued since group {max(sizes, default=-1)}"
+        )
+        if torn:
+            text += f"; group {torn[0]} has {sizes[torn[0]]} of {size} samples"
+        return self._blame("prompts", text)
+
+    def _rollout(self) -> Blocked | None:
+        left = [s for s in self._state.samples if not (s.is_rolled_out or s.is_dead)]
+        if not left:
+            return None
+        text = f"{_trajectories(left)} missing: {_first_of(left, self._told_missing)}"
+        wanted = min(sample.min_policy_version for sample in left)
+        return self._blame("rollout", text, wanted=wanted)
+
+    def _logprob(self) -> Blocked | None:
+        known = self._evidence.committed.get("logprob")
+        left = [
+            s
+            for s in self._state.samples
+            if s.is_rolled_out and not s.is_dead and not self._is_covered(known, s.trajectory)
+        ]
+        # Without the group's positions nobody can say who has it: then a trainer that works does.
+        if not left or (known is None and self._trainer_works()):
+            return None
+        first = _first_of(left, self._told_unscored)
+        return self._blame("logprob", f"{_trajectories(left)} unscored: {first}")
+
+    def _trainer(self) -> Blocked | None:
+        """Whose step is due: enough is complete, or it says itself that it is at work."""
+        known = self._evidence.committed.get("logprob")
+        sizes: dict[int, int] = {}
+        for s in self._state.samples:
+            is_scored = s.is_rolled_out and (known is None or self._is_covered(known, s.trajectory))
+            sizes[s.group] = sizes.get(s.group, 0) + (is_scored or s.is_dead)
+        complete = [group for group, count in sizes.items() if count >= self._state.group_size]
+        if len(complete) < self._limits.groups_per_step and not self._trainer_works():
+            return None
+        text = f"step {self._state.step + 1} is not made, though every sample of "
+        text += f"{_count(complete, 'open group', 'open groups')}"
+        text += f" ({_range(complete)})" if complete else ""
+        return self._blame("trainer", f"{text} is scored or set aside")
+
+    def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
+        """The hop with its workers, worst first; None if one of them finished something lately."""
+        workers = self._worst_first(role)
+        if not workers:
+            said = f"no {role} worker has ever reported"
+            return Blocked(
+                hop=hop or role,
+                workers=(),
+                sentence=f"{said}; {text}",
+                is_overdue=self._evidence.waited_s >= self._limits.start_s,
+            )
+        if any(self._moves(worker) for worker in workers):
+            return None
+        waits = [worker for worker in workers if self._awaits_weights(worker, wanted)]
+        if role != "trainer" and waits and len(waits) == len(workers):
+            return self._blame_weights(text, waits)
+        return Blocked(
+            hop=hop or role,
+            workers=tuple(worker.worker for worker in workers),
+            sentence=f"{self._describe(workers)}; {text}",
+            is_overdue=all(self._is_overdue(worker) for worker in workers),
+        )
+
+    def _blame_weights(self, text: str, waits: Sequence[WorkerHop]) -> Blocked:
+        trainers = self._state.of("trainer")
+        served = f"; it is served by {self._describe(trainers)}" if trainers else ""
+        return Blocked(
+            hop="weights",
+            workers=tuple(worker.worker for worker in (*waits, *trainers)),
+            sentence=f"{self._describe(waits)}{served}; {text}",
+            is_overdue=all(self._is_overdue(worker) for worker in waits),
+        )
+
+    def _awaits_weights(self, worker: WorkerHop, wanted: int) -> bool:
+        """Whether it lives, and waits for a pull, or for a version that nobody gave it."""
+        if self._is_silent(worker) or worker.state == "working":
+            return False
+        return worker.worker in self._state.pulls or worker.policy_version < wanted
+
+    def _moves(self, worker: WorkerHop) -> bool:
+        """Whether it finished something within the limit, and still reports."""
+        return not self._is_silent(worker) and self._age_s(worker.moved_ms) < self._limits.stall_s
+
+    def _is_silent(self, worker: WorkerHop) -> bool:
+        is_old = self._age_s(worker.at_ms) > SILENT_S
+        return is_old or worker.worker in self._evidence.gone or worker.state == "stopped"
+
+    def _is_overdue(self, worker: WorkerHop) -> bool:
+        limit_s = self._limits.of(worker)
+        if worker.worker in self._state.pulls and worker.state != "working":
+            limit_s = max(limit_s, self._limits.pull_s)
+        return self._is_silent(worker) or self._age_s(worker.moved_ms) >= limit_s
+
+    def told(self, role: str) -> str:
+        """What the workers of `role` said last, the worst first."""
+        return self._describe(self._worst_first(role)) or f"no {role} worker has ever reported"
+
+    def _worst_first(self, role: str) -> Sequence[WorkerHop]:
+        return sorted(self._state.of(role), key=self._badness)
+
+    def _badness(self, worker: WorkerHop) -> tuple[bool, int, str]:
+        return (not self._is_silent(worker), worker.moved_ms, worker.worker)
+
+    def _describe(self, workers: Sequence[WorkerHop]) -> str:
+        told = [self._about(worker) for worker in workers[:_NAMED]]
+        if len(workers) > _NAMED:
+            told.append(f"and {len(workers) - _NAMED} more")
+        return ", ".join(told)
+
+    def _about(self, worker: WorkerHop) -> str:
+        """One worker: dead, silent, or what it says, since when, and what it pulls."""
+        said = " ".join(filter(None, (worker.state, worker.detail)))
+        if worker.worker in self._evidence.gone:
+            return f"{worker.worker} is not running (it said: {said})"
+        if self._is_silent(worker):
+            silent_s = self._age_s(worker.at_ms)
+            return f"no report from {worker.worker} for {silent_s:.0f} s (it said: {said})"
+        text = f"{worker.worker} says {said!r}, nothing done for "
+        text += f"{self._age_s(worker.moved_ms):.0f} s"
+        pull = self._state.pulls.get(worker.worker)
+        if pull is not None:
+            asked_s = self._age_s(pull.requested_at_ms)
+            text += f", asked for policy version {pull.policy_version} {asked_s:.0f} s ago"
+            text += " and has not loaded it"
+        return text
+
+    def _told(
+        self, sample: OpenSample, at: Position | None, since_ms: int, group: str, what: str
+    ) -> str:
+        where = f" at {at}" if at is not None else ""
+        committed = self._evidence.committed.get(group, {})
+        mine = committed.get(Partition(at.topic, at.partition)) if at is not None else None
+        done = f" (group {group} is at {mine.offset})" if mine is not None else ""
+        return f"{sample.name}{where}{done}, {what} {self._age_s(since_ms):.0f} s ago"
+
+    def _told_missing(self, sample: OpenSample) -> str:
+        return self._told(sample, sample.prompt, sample.issued_at_ms, "rollout", "issued")
+
+    def _told_unscored(self, sample: OpenSample) -> str:
+        at, since_ms = sample.trajectory, sample.finished_at_ms
+        return f"{self._told(sample, at, since_ms, 'logprob', 'finished')} by {sample.worker}"
+
+    def _trainer_works(self) -> bool:
+        return any(w.state == "working" or self._is_silent(w) for w in self._state.of("trainer"))
+
+    @staticmethod
+    def _is_covered(known: Mapping[Partition, Committed] | None, position: Position | None) -> bool:
+        if known is None or position is None:
+            return False
+        return covered(known.get(Partition(position.topic, position.partition)), position.offset)
+
+    def _age_s(self, at_ms: int) -> float:
+        return max(0, self._evidence.now_ms - at_ms) / 1000
+
+
+def blocked(state: HopsState, evidence: Evidence, limits: Limits) -> Blocked | None:
+    """The first blocked hop, with its sentence; None: every hop that has work finishes some."""
+    return Inquiry(state, evidence, limits).first()
+
+
+def told(state: HopsState, evidence: Evidence, limits: Limits, role: str) -> str:
+    """What the workers of `role` said last, the worst first."""
+    return Inquiry(state, evidence, limits).told(role)
+
+
+def _trajectories(samples: Sequence[OpenSample]) -> str:
+    groups = sorted({sample.group for sample in samples})
+    whose = f"{'group' if len(groups) == 1 else 'groups'} {_range(groups)}"
+    verb = "is" if len(samples) == 1 else "are"
+    return f"{_count(samples, 'trajectory', 'trajectories')} of {whose} {verb}"
+
+
+def _range(groups: Sequence[int]) -> str:
+    if len(groups) <= _NAMED:
+        return ", ".join(map(str, groups))
+    return f"{groups[0]} to {groups[-1]}"
+
+
+def _count(samples: Sequence[object], one: str, many: str) -> str:
+    return f"{len(samples)} {one if len(samples) == 1 else many}"
+
+
+def _first_of(samples: Sequence[OpenSample], told: Callable[[OpenSample], str]) -> str:
+    first = told(samples[0])
+    return first if len(samples) == 1 else f"{first}, and {len(samples) - 1} more"

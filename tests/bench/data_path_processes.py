@@ -1,0 +1,274 @@
+"""The processes of the data path's bench: one sends, one reads, a parent that gives the orders."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import cycle, islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import numpy as np
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.bench.data_path_ends import (
+    INPUT,
+    NUM_PARTITIONS,
+    PAYLOADS,
+    RUN,
+    Arrays,
+    BareReceiver,
+    BareSender,
+    IdempotentSender,
+    OurReceiver,
+    OurSender,
+    Receiver,
+    Sender,
+    pool,
+)
+
+SENDERS: Mapping[str, Callable[[str], Sender]] = {
+    "ours": OurSender,
+    "bare": BareSender,
+    "no txn": IdempotentSender,
+}
+RECEIVERS: Mapping[str, Callable[[str], Receiver]] = {
+    "ours": OurReceiver,
+    "bare": BareReceiver,
+    "no txn": OurReceiver,
+}
+NUM_INPUTS = 8_192
+CHECK_EVERY = 16
+SILENCE_S = 30.0  # of one end, until the bench gives up
+
+
+def cpu_s() -> float:
+    """User and system seconds of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+class SenderProcess:
+    """What the parent asks the sending process for."""
+
+    def __init__(self, bootstrap: str, _parent: Connection) -> None:
+        self._senders = {name: make(bootstrap) for name, make in SENDERS.items()}
+
+    def warm(self, row: str, payload: str, topic: str) -> None:
+        """One message, so that the client knows the topic's partitions."""
+        self._senders[row].send(topic, pool(payload)[:1])
+        self._senders[row].finish()
+
+    def send(self, row: str, payload: str, topic: str, send_s: float) -> dict[str, Any]:
+        """Transactions, one behind the other, for `send_s`."""
+        sender, samples = self._senders[row], cycle(pool(payload))
+        num_transactions, used_s, start_s = 0, cpu_s(), time.monotonic()
+        while time.monotonic() < start_s + send_s:
+            sender.send(topic, list(islice(samples, PAYLOADS[payload].per_transaction)))
+            num_transactions += 1
+        sender.finish()
+        return {
+            "num_sent": num_transactions * PAYLOADS[payload].per_transaction,
+            "start_s": start_s,
+            "transaction_s": (time.monotonic() - start_s) / num_transactions,
+            "cpu_s": cpu_s() - used_s,
+        }
+
+    def send_light(self, row: str, payload: str, topic: str, count: int) -> list[float]:
+        """One message a transaction at a fixed rate; when each was begun, before it was encoded."""
+        period_s = 1 / PAYLOADS[payload].light_hz
+        begun_s = []
+        next_s = time.monotonic()
+        for sample in islice(cycle(pool(payload)), count):
+            time.sleep(max(0.0, next_s - time.monotonic()))
+            begun_s.append(time.monotonic())
+            self._senders[row].send(topic, [sample])
+            next_s += period_s
+        return begun_s
+
+
+class ReceiverProcess:
+    """What the parent asks the reading process for."""
+
+    def __init__(self, bootstrap: str, parent: Connection) -> None:
+        self._receivers = {name: make(bootstrap) for name, make in RECEIVERS.items()}
+        self._parent = parent
+
+    def seek(self, row: str, topic: str) -> None:
+        """Begin at the beginning."""
+        self._receivers[row].seek(topic)
+
+    def warm(self, row: str, payload: str) -> None:
+        """Wait for the first message."""
+        deadline = time.monotonic() + SILENCE_S
+        while not self._receivers[row].take(PAYLOADS[payload].shape):
+            assert time.monotonic() < deadline, f"{row} {payload}: the first message never came"
+
+    def receive(self, row: str, payload: str) -> dict[str, Any]:
+        """Until as many have come as the parent says; it says so when the sender is done."""
+        samples = {_name(s.arrays()): s.arrays() for s in pool(payload)}
+        num_read, used_s = 0, cpu_s()
+        for arrays in self._until_told(row, payload):
+            assert all(a.flat[0] is not None and a.flat[-1] is not None for a in arrays)  # touched
+            if num_read % CHECK_EVERY == 0:
+                for was, is_ in zip(samples[_name(arrays)], arrays, strict=True):
+                    assert np.array_equal(was, is_), f"message {num_read} of {row} is not as sent"
+            num_read += 1
+        return {"num_read": num_read, "end_s": time.monotonic(), "cpu_s": cpu_s() - used_s}
+
+    def receive_light(self, row: str, payload: str) -> list[tuple[int, float]]:
+        """Which sample of the pool came when."""
+        numbers = {_name(s.arrays()): number for number, s in enumerate(pool(payload))}
+        came = self._until_told(row, payload)
+        return [(numbers[_name(arrays)], time.monotonic()) for arrays in came]
+
+    def _until_told(self, row: str, payload: str) -> Iterator[Arrays]:
+        receiver, shape = self._receivers[row], PAYLOADS[payload].shape
+        total, num_read = float("inf"), 0
+        deadline = time.monotonic() + SILENCE_S
+        while num_read < total:
+            for arrays in receiver.take(shape):
+                yield arrays
+                num_read += 1
+                deadline = time.monotonic() + SILENCE_S
+            if total == float("inf") and self._parent.poll():
+                total = self._parent.recv()
+            assert time.monotonic() < deadline, f"{row} {payload}: {num_read} of {total} came"
+        assert num_read == total, f"{row} {payload}: {num_read} came, {total} were sent"
+
+
+def _name(arrays: Arrays) -> bytes:
+    """The first tokens tell which sample of the pool it is."""
+    return arrays[0][:4].tobytes()
+
+
+class Child:
+    """A process that answers calls of the methods of `end`, one at a time."""
+
+    def __init__(self, end: type, bootstrap: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(end, bootstrap, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._what = end.__name__
+
+    def begin(self, method: str, **arguments: object) -> None:
+        self._pipe.send((method, arguments))
+
+    def tell(self, what: object) -> None:
+        self._pipe.send(what)
+
+    def result(self) -> Any:
+        if not self._pipe.poll(2 * SILENCE_S):
+            raise TimeoutError(f"{self._what}: no answer within {2 * SILENCE_S:.0f} s")
+        return self._pipe.recv()
+
+    def call(self, method: str, **arguments: object) -> Any:
+        self.begin(method, **arguments)
+        return self.result()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(end: type, bootstrap: str, parent: Connection) -> None:
+    served = end(bootstrap, parent)
+    while True:
+        method, arguments = parent.recv()
+        parent.send(getattr(served, method)(**arguments))
+
+
+class Bench:
+    """Both processes, the broker, and topics that live for one round."""
+
+    def __init__(self, bootstrap: str, broker_pid: int) -> None:
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": "2"})
+        self._broker_pid = broker_pid
+        self._num_topics = 0
+        self._create(INPUT, 4)
+        _fill_inputs(bootstrap)
+        self.sender = Child(SenderProcess, bootstrap)
+        self.receiver = Child(ReceiverProcess, bootstrap)
+
+    def _create(self, topic: str, num_partitions: int) -> None:
+        # What a round wrote is removed at once: the disk and its cache would fill up.
+        new = NewTopic(f"{RUN}.{topic}", num_partitions, 1, config={"file.delete.delay.ms": "100"})
+        for future in self._admin.create_topics([new]).values():
+            future.result(SILENCE_S)
+
+    @contextmanager
+    def _topic(self, row: str, payload: str) -> Iterator[str]:
+        self._num_topics += 1
+        topic = f"trajectories-{self._num_topics}"
+        self._create(topic, NUM_PARTITIONS)
+        self.receiver.call("seek", row=row, topic=topic)
+        self.sender.call("warm", row=row, payload=payload, topic=topic)
+        self.receiver.call("warm", row=row, payload=payload)
+        yield topic
+        for future in self._admin.delete_topics([f"{RUN}.{topic}"]).values():
+            future.result(SILENCE_S)
+
+    def throughput(self, row: str, payload: str, send_s: float) -> dict[str, float]:
+        """Messages a second from the first send to the last decode, CPU seconds per GB."""
+        with self._topic(row, payload) as topic:
+            before_s = _cpu_s_of(self._broker_pid)
+            self.receiver.begin("receive", row=row, payload=payload)
+            sent = self.sender.call("send", row=row, payload=payload, topic=topic, send_s=send_s)
+            self.receiver.tell(sent["num_sent"])
+            read = self.receiver.result()
+            broker_s = _cpu_s_of(self._broker_pid) - before_s
+        wall_s = read["end_s"] - sent["start_s"]
+        num_gb = sent["num_sent"] * pool(payload)[0].num_bytes / 1e9
+        return {
+            "per_s": sent["num_sent"] / wall_s,
+            "mb_per_s": num_gb * 1e3 / wall_s,
+            "transaction_ms": 1e3 * sent["transaction_s"],
+            "cpu_s_per_gb": (sent["cpu_s"] + read["cpu_s"] + broker_s) / num_gb,
+            "sender_cpu_s_per_gb": sent["cpu_s"] / num_gb,
+            "receiver_cpu_s_per_gb": read["cpu_s"] / num_gb,
+        }
+
+    def latency_ms(self, row: str, payload: str, share: float) -> list[float]:
+        """From before the encoding to the arrays, under a light load."""
+        count = round(PAYLOADS[payload].light_messages * share)
+        with self._topic(row, payload) as topic:
+            self.receiver.begin("receive_light", row=row, payload=payload)
+            what = {"row": row, "payload": payload, "topic": topic, "count": count}
+            begun_s = self.sender.call("send_light", **what)
+            self.receiver.tell(count)
+            arrived = self.receiver.result()
+        # A sample has one key, so its copies come in the order in which they were sent.
+        sent: dict[int, deque[float]] = defaultdict(deque)
+        for number, at_s in zip(cycle(range(PAYLOADS[payload].pool)), begun_s, strict=False):
+            sent[number].append(at_s)
+        return [(at_s - sent[number].popleft()) * 1e3 for number, at_s in arrived]
+
+    def close(self) -> None:
+        """End both processes."""
+        self.sender.stop()
+        self.receiver.stop()
+
+
+def _fill_inputs(bootstrap: str) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
+    for number in range(NUM_INPUTS):
+        producer.produce(f"{RUN}.{INPUT}", b"input", partition=number % 4)
+    assert producer.flush(SILENCE_S) == 0
+
+
+def _cpu_s_of(pid: int) -> float:
+    """User and system seconds of another process; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

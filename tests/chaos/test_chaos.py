@@ -1,0 +1,92 @@
+"""Runs under faults, by the command that users have: kills, stops, zombies, crash points."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.command import CONFIG, Workspace
+
+pytestmark = pytest.mark.e2e
+
+ROLES = ["broker", "logprob", "prompts", "rollout", "trainer"]
+# A small run: a step is 32 samples, and a restarted trainer has steps to do again.
+SMALL = (
+    "--trainer.groups_per_step=4", "--trainer.checkpoint_every=4", "--prompts.evaluate_rows=8",
+    "--deadlines.stall_s=90", "--no-live",
+)  # fmt: skip
+CHAOS_S = 400.0  # about 75 on two idle cores
+MANY = 200
+RESULTS = Path(__file__).parents[1] / "bench/results/chaos-2026-11-21.json"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path)
+    yield workspace
+    workspace.close()
+
+
+def chaos(
+    workspace: Workspace, *words: str, timeout_s: float = CHAOS_S
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """`rlstreams chaos` of the demo to its end, and the figures that it wrote."""
+    file = workspace.folder / "chaos.json"
+    done = workspace.run(
+        "rlstreams", "chaos", CONFIG, *words, f"--json={file}", timeout_s=timeout_s
+    )
+    assert file.is_file(), done.stdout
+    return done, json.loads(file.read_text("utf-8"))
+
+
+def check(done: subprocess.CompletedProcess[str], figures: dict[str, Any]) -> None:
+    """What must hold under any faults."""
+    assert 0 == done.returncode, done.stdout
+    audit = figures["audit"]
+    assert (0, 0, {}) == (audit["lost"], audit["trained_twice"], audit["breaches"])
+    assert figures["step_target"] == figures["steps"]
+    assert figures["redone"]["steps"] == figures["redone"]["equal"]
+    assert [] == figures["problems"]
+
+
+def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
+    """Twelve faults and more over all roles and the broker; every sample accounted for."""
+    done, figures = chaos(
+        workspace, "--kills=14", "--seed=2", "--every=3", "--max-stop=6", "--points", "--steps=16",
+        *SMALL,
+    )  # fmt: skip
+    check(done, figures)
+    assert ROLES == sorted(figures["faults"])
+    assert 14 == sum(sum(kinds.values()) for kinds in figures["faults"].values())
+    assert 12 <= figures["processes_killed"]
+    zombies = figures["zombies"]
+    assert (2, 2) == (zombies["woken"], zombies["fenced"]), done.stdout
+    assert all(spread["worst_s"] < 10 for spread in figures["detection"].values())
+    assert {} == workspace.processes()
+
+
+def test_nobody_is_hurt_by_a_death_inside_the_kafka_client(workspace: Workspace) -> None:
+    """Every role dies before and after its commit and its offsets, in the real client."""
+    words = ("--each-point=commit,offsets", "--seed=1", "--steps=6", *SMALL)
+    done, figures = chaos(workspace, *words)
+    check(done, figures)
+    assert {"commit.after": 4, "commit.before": 4, "offsets.after": 2, "offsets.before": 2} == (
+        figures["crash_points"]
+    )
+
+
+@pytest.mark.slow
+def test_two_hundred_random_faults(workspace: Workspace) -> None:
+    """The figures are kept in tests/bench/results, with seed and machine."""
+    done, figures = chaos(
+        workspace, f"--kills={MANY}", "--seed=2026", "--every=4", "--points", f"--steps={MANY}",
+        "--recompute", *SMALL, timeout_s=3600.0,
+    )  # fmt: skip
+    RESULTS.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", "utf-8")
+    check(done, figures)
+    assert MANY == sum(sum(kinds.values()) for kinds in figures["faults"].values())

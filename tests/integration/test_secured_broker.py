@@ -1,0 +1,130 @@
+"""A broker that wants a password and forces every write to disk: roles and commands reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from streams.admin import apply, listing
+from streams.broker import EmbeddedBroker
+from streams.broker_config import FSYNC
+from streams.codec import decoded, outgoing
+from streams.errors import BrokerError
+from streams.kafka_facts import broker_facts
+from streams.topics import STEPS, TOPICS
+from tests.factories import trainer_started
+from workers.bootstrap import client_options, open_bus, topic_plan
+from workers.config import RunConfig
+from workers.config_load import load
+from workers.doctor.broker import broker_checks
+from workers.doctor.check import Level
+
+USER, PASSWORD = "rlstreams", "only-for-tests"
+LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+SETTINGS: Mapping[str, str] = {
+    **FSYNC,
+    "inter.broker.listener.name": "SASL_PLAINTEXT",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "sasl.mechanism.inter.broker.protocol": "PLAIN",
+    "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+        f'{LOGIN} username="{USER}" password="{PASSWORD}" user_{USER}="{PASSWORD}";'
+    ),
+    "listener.security.protocol.map": (
+        "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,PLAINTEXT:PLAINTEXT"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("secured"), settings=SETTINGS)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def config(
+    secured: EmbeddedBroker, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunConfig:
+    """What a user writes; the password stays in the environment."""
+    state = secured.status()
+    assert state is not None
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f"""
+        [run]
+        id = "{run_id}"
+        [broker]
+        bootstrap = "{state.bootstrap}"
+        fsync = true
+        [broker.options]
+        "security.protocol" = "SASL_PLAINTEXT"
+        "sasl.mechanisms" = "PLAIN"
+        "sasl.username" = "{USER}"
+        "sasl.password" = "env:KAFKA_PASSWORD"
+        "socket.keepalive.enable" = "true"
+        """,
+        "utf-8",
+    )
+    return load([file])
+
+
+def test_roles_and_commands_log_in_with_the_same_options(config: RunConfig) -> None:
+    """Topics are applied and listed, a record is written in a transaction and read."""
+    bootstrap, options = config.broker.bootstrap, client_options(config)
+    assert len(TOPICS) == len(apply(bootstrap, config.run.id, topic_plan(config), options))
+    with open_bus(config) as bus:
+        with bus.producer("trainer.0") as producer:
+            producer.commit([outgoing(STEPS, trainer_started())])
+        with bus.reader(bus.beginnings(STEPS.name)) as reader:
+            assert [trainer_started()] == [decoded(raw).event for raw in reader.poll(10, 10.0)]
+    rows = {row.name: row.num_records for row in listing(bootstrap, config.run.id, options)}
+    assert rows[STEPS.name] >= 1
+
+
+def test_forced_writes_are_set_and_named(config: RunConfig) -> None:
+    """Applied to topics that were there before, and told by the doctor."""
+    bootstrap, options = config.broker.bootstrap, client_options(config)
+    lax = load([], [f"--run.id={config.run.id}"])
+    apply(bootstrap, config.run.id, topic_plan(lax), options)
+    before = {check.name: check for check in broker_checks(bootstrap, config)}
+    assert Level.FAIL == before["durability"].level
+    assert f"{config.run.id}.steps has flush.messages=9223372036854775807" in (
+        before["durability"].found
+    )
+    assert () == apply(bootstrap, config.run.id, topic_plan(config), options)
+    after = list(broker_checks(bootstrap, config))
+    assert [] == [check.found for check in after if check.level is Level.FAIL]
+    assert "on disk before it is acknowledged" in {c.name: c.found for c in after}["durability"]
+
+
+def test_an_open_transaction_is_found_with_its_id(config: RunConfig) -> None:
+    """What holds back the readers of a partition: from which offset on, and whose it is."""
+    bootstrap, options = config.broker.bootstrap, client_options(config)
+    apply(bootstrap, config.run.id, topic_plan(config), options)
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": "left-open", **options}
+    )
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(f"{config.run.id}.steps", b"x", partition=0)
+    producer.flush(20)
+    (found,) = broker_facts(bootstrap, config.run.id, options).transactions
+    assert (f"{config.run.id}.steps[0]", 0, "left-open") == (
+        found.partition, found.first_offset, found.transactional_id,
+    )  # fmt: skip
+    assert found.age_s < 20
+    producer.abort_transaction(20)
+    assert () == broker_facts(bootstrap, config.run.id, options).transactions
+
+
+@pytest.mark.slow
+def test_without_the_password_nobody_gets_in(config: RunConfig) -> None:
+    """An error of ours that names the broker, after the connection's own deadline."""
+    with pytest.raises(BrokerError, match=config.broker.bootstrap):
+        listing(config.broker.bootstrap, config.run.id)

@@ -1,0 +1,197 @@
+"""From the journal and the log to the report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from streams.audit_report import AuditReport
+from streams.views import RunState
+from tests.factories import (
+    prompt,
+    scored,
+    step_completed,
+    steps_redone,
+    trajectory,
+    worker_report,
+)
+from workers.chaos.journal import Journal, Strike, Waking
+from workers.chaos.outputs import Outputs
+from workers.chaos.plan import BROKER, Fault, FaultKind
+from workers.chaos.verdict import Seen, report
+from workers.supervisor.fleet import Exited
+
+EPOCH_MS = 1_000_000  # of the log's clock, where the monotonic one is 0
+
+
+def strike(at_s: float, role: str, kind: FaultKind, instance: str = "", **more: Any) -> Strike:
+    fault = Fault(number=0, role=role, ordinal=0, kind=kind, wait_s=1.0, **more)
+    at_ms = EPOCH_MS + round(1000 * at_s)
+    return Strike(fault=fault, instance=instance, step=1, at_s=at_s, at_ms=at_ms)
+
+
+def exited(worker: str, instance: str, status: int, seen_s: float, **more: Any) -> Exited:
+    values = {"excuse": "as asked", "died_at": "", "was_replaced": False}
+    return Exited(
+        worker=worker, instance=instance, status=status, seen_s=seen_s, **{**values, **more}
+    )
+
+
+def seen(strikes: list[Strike], **more: Any) -> Seen:
+    planned = [s.fault for s in strikes]
+    audit = AuditReport(
+        run="run", steps=3, policy_version=3, issued=8, trained=8, evaluated=0, dead_lettered=0,
+        lost=0,
+    )  # fmt: skip
+    values: dict[str, Any] = {
+        "run": "run", "seed": 5, "machine": {}, "seconds": 60.0, "now_s": 100.0,
+        "journal": Journal(planned=planned, strikes=strikes, wakings=[], broker_deaths_s=[]),
+        "exits": [], "num_killed": 0, "outputs": Outputs(), "state": RunState(), "audit": audit,
+        "outcome": "complete", "has_failed": False, "failure": "",
+    }  # fmt: skip
+    return Seen(**{**values, **more})
+
+
+def outputs(*events: tuple[float, Any]) -> Outputs:
+    found = Outputs()
+    for at_s, event in events:
+        found.apply(event, EPOCH_MS + round(1000 * at_s))
+    return found
+
+
+def test_recovery_ends_with_the_successors_first_work() -> None:
+    """A late record of the killed process is none; each role has its own kind of work."""
+    strikes = [
+        strike(1.0, "rollout", FaultKind.KILL, "r1"),
+        strike(2.0, "logprob", FaultKind.ZOMBIE, "l1", stop_s=3.0),
+        strike(3.0, "trainer", FaultKind.KILL, "t1"),
+        strike(4.0, "prompts", FaultKind.KILL, "p1"),
+        strike(5.0, BROKER, FaultKind.KILL),
+    ]
+    log = outputs(
+        (1.2, trajectory(worker="rollout-0", instance="r1")),
+        (5.5, trajectory(worker="rollout-0", instance="r2")),
+        (2.5, scored(worker="logprob-0", instance="l1")),
+        (4.0, scored(worker="logprob-0", instance="l2")),
+        (9.0, step_completed(2, instance="t2")),
+        (4.5, prompt()),
+    )
+    made = report(seen(strikes, outputs=log))
+    medians = {role: spread.median_s for role, spread in made.recovery.items()}
+    assert {
+        "rollout": 4.5,
+        "logprob": 2.0,
+        "trainer": 6.0,
+        "prompts": 0.5,
+        "broker": 0.5,
+    } == medians
+
+
+def test_a_successor_is_back_with_its_first_report() -> None:
+    """Whether or not there is work for it."""
+    log = outputs(
+        (1.5, worker_report(worker="logprob-0", role="logprob", instance="l1")),
+        (3.0, worker_report(worker="logprob-0", role="logprob", instance="l2")),
+    )
+    made = report(seen([strike(1.0, "logprob", FaultKind.KILL, "l1")], outputs=log))
+    assert (2.0, {}) == (made.back["logprob"].median_s, made.recovery)
+
+
+def test_a_crash_point_counts_from_when_its_death_was_seen() -> None:
+    """Nobody else knows when a process killed itself."""
+    strikes = [strike(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3")]
+    exits = [
+        exited("rollout-0", "r1", -9, 1.1),
+        exited("rollout-0", "r2", -9, 4.0, died_at="commit.before:3"),
+    ]
+    log = outputs(
+        (2.0, trajectory(worker="rollout-0", instance="r2")),
+        (6.5, trajectory(worker="rollout-0", instance="r3")),
+    )
+    made = report(seen(strikes, exits=exits, outputs=log, num_killed=2))
+    spread = made.recovery["rollout"]
+    assert (2, 1.75, 2.5) == (spread.count, spread.median_s, spread.worst_s)
+    assert ({"commit.before": 1}, 1) == (made.crash_points, made.crash_points_armed)
+    assert (0.1, 2) == (made.detection["rollout"].worst_s, made.processes_killed)
+
+
+def test_regenerated_is_what_is_in_no_first_trajectory() -> None:
+    """Engines' counters against first trajectories; the silence before a death is estimated."""
+    first = trajectory(worker="rollout-0", instance="r1")
+    useful = sum(s.token_ids.shape[0] for s in first.segments if s.author == "policy")
+
+    def told(instance: str, at_s: float, sampled: float) -> Any:
+        return worker_report(
+            role="rollout", worker="rollout-0", instance=instance,
+            counters={"sampled_tokens": sampled}, at_ms=EPOCH_MS + round(1000 * at_s),
+        )  # fmt: skip
+
+    log = outputs(
+        (1.0, told("r1", 1.0, 0.0)),
+        (3.0, told("r1", 3.0, 2.0 * useful)),
+        (3.0, first),
+        (9.0, trajectory(worker="rollout-0", instance="r2")),  # a second record of the sample
+    )
+    made = report(seen([strike(4.0, "rollout", FaultKind.KILL, "r1")], outputs=log))
+    assert (2 * useful, useful, useful) == (
+        made.sampled_tokens, made.unreported_tokens, made.useful_tokens
+    )  # fmt: skip
+    assert 0.6667 == made.regenerated_share
+
+
+def test_a_zombie_must_notice() -> None:
+    """Fenced is well; one that lives on long after it woke is a problem."""
+    strikes = [
+        strike(1.0, "trainer", FaultKind.ZOMBIE, "t1", stop_s=5.0),
+        strike(2.0, "rollout", FaultKind.ZOMBIE, "r1", stop_s=5.0),
+    ]
+    wakings = [
+        Waking(instance="t1", slept_s=5.0, at_s=6.0), Waking(instance="r1", slept_s=5.0, at_s=7.0)
+    ]  # fmt: skip
+    journal = Journal(
+        planned=[s.fault for s in strikes], strikes=strikes, wakings=wakings, broker_deaths_s=[]
+    )
+    exits = [exited("trainer-0", "t1", 75, 8.0, was_replaced=True)]
+    made = report(seen(strikes, journal=journal, exits=exits))
+    assert (2, 1, 1, 2.0) == (
+        made.zombies.woken, made.zombies.fenced, made.zombies.alive, made.zombies.longest_end_s
+    )  # fmt: skip
+    assert ["1 zombies still lived 30 s after they woke up"] == list(made.problems)
+    assert not made.ok
+
+
+def test_fewer_faults_than_asked_are_said() -> None:
+    """Never silently: it is a problem, and the way out is named."""
+    one = strike(1.0, "rollout", FaultKind.KILL, "r1")
+    journal = Journal(planned=[one.fault] * 3, strikes=[one], wakings=[], broker_deaths_s=[])
+    made = report(seen([one], journal=journal))
+    assert "only 1 of 3 faults were possible" in made.problems[0]
+    assert "--steps" in made.problems[0]
+
+
+def test_a_breach_and_a_hang_are_problems() -> None:
+    """What stopped the run is named as it was told."""
+    (hang,) = report(seen([], has_failed=True, failure="no step for 90 s")).problems
+    assert "no step for 90 s" == hang
+    state = RunState(redone=(steps_redone(first_step=1, last_step=3, num_equal=2),))
+    (drift,) = report(seen([], state=state)).problems
+    assert "1 redone steps gave other weights" == drift
+
+
+def test_an_end_that_no_fault_accounts_for_is_listed() -> None:
+    """It may be right, as after an outage, but a reader should see it."""
+    exits = [exited("logprob-0", "l1", 1, 3.0, excuse=""), exited("prompts-0", "p", 0, 9.0)]
+    made = report(seen([], exits=exits))
+    assert ["logprob-0 failed (exit 1)"] == list(made.unexplained)
+    assert {"logprob: failed (exit 1)": 1, "prompts: is done": 1} == made.exits
+
+
+def test_the_report_is_json_and_text() -> None:
+    """All figures in both."""
+    made = report(seen([strike(1.0, "rollout", FaultKind.KILL, "r1")]))
+    assert made.ok
+    told = json.loads(made.to_json())
+    assert (True, 5, {"rollout": {"kill": 1}}) == (told["ok"], told["seed"], told["faults"])
+    text = "\n".join(made.lines())
+    assert "chaos, seed 5: 1 of 1 faults" in text
+    assert "nothing broke" in text

@@ -1,0 +1,44 @@
+"""The cluster that users start says what the embedded broker says, where both say it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from streams.broker_config import server_properties
+from streams.jars import KAFKA_VERSION
+
+ROOT = Path(__file__).parents[3]
+COMPOSE = (ROOT / "infra/compose.yaml").read_text("utf-8")
+# One node has no others; and its folder, ports and memory are its own.
+OWN = {"node.id", "listeners", "controller.quorum.voters", "log.dirs", "advertised.listeners"}
+
+
+def properties_of(text: str) -> dict[str, str]:
+    found = re.findall(r'^ +KAFKA_([A-Z_]+): "?([^"\n]+)"?$', text, re.MULTILINE)
+    return {name.lower().replace("_", "."): value for name, value in found}
+
+
+def test_both_run_the_same_version() -> None:
+    """The image's default is the version of the pinned jars."""
+    assert f"${{KAFKA_IMAGE:-apache/kafka:{KAFKA_VERSION}}}" in COMPOSE
+
+
+def test_settings_that_both_name_are_equal() -> None:
+    """Sessions, clean-up intervals and retention: a cluster is no slower to notice a death."""
+    lines = server_properties(Path("data"), 1, 2).splitlines()
+    embedded = dict(line.split("=", 1) for line in lines)
+    cluster = properties_of(COMPOSE)
+    both = (embedded.keys() & cluster.keys()) - OWN
+
+    assert {"group.consumer.session.timeout.ms", "offsets.retention.minutes"} <= both
+    assert {name: embedded[name] for name in both} == {name: cluster[name] for name in both}
+
+
+def test_each_node_has_an_address_of_its_own() -> None:
+    """Published port and advertised port are the same, else no client comes back."""
+    published = re.findall(r'ports: \["127\.0\.0\.1:(\d+):9092"\]', COMPOSE)
+    advertised = re.findall(r"PLAINTEXT://127\.0\.0\.1:(\d+),INTERNAL://kafka-(\d)", COMPOSE)
+
+    assert ["29091", "29092", "29093"] == published == [port for port, _ in advertised]
+    assert ["1", "2", "3"] == [node for _, node in advertised]

@@ -1,0 +1,91 @@
+"""Dead letters as operators read them."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+
+from schemas import encode
+from schemas.events import DeadLetter, Event
+from streams.view_letters import LettersView
+from tests.factories import NOW_MS, dead_letter, dropped_group, groups_dropped, trajectory
+from workers.letters.text import hex_dump, json_line, table, whole
+
+
+def bytes_of(event: Event) -> bytes:
+    return b"".join(bytes(piece) for piece in encode(event))
+
+
+def view_of(*events: Event) -> LettersView:
+    view = LettersView(keep_bytes=lambda _: True)
+    for event in events:
+        view.apply(event)
+    return view
+
+
+def letters() -> list[DeadLetter]:
+    return [
+        dead_letter(group_id="8", detail="judge.py:3:\n KeyError", value=bytes_of(trajectory())),
+        dead_letter(group_id="", sample=-1, reason="decode", permanent=True, value=b"\x00rubbish"),
+    ]
+
+
+def test_the_table_has_a_line_for_each_letter_and_totals() -> None:
+    """Times in UTC; a detail of two lines is one; only a width cuts it."""
+    view = view_of(*letters(), groups_dropped())
+    head, first, second, total = table(view, view.letters).splitlines()
+    assert ["when", "(UTC)", "worker", "reason", "permanent"] == head.split()[:5]
+    when = f"{datetime.fromtimestamp(NOW_MS / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    cells = [when, "rollout-0", "reward", "no", "8/2", "dropped: stale", "prompts-1@17"]
+    assert [*cells, "judge.py:3: KeyError"] == re.split(r"  +", first)
+    assert ["decode", "yes", "-", "no group"] == re.split(r"  +", second)[2:6]
+    assert "2 dead letters: reward 1, decode 1" == total
+    assert 60 == max(len(line) for line in table(view, view.letters, 60).splitlines())
+    assert "no dead letters" == table(view_of(), []).splitlines()[-1]
+
+
+def test_a_json_line_has_all_but_the_bytes() -> None:
+    """And what became of the group."""
+    view = view_of(*letters(), groups_dropped(groups=(dropped_group("8"),)))
+    fields = json.loads(json_line(view, view.letters[0]))
+    assert "dropped" == fields["group"]
+    assert ("8", 2, "reward", "prompts-1@17") == (
+        fields["group_id"],
+        fields["sample"],
+        fields["reason"],
+        fields["origin"],
+    )
+    assert len(letters()[0].value) == fields["num_bytes"]
+    assert not {"key", "value"} & fields.keys()
+
+
+def test_a_letter_shows_the_record_that_it_is_about() -> None:
+    """Decoded where it decodes, nested records and arrays included."""
+    view = view_of(*letters(), groups_dropped(groups=(dropped_group("8", detail="1 of 4"),)))
+    text = whole(view, view.letters[0])
+    for line in (
+        "reason: reward",
+        "group: dropped: stale (1 of 4)",
+        "  Trajectory",
+        "    reward: 1.0",
+        "    segments[1]:",
+        "      token_ids: int32 [3]: 100 101 102",
+        "      behavior_logprobs: float32 [3]: -0.5 -0.5 -0.5",
+    ):
+        assert line in text.splitlines()
+
+
+def test_a_letter_shows_the_head_of_what_is_no_record() -> None:
+    """As hexadecimal, and why it does not decode."""
+    (letter,) = view_of(dead_letter(value=b"\x00rubbish" * 40)).letters
+    text = whole(view_of(), letter)
+    assert "  no event: record of 320 bytes starts with" in text
+    assert "  000000  00 72 75 62 62 69 73 68 00 72 75 62 62 69 73 68  .rubbish.rubbish" in text
+    assert text.endswith("  ... and 64 bytes more")
+
+
+def test_the_last_row_of_a_dump_is_aligned() -> None:
+    """Its text stands below the others'."""
+    first, last = hex_dump(bytes(range(64, 82)))
+    assert first.index("@AB") == last.index("PQ")

@@ -1,0 +1,74 @@
+"""The fold of the role's own topic, with strangers' records in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.events import Event
+from streams.codec import outgoing
+from streams.record import Outgoing
+from streams.topic import Topic
+from streams.topics import PROMPTS, STEPS, TRAJECTORIES
+from tests.factories import prompt, trajectory
+from tests.unit.prompts.world import World, started, step, turns
+
+
+def bytes_of(topic: Topic, event: Event) -> bytes:
+    return b"".join(bytes(piece) for piece in outgoing(topic, event).value)
+
+
+def foreign(value: bytes, name: bytes = b"6/0/0", partition: int = 0) -> Outgoing:
+    headers = {"rlstreams-id": name, "rlstreams-purpose": b"train"}
+    return Outgoing(
+        topic=PROMPTS.name, key=b"6", value=[value], headers=headers, partition=partition
+    )
+
+
+def named_6(**changes: Any) -> bytes:
+    return bytes_of(PROMPTS, prompt(**{"group_id": "6", "sample": 0, "seed": 0, **changes}))
+
+
+OURS = named_6()
+FOREIGN = {
+    "no header": Outgoing(topic=PROMPTS.name, key=b"6", value=[OURS], partition=0),
+    "a header that names no group": foreign(OURS, name=b"\xff/x"),
+    "a number with a leading zero": foreign(OURS, name=b"06/0/0"),
+    "not framed": foreign(b"rubbish"),
+    "an unknown fingerprint": foreign(OURS[:2] + b"12345678" + OURS[10:]),
+    "cut short": foreign(OURS[:-3]),
+    "another kind of event": foreign(bytes_of(TRAJECTORIES, trajectory(group_id="6"))),
+    "the seed of another run": foreign(named_6(seed=99)),
+    "a partition that is not its number's": foreign(OURS, partition=1),
+    "a sample that is not its header's": foreign(named_6(sample=1)),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_stranger_in_the_topic_does_not_stop_an_heir(tmp_path: Path, kind: str) -> None:
+    """The record is named and changes nothing: the next group gets the number that it used."""
+    world = World(tmp_path)
+    world.says(started())
+    first = world.worker()
+    turns(first)
+    first.close()
+    world.trainer.commit([FOREIGN[kind]])
+    world.says(step(1, watermark=1))
+    heir = world.worker()
+    turns(heir)
+    assert (1, 7) == (heir._foreign.num, heir._issued.num_groups)
+    assert heir._foreign.newest.startswith(f"prompts[{FOREIGN[kind].partition}]@")
+    heir.close()
+
+
+def test_a_stranger_in_steps_is_passed_by(tmp_path: Path) -> None:
+    """The ledger goes on behind it."""
+    world = World(tmp_path)
+    world.trainer.commit([Outgoing(topic=STEPS.name, key=b"run", value=[b"rubbish"])])
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    assert 6 == len(world.groups())
+    worker.close()

@@ -1,0 +1,175 @@
+"""What operators ask for comes once: whatever the limits say, and whoever restarts in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from schemas.events import ClosedGroups, Event
+from streams.codec import outgoing
+from streams.record import Outgoing, Partition
+from streams.topics import DEAD_LETTERS, PROMPTS
+from tests.factories import dead_letter, dropped_group, groups_dropped, replacement_requested
+from tests.unit.prompts.world import PARTITIONS, World, started, step, turns
+
+
+def drop(group_id: str, **changes: Any) -> Event:
+    dropped = dropped_group(group_id, reason="dead_samples", **changes)
+    return groups_dropped(
+        groups=(dropped,), closed=ClosedGroups(watermark=0, above=(int(group_id),))
+    )
+
+
+def ask(world: World, group_id: str, run: str = "run") -> None:
+    world.says(replacement_requested(run=run, group_id=group_id), topic=DEAD_LETTERS)
+
+
+def answers(world: World) -> list[tuple[str, str, int, int]]:
+    """Group, replaced group, row and replacement number of every replacing group."""
+    first = [samples[0] for samples in world.groups().values()]
+    found = [(p.group_id, p.replaces, p.row, p.replacement) for p in first if p.replaces]
+    return sorted(found, key=lambda answer: int(answer[0]))
+
+
+def test_a_permanent_letter_does_not_stand_against_a_request(tmp_path: Path) -> None:
+    """Without it nothing replaces the group; with it the next free place is its row's."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    row = world.groups()["1"][0].row
+    world.says(drop("1", row=row, permanent=True))
+    turns(worker)
+    assert [] == answers(world)
+    ask(world, "1")
+    turns(worker)
+    assert [] == answers(world)  # pacing holds for it as for any other
+    world.says(step(1, watermark=1))
+    turns(worker)
+    assert [("7", "1", row, 1)] == answers(world)
+    worker.close()
+
+
+def test_a_row_that_was_replaced_often_enough_comes_once_more(tmp_path: Path) -> None:
+    """`max_replacements` bounds what happens by itself."""
+    world = World(tmp_path, max_replacements=0)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    world.says(drop("1", row=4, replacement=3))
+    turns(worker)
+    assert [] == answers(world)
+    ask(world, "1")
+    world.says(step(1, watermark=1))
+    turns(worker)
+    assert [("7", "1", 4, 4)] == answers(world)
+    worker.close()
+
+
+def test_a_request_is_answered_once_over_any_number_of_restarts(tmp_path: Path) -> None:
+    """Two requests for one group, three workers: one group; it can itself be asked for later."""
+    world = World(tmp_path)
+    world.says(started())
+    for _ in range(3):
+        worker = world.worker()
+        turns(worker)
+        if not answers(world):
+            world.says(drop("1", row=5, permanent=True))
+            ask(world, "1")
+            ask(world, "1")
+        turns(worker)
+        worker.close()
+    ((number, *_),) = answers(world)
+    world.says(drop(number, row=5, permanent=True, replacement=1))
+    ask(world, number)
+    heir = world.worker()
+    turns(heir)
+    assert [("1", 1), (number, 2)] == [(of, count) for _, of, _, count in answers(world)]
+    heir.close()
+
+
+def test_a_request_for_an_open_group_waits_for_its_end(tmp_path: Path) -> None:
+    """Dropped later, it is answered; trained, it never is."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    ask(world, "0")
+    ask(world, "4")
+    turns(worker)
+    assert [] == answers(world)
+    world.says(step(1, watermark=3), drop("4", row=2, permanent=True))
+    turns(worker)
+    assert ["4"] == [of for _, of, _, _ in answers(world)]
+    worker.close()
+
+
+def test_requests_of_another_run_and_foreign_records_change_nothing(tmp_path: Path) -> None:
+    """They are passed by; letters too."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    world.says(drop("1", permanent=True))
+    ask(world, "1", run="other")
+    foreign = Outgoing(topic=DEAD_LETTERS.name, key=b"1", value=[b"rubbish"])
+    world.trainer.commit([foreign, outgoing(DEAD_LETTERS, dead_letter(group_id="1"))])
+    turns(worker)
+    assert [] == answers(world)
+    assert worker._foreign.newest.startswith("dead-letters[0]@")
+    worker.close()
+
+
+def test_a_drop_that_cannot_name_its_row_gets_it_from_its_prompts(tmp_path: Path) -> None:
+    """Bytes that could not be read tell no row; the topic `prompts` does."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    row = world.groups()["5"][0].row
+    world.says(drop("5", row=-1))
+    turns(worker)
+    assert [("6", "5", row, 1)] == [(n, of, r, c) for n, of, r, c in answers(world)]
+    worker.close()
+
+
+def test_a_drop_whose_prompts_are_gone_is_given_up(tmp_path: Path) -> None:
+    """Nobody knows its row any more; the others go on."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    partition = Partition(f"run.{PROMPTS.name}", 5 % PARTITIONS)
+    world.log.trim(partition, world.log.range(partition)[1])
+    world.says(drop("5", row=-1))
+    turns(worker)
+    assert [] == answers(world)
+    assert 7 == worker._issued.num_groups
+    worker.close()
+
+
+def test_numbers_stay_dense_when_requests_come_out_of_order(tmp_path: Path) -> None:
+    """Some of what is due has an answer already: no number is given twice or left out."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    world.says(
+        groups_dropped(
+            groups=tuple(dropped_group(n, row=int(n), permanent=True) for n in ("1", "2", "3")),
+            closed=ClosedGroups(watermark=0, above=(1, 2, 3)),
+        )
+    )
+    ask(world, "2")
+    turns(worker)
+    worker.close()
+    for group_id in ("1", "3"):
+        ask(world, group_id)
+    world.says(step(1, watermark=5))
+    heir = world.worker()
+    turns(heir)
+    groups = world.groups()
+    assert {"1", "2", "3"} == {of for _, of, _, _ in answers(world)}
+    assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
+    assert {2} == {len(samples) for samples in groups.values()}
+    heir.close()

@@ -1,0 +1,300 @@
+"""Each hop of the pipeline blocked in turn: the sentence names it, the worker, and since when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.events import ClosedGroups, Event
+from streams.record import Committed, Partition, Position
+from streams.stalls import START_S, Blocked, Evidence, Limits, blocked
+from streams.view_hops import HopsView
+from streams.view_workers import SILENT_S
+from tests.factories import (
+    NOW_MS,
+    control_state,
+    dead_letter,
+    groups_dropped,
+    heartbeat,
+    policy_loaded,
+    policy_published,
+    prompt,
+    pull_requested,
+    step_completed,
+    trainer_started,
+    trajectory,
+    worker_report,
+)
+
+STALL_S = 30.0
+LIMITS = Limits(groups_per_step=2, stall_s=STALL_S, sample_s=0.0, pull_s=0.0)
+STALLED_MS = NOW_MS + 60_000
+SIZE = 2
+ROLES = ("prompts", "rollout", "logprob", "trainer")
+# What each role says while somebody else is at fault.
+IDLE = {
+    "prompts": ("waiting", "closed groups"),
+    "rollout": ("waiting", "for prompts"),
+    "logprob": ("waiting", "for trajectories"),
+    "trainer": ("waiting", "for 2 complete groups; 1 are begun"),
+}
+
+
+class Run:
+    """A run after step 3, with groups 10 and 11 issued; every worker reports each second."""
+
+    def __init__(self) -> None:
+        self.view = HopsView()
+        self.said = dict(IDLE)
+        self.last_report_ms = dict.fromkeys(ROLES, STALLED_MS)
+        self.committed: dict[str, dict[Partition, Committed]] | None = {
+            "rollout": {},
+            "logprob": {},
+        }
+        self.gone: frozenset[str] = frozenset()
+        self.take(
+            trainer_started(),
+            policy_published(3),
+            step_completed(3, closed=ClosedGroups(watermark=10)),
+            heartbeat(state="waiting"),
+        )
+
+    def take(self, *events: Event) -> Run:
+        for event in events:
+            self.view.apply(event)
+        return self
+
+    def issue(self, *groups: int, size: int = SIZE) -> Run:
+        for offset, (group, sample) in enumerate((g, s) for g in groups for s in range(size)):
+            issued = prompt(group_id=str(group), sample=sample, group_size=SIZE)
+            self.view.apply(issued, Position("prompts", group % 2, offset))
+        return self
+
+    def roll_out(self, group: int, *samples: int) -> Run:
+        for sample in samples:
+            at = Position("trajectories", 0, 10 * group + sample)
+            self.view.apply(trajectory(group_id=str(group), sample=sample), at)
+        return self
+
+    def score_below(self, offset: int) -> Run:
+        assert self.committed is not None
+        self.committed["logprob"][Partition("trajectories", 0)] = Committed(offset=offset)
+        return self
+
+    def says(self, role: str, state: str, detail: str = "", until_ms: int = STALLED_MS) -> Run:
+        self.said[role] = (state, detail)
+        self.last_report_ms[role] = until_ms
+        return self
+
+    def blocked(self, limits: Limits = LIMITS, waited_s: float = 60.0) -> Blocked | None:
+        for role in ROLES:
+            for at_ms in (NOW_MS, self.last_report_ms[role]):
+                state, detail = self.said[role]
+                report = worker_report(
+                    worker=f"{role}-0", role=role, state=state, detail=detail, at_ms=at_ms,
+                    instance="r1" if role == "rollout" else "i", policy_version=3,
+                )  # fmt: skip
+                self.view.apply(report)
+        evidence = Evidence(
+            now_ms=STALLED_MS, waited_s=waited_s, committed=self.committed or {}, gone=self.gone
+        )
+        return blocked(self.view.state, evidence, limits)
+
+
+def finished() -> Run:
+    """Every sample of both groups is rolled out."""
+    return Run().issue(10, 11).roll_out(10, 0, 1).roll_out(11, 0, 1)
+
+
+def told(found: Blocked | None) -> tuple[str, tuple[str, ...]]:
+    assert found is not None
+    assert found.is_overdue
+    return found.hop, found.workers
+
+
+def test_prompts_that_issue_too_little() -> None:
+    """The role says itself why it issues nothing."""
+    run = Run().issue(10).says("prompts", "waiting", "control, which says paused")
+    found = run.blocked()
+    assert ("prompts", ("prompts-0",)) == told(found)
+    assert found is not None
+    assert "1 whole groups are open, a step needs 2; none was issued since group 10" in (
+        found.sentence
+    )
+    assert "prompts-0 says 'waiting control, which says paused', nothing done for 60 s" in (
+        found.sentence
+    )
+
+
+def test_a_torn_group_is_the_fault_of_prompts() -> None:
+    """A group that misses a sample can never be complete."""
+    found = Run().issue(10).issue(11, size=1).blocked()
+    assert ("prompts", ("prompts-0",)) == told(found)
+    assert found is not None
+    assert "group 11 has 1 of 2 samples" in found.sentence
+
+
+def test_a_rollout_worker_that_is_silent() -> None:
+    """The group, its sample, where its prompt lies, and how long the worker has been silent."""
+    run = Run().issue(10, 11).roll_out(10, 0, 1).roll_out(11, 0)
+    assert run.committed is not None
+    run.committed["rollout"][Partition("prompts", 1)] = Committed(offset=3)
+    found = run.says("rollout", "working", until_ms=NOW_MS + 1000).blocked()
+    assert ("rollout", ("rollout-0",)) == told(found)
+    assert found is not None
+    assert found.sentence == (
+        "no report from rollout-0 for 59 s (it said: working); 1 trajectory of group 11 is missing:"
+        " 11/1 at prompts[1]@3 (group rollout is at 3), issued 60 s ago"
+    )
+
+
+def test_a_worker_that_works_has_until_its_own_deadline() -> None:
+    """A long sample is no stall as long as the deadline of samples allows it."""
+    run = Run().issue(10, 11).says("rollout", "working")
+    patient = run.blocked(replace(LIMITS, sample_s=90.0))
+    assert patient is not None
+    assert ("rollout", False) == (patient.hop, patient.is_overdue)
+    assert ("rollout", ("rollout-0",)) == told(run.blocked(replace(LIMITS, sample_s=50.0)))
+
+
+def test_one_of_two_rollout_workers() -> None:
+    """The silent one is named first; while the other one finishes samples, nothing is blocked."""
+    run = Run().issue(10, 11).says("rollout", "working", until_ms=NOW_MS)
+    other = {"worker": "rollout-1", "role": "rollout", "instance": "r9", "state": "waiting",
+             "detail": "for prompts"}  # fmt: skip
+    run.take(worker_report(**other, at_ms=NOW_MS), worker_report(**other, at_ms=STALLED_MS))
+    assert ("rollout", ("rollout-0", "rollout-1")) == told(run.blocked())
+    run.take(worker_report(**other, at_ms=STALLED_MS, counters={"samples": 1.0}))
+    assert run.blocked() is None
+
+
+def test_trajectories_that_nobody_scores() -> None:
+    """Exactly those that the group's position and done set leave out, and who rolled them out."""
+    run = finished().score_below(101).says("logprob", "working", until_ms=NOW_MS + 1000)
+    found = run.blocked()
+    assert ("logprob", ("logprob-0",)) == told(found)
+    assert found is not None
+    assert found.sentence == (
+        "no report from logprob-0 for 59 s (it said: working); "
+        "3 trajectories of groups 10, 11 are unscored: 10/1 at trajectories[0]@101 "
+        "(group logprob is at 101), finished 60 s ago by rollout-0, and 2 more"
+    )
+
+
+def test_a_logprob_worker_without_a_process() -> None:
+    """What the supervisor knows wins over the last report."""
+    run = finished()
+    run.gone = frozenset({"logprob-0"})
+    found = run.blocked()
+    assert ("logprob", ("logprob-0",)) == told(found)
+    assert found is not None
+    assert "logprob-0 is not running" in found.sentence
+
+
+def test_a_trainer_that_has_everything() -> None:
+    """All is scored: what it says, and that the step is due."""
+    run = finished().score_below(112)
+    found = run.blocked()
+    assert ("trainer", ("trainer-0",)) == told(found)
+    assert found is not None
+    assert found.sentence == (
+        "trainer-0 says 'waiting for 2 complete groups; 1 are begun', nothing done for 60 s; "
+        "step 4 is not made, though every sample of 2 open groups (10, 11) is scored or set aside"
+    )
+
+
+def test_a_trainer_at_work_for_too_long() -> None:
+    """Stuck in a step, whatever waits before it."""
+    run = finished().score_below(112).says("trainer", "working", "step 4")
+    assert ("trainer", ("trainer-0",)) == told(run.blocked())
+
+
+def test_a_dead_sample_is_waited_for_by_nobody() -> None:
+    """A dead letter ends its sample at the hop that wrote it."""
+    run = Run().issue(10, 11).roll_out(10, 0, 1).roll_out(11, 0).score_below(112)
+    run.take(dead_letter(group_id="11", sample=1))
+    assert ("trainer", ("trainer-0",)) == told(run.blocked())
+
+
+@pytest.mark.parametrize("role", ["rollout", "logprob"])
+def test_a_pull_that_is_never_answered(role: str) -> None:
+    """The version, since when it was asked for, and who should have sent it."""
+    run = Run().issue(10, 11) if role == "rollout" else finished()
+    run.take(worker_report(worker=f"{role}-0", role=role, instance="r1" if role == "rollout" else
+                           "i", at_ms=NOW_MS, policy_version=3))  # fmt: skip
+    run.take(pull_requested(4, worker=f"{role}-0", role=role, instance="i"))
+    found = run.says(role, "pulling", "policy version 4").blocked()
+    assert ("weights", (f"{role}-0", "trainer-0")) == told(found)
+    assert found is not None
+    assert "asked for policy version 4 60 s ago and has not loaded it" in found.sentence
+    assert "it is served by trainer-0" in found.sentence
+    run.take(policy_loaded(4, worker=f"{role}-0"))
+    assert (role, (f"{role}-0",)) == told(run.blocked())
+
+
+def test_a_version_that_was_made_and_not_published() -> None:
+    """Workers wait for it; the trainer is the culprit."""
+    run = Run().issue(10, 11).take(step_completed(4, closed=ClosedGroups(watermark=10)))
+    found = run.says("trainer", "working", until_ms=NOW_MS).blocked()
+    assert ("weights", ("trainer-0",)) == told(found)
+    assert found is not None
+    assert found.sentence.startswith("no report from trainer-0 for 60 s")
+    assert found.sentence.endswith("policy version 4 is made and not published")
+
+
+def test_a_broker_that_delivers_nothing() -> None:
+    """Everybody silent at once is not everybody's fault."""
+    run = Run().issue(10, 11)
+    for role in ROLES:
+        run.last_report_ms[role] = NOW_MS + 1000
+    found = run.blocked()
+    assert ("broker", ()) == told(found)
+    assert found is not None
+    assert "no report of any worker came for 59 s" in found.sentence
+
+
+def test_a_run_that_nobody_claimed() -> None:
+    """Loading a large model is no stall until it has lasted too long."""
+    view = HopsView()
+    evidence = Evidence(now_ms=STALLED_MS, waited_s=60.0)
+    found = blocked(view.state, evidence, LIMITS)
+    assert found is not None
+    assert ("trainer", False) == (found.hop, found.is_overdue)
+    late = blocked(view.state, replace(evidence, waited_s=START_S), LIMITS)
+    assert late is not None
+    assert late.is_overdue
+    assert "no trainer worker has ever reported; the trainer has not claimed the run" == (
+        late.sentence
+    )
+
+
+def test_without_the_groups_positions() -> None:
+    """A broker that does not say where logprob is: a trainer that waits puts it under suspicion."""
+    waiting, working = finished(), finished().says("trainer", "working", until_ms=NOW_MS)
+    waiting.committed = working.committed = None
+    assert ("logprob", ("logprob-0",)) == told(waiting.blocked())
+    assert ("trainer", ("trainer-0",)) == told(working.blocked())
+
+
+def test_closed_groups_are_forgotten() -> None:
+    """A step and a drop close groups; late prompts of them are passed by."""
+    run = Run().issue(10, 11, 12)
+    run.take(groups_dropped(closed=ClosedGroups(watermark=11, above=(12,)))).issue(10)
+    assert [11, 11] == [sample.group for sample in run.view.state.samples]
+
+
+def test_a_trajectory_read_before_its_prompt() -> None:
+    """Topics are read beside each other; the sample is rolled out all the same."""
+    run = Run().roll_out(10, 0).issue(10)
+    assert [True, False] == [sample.is_rolled_out for sample in run.view.state.samples]
+
+
+def test_control_is_followed() -> None:
+    """The last word counts."""
+    assert "paused" == Run().take(control_state(state="paused")).view.state.control
+
+
+def test_a_silent_worker_is_named_within_ten_seconds() -> None:
+    """Reports come every second; this long without one is silence."""
+    assert SILENT_S < 10

@@ -1,0 +1,169 @@
+"""What `up` does with a run that makes no step: what counts, what it asks, what it says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from schemas.events import ClosedGroups, Event
+from streams.bus import Bus
+from streams.codec import decoded, now_ms, outgoing
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.record import Committed, Outgoing, Partition
+from streams.topic import Topic
+from streams.topics import (
+    CONTROL,
+    POLICY_VERSIONS,
+    PROMPTS,
+    STEPS,
+    TOPICS,
+    TRAJECTORIES,
+    WORKER_EVENTS,
+)
+from tests import factories
+from workers.config import PromptsSection, RunConfig
+from workers.config_operation import DeadlinesSection
+from workers.config_trainer import TrainerSection
+from workers.supervisor.stall_watch import StallClock, StallWatch, ask_positions
+
+STALL_S = 0.1
+CONFIG = RunConfig(
+    deadlines=DeadlinesSection(stall_s=STALL_S),
+    trainer=TrainerSection(groups_per_step=1),
+    prompts=PromptsSection(group_size=1),
+)
+LATER_S = 5.0
+
+
+def test_only_time_in_which_a_step_was_to_be_expected_counts() -> None:
+    """Not a pause, not what we slept ourselves; a step begins anew."""
+    clock = StallClock()
+    assert 0.0 == clock.tick(100.0, "step 1", counts=True)
+    assert 0.5 == clock.tick(100.5, "step 1", counts=True)
+    assert 0.5 == clock.tick(101.0, "step 1", counts=False)
+    assert 1.5 == clock.tick(3600.0, "step 1", counts=True)
+    assert 0.0 == clock.tick(3600.5, "step 2", counts=True)
+
+
+class World:
+    """A log with one group on its way, and the watch over it."""
+
+    def __init__(self, config: RunConfig = CONFIG) -> None:
+        log = MemoryLog()
+        for topic in TOPICS:
+            log.create(f"run.{topic.name}", 1)
+        self.bus: Bus = MemoryBus(log, "run")
+        self.watch = StallWatch(config, lambda: ask_positions(self.bus))
+        self._pen = self.bus.producer("pen")
+        self._reader = self.bus.reader({p: 0 for t in TOPICS for p in self.bus.ends(t.name)})
+        self.say(STEPS, factories.trainer_started())
+        self.say(POLICY_VERSIONS, factories.policy_published(0))
+        self.say(PROMPTS, factories.prompt(group_id="0", sample=0, group_size=1))
+        for role in ("prompts", "rollout", "logprob", "trainer"):
+            self.report(role, "waiting")
+
+    def say(self, topic: Topic, event: Event) -> None:
+        self._commit([outgoing(topic, event)])
+
+    def report(self, role: str, state: str, at_ms: int | None = None) -> None:
+        at_ms = now_ms() - round(2000 * STALL_S) if at_ms is None else at_ms
+        report = factories.worker_report(
+            worker=f"{role}-0", role=role, state=state, instance=role, at_ms=at_ms
+        )
+        self.say(WORKER_EVENTS, report)
+
+    def _commit(self, records: list[Outgoing]) -> None:
+        self._pen.commit(records)
+        for raw in self._reader.poll(100, 0.0):
+            self.watch.take(decoded(raw))
+
+    def tick_until_told(self, *, is_running: bool = True) -> str:
+        """The problem, or the news; "" if neither came."""
+        until_s = time.monotonic() + LATER_S
+        while not (self.watch.problem or self.watch.news) and time.monotonic() < until_s:
+            self.watch.tick(is_running=is_running, gone=frozenset())
+            time.sleep(0.01)
+        return self.watch.problem or self.watch.news
+
+    def tick_for(self, seconds: float, *, is_running: bool = True) -> str:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self.watch.tick(is_running=is_running, gone=frozenset())
+            time.sleep(0.01)
+        return self.watch.problem
+
+
+@contextmanager
+def scored_up_to(world: World, offset: int) -> Iterator[None]:
+    """The log-prob group's position, committed with an output as it does."""
+    with world.bus.producer("l") as producer, world.bus.consumer("logprob", ["trajectories"]) as it:
+        it.poll(0, 0.0)
+        at = {Partition(TRAJECTORIES.name, 0): Committed(offset=offset)}
+        producer.commit([outgoing(CONTROL, factories.control_state())], at, it)
+        yield
+
+
+def test_a_trajectory_without_a_sample_is_the_fault_of_rollout() -> None:
+    """The problem names the hop, and is what the run stops with."""
+    told = World().tick_until_told()
+    assert "blocked at rollout: rollout-0 says 'waiting'" in told
+    assert "1 trajectory of group 0 is missing: 0/0 at prompts[0]@0" in told
+
+
+def test_the_groups_positions_tell_logprob_from_the_trainer() -> None:
+    """The same events, with and without a commit of the log-prob group."""
+    world = World()
+    world.say(TRAJECTORIES, factories.trajectory(group_id="0", sample=0, group_size=1))
+    assert "blocked at logprob: logprob-0 says" in world.tick_until_told()
+    world = World()
+    world.say(TRAJECTORIES, factories.trajectory(group_id="0", sample=0, group_size=1))
+    with scored_up_to(world, 1):
+        assert "blocked at trainer: trainer-0 says" in world.tick_until_told()
+
+
+def test_a_paused_run_and_a_redo_never_stall() -> None:
+    """Neither does a run that `up` is draining, nor one without a limit."""
+    paused, redoing, forever = World(), World(), World(RunConfig())
+    paused.say(CONTROL, factories.control_state(state="paused"))
+    redoing.say(STEPS, factories.heartbeat(state="redo"))
+    assert ["", "", "", ""] == [
+        paused.tick_for(3 * STALL_S),
+        redoing.tick_for(3 * STALL_S),
+        World().tick_for(3 * STALL_S, is_running=False),
+        forever.tick_for(3 * STALL_S),
+    ]
+
+
+def test_a_redo_that_fell_silent_counts() -> None:
+    """Nobody waits for a trainer that stands in the middle of its redo."""
+    world = World()
+    world.say(STEPS, factories.heartbeat(state="redo"))
+    world.report("trainer", "starting", at_ms=now_ms())
+    world.say(WORKER_EVENTS, factories.worker_report(
+        worker="trainer-0", role="trainer", instance="second", at_ms=now_ms() - 9000
+    ))  # fmt: skip
+    assert "no report from trainer-0 for 9 s" in world.tick_until_told()
+    assert "blocked at" in world.tick_for(4 * STALL_S)
+
+
+def test_a_step_in_between_is_no_stall() -> None:
+    """The count begins anew with each."""
+    world = World()
+    for step in range(1, 6):
+        assert "" == world.tick_for(STALL_S / 2)
+        world.say(STEPS, factories.step_completed(step, closed=ClosedGroups(watermark=0)))
+    assert "" == world.watch.problem
+
+
+def test_silence_is_told_once() -> None:
+    """Before the run has stood for long: a stopped process is nothing to reap."""
+    world = World(RunConfig())
+    world.report("logprob", "working", at_ms=now_ms() + 1)
+    world.say(WORKER_EVENTS, factories.worker_report(
+        worker="rollout-0", role="rollout", instance="second", at_ms=now_ms() - 8000
+    ))  # fmt: skip
+    assert "no report from rollout-0 for 8 s" == world.tick_until_told()
+    world.watch.news = ""
+    assert "" == world.tick_for(0.1) + world.watch.news

@@ -1,0 +1,215 @@
+"""What the trainer takes in, what it sets aside, and that it says so once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.events import DeadLetter, Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
+from streams.codec import outgoing
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.record import Outgoing, Partition
+from streams.topics import DEAD_LETTERS, PROMPTS, SCORED, TOPICS
+from tests import factories
+from workers.config import RunConfig
+from workers.context import Context
+from workers.reporter import Reporter
+from workers.trainer.admission import Admission
+from workers.trainer.intake import Intake
+from workers.trainer.payloads import Payloads
+
+VOCAB_SIZE = 1000
+HASHES = {1: "b1" * 32, 2: factories.HASH}
+
+
+class Site:
+    """A log, and one trainer's intake after another."""
+
+    def __init__(self) -> None:
+        log = MemoryLog()
+        for topic in TOPICS:
+            log.create(f"run.{topic.name}", 1)
+        self.bus = MemoryBus(log, "run")
+        self._pen = self.bus.producer("test")
+        self.context = Context(
+            config=RunConfig(), bus=self.bus, role="trainer", ordinal=0, instance="t"
+        )
+        self.start()
+
+    def start(self, at: tuple[PartitionPosition, ...] = ()) -> None:
+        """A trainer of its own, as after a restart."""
+        self.admission = Admission(self.context.config.trainer)
+        self.reporter = Reporter(self.context)
+        self.intake = Intake(
+            self.context,
+            self.bus,
+            self.admission,
+            Payloads(self.bus, lambda: None),
+            vocab_size=VOCAB_SIZE,
+            start=at,
+            hashes=HASHES,
+            reporter=self.reporter,
+        )
+
+    def sends(self, *records: Outgoing | ScoredTrajectory | DeadLetter) -> None:
+        self._pen.commit([self._record(record) for record in records])
+
+    def _record(self, record: Outgoing | ScoredTrajectory | DeadLetter) -> Outgoing:
+        if isinstance(record, Outgoing):
+            return record
+        return outgoing(SCORED if isinstance(record, ScoredTrajectory) else DEAD_LETTERS, record)
+
+    def take(self) -> list[DeadLetter]:
+        """Read all there is, write the letters as the trainer does; those of this call."""
+        for _ in range(4):
+            self.intake.poll(0.0)
+        letters, self.intake.letters = self.intake.letters, []
+        self._pen.commit([outgoing(DEAD_LETTERS, letter) for letter in letters])
+        return letters
+
+    def dead(self) -> list[str]:
+        """Group and sample of every training sample that the planner knows to be dead."""
+        groups = self.admission._groups.values()
+        return sorted(f"{g.group_id}/{s}" for g in groups for s in g.lost)
+
+
+def scored(sample: int, group: str = "7", **changes: Any) -> ScoredTrajectory:
+    return factories.scored(
+        factories.trajectory(group_id=group, sample=sample, **changes.pop("trajectory", {})),
+        **changes,
+    )
+
+
+def with_policy(**changes: Any) -> dict[str, Any]:
+    segments = (factories.prompt_segment(), factories.policy_segment(**changes))
+    return {"trajectory": {"segments": segments}}
+
+
+def floats(*values: float) -> Tensor:
+    return Tensor.of(np.array(values, np.float32))
+
+
+def bytes_of(event: Event) -> bytes:
+    topic = PROMPTS if isinstance(event, Prompt) else SCORED
+    return b"".join(bytes(piece) for piece in outgoing(topic, event).value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (with_policy(version=3), "segments[1].policy_version must be one that steps made, at most"),
+        (with_policy(weight_hash="f0" * 32), "segments[1].weight_hash of policy version 2 must be"),
+        (with_policy(behavior_logprobs=floats(-1, float("nan"), -1)), "behavior_logprobs[1] must"),
+        (with_policy(behavior_logprobs=floats(-1, 0.5, -1)), "[1] must be finite and at most 0"),
+        (with_policy(behavior_logprobs=floats(-1, -1)), "behavior_logprobs must be floats [3]"),
+        (with_policy(token_ids=factories.int32s(3, start=999)), "token_ids[1] must be below 1000"),
+        ({"trajectory": {"reward": float("nan")}}, "reward must be finite, got nan"),
+        ({"trajectory": {"reward": float("-inf")}}, "reward must be finite, got -inf"),
+        ({"scores": ()}, "scores must be of the policy segments [1], got []"),
+    ],
+)
+def test_a_sample_that_cannot_be_trained_on_is_set_aside(bad: dict[str, Any], told: str) -> None:
+    """Field and value are named, its group knows, its sibling is taken."""
+    site = Site()
+    site.sends(scored(0, **bad), scored(1))
+    (letter,) = site.take()
+    assert ("7", 0, "validation", False) == (
+        letter.group_id,
+        letter.sample,
+        letter.reason,
+        letter.permanent,
+    )
+    assert told in letter.detail
+    assert (SCORED.name, 0) == (letter.origin_topic, letter.origin_offset)
+    assert ["7/0"] == site.dead()
+    assert 1 == site.intake.num_samples
+
+
+GOOD = bytes_of(scored(0))
+FOREIGN = {
+    "not framed": b"rubbish",
+    "empty": b"",
+    "an unknown fingerprint": GOOD[:2] + b"12345678" + GOOD[10:],
+    "cut short, or a part missing": GOOD[:-7],
+    "bytes to spare": GOOD + b"x",
+    "another event": bytes_of(factories.prompt(group_id="7")),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_record_is_set_aside_and_dooms_nobody(kind: str) -> None:
+    """Without a header that names a sample its letter names nobody."""
+    site = Site()
+    site.sends(Outgoing(topic=SCORED.name, key=b"7", value=[FOREIGN[kind]]), scored(1))
+    (letter,) = site.take()
+    assert ("", -1) == (letter.group_id, letter.sample)
+    assert FOREIGN[kind] == letter.value
+    assert ([], 1) == (site.dead(), site.intake.num_samples)
+
+
+def test_a_record_of_ours_that_was_cut_ends_its_sample() -> None:
+    """The header still names it, so the group need not wait for its deadline."""
+    site = Site()
+    whole = outgoing(SCORED, scored(0))
+    site.sends(dataclasses.replace(whole, value=[GOOD[:-7]]))
+    (letter,) = site.take()
+    assert ("7", 0, "decode") == (letter.group_id, letter.sample, letter.reason)
+    assert ["7/0"] == site.dead()
+
+
+@pytest.mark.parametrize("group", ["abc", "007", "-1"])
+def test_a_group_that_no_run_numbers_is_told_of(group: str) -> None:
+    """The planner has no such group, so the letter is the only thing that says it was there."""
+    site = Site()
+    site.sends(scored(0, group=group))
+    assert ["validation"] == [letter.reason for letter in site.take()]
+    assert [] == site.dead()
+
+
+def test_what_is_no_letter_is_counted_and_reported() -> None:
+    """A stranger in `dead-letters` names no sample; the worker's report says how many there are."""
+    site = Site()
+    site.sends(
+        Outgoing(topic=DEAD_LETTERS.name, key=b"", value=[b"rubbish"]),
+        Outgoing(topic=DEAD_LETTERS.name, key=b"", value=[b"more"]),
+        factories.dead_letter(group_id="7", sample=3),
+    )
+    assert [] == site.take()
+    assert (["7/3"], 2) == (site.dead(), site.intake.num_foreign)
+    (report,) = site.reporter.due()
+    assert b"foreign_records" in b"".join(bytes(piece) for piece in report.value)
+
+
+def test_a_successor_writes_no_letter_twice() -> None:
+    """It reads the letters first, then the samples from where its predecessor's step stood."""
+    site = Site()
+    foreign = Outgoing(topic=SCORED.name, key=b"7", value=[b"rubbish"])
+    site.sends(scored(0, trajectory={"reward": float("nan")}), foreign, scored(1))
+    assert 2 == len(site.take())
+    site.start()
+    assert [] == site.take()
+    assert (["7/0"], 1) == (site.dead(), site.intake.num_samples)
+
+
+def test_positions_stand_at_the_start_until_samples_are_read() -> None:
+    """A step that was recorded before must not lose them."""
+    site = Site()
+    site.sends(factories.dead_letter(), scored(0))
+    start = PartitionPosition(topic=SCORED.name, partition=0, offset=0)
+    site.start((start,))
+    partition = Partition(SCORED.name, 0)
+    assert 0 == site.intake.positions()[partition]
+    site.take()
+    assert site.bus.ends(SCORED.name)[partition] == site.intake.positions()[partition]
+
+
+def test_requests_of_operators_are_none_of_its_business() -> None:
+    """They are for `prompts`."""
+    site = Site()
+    site.sends(outgoing(DEAD_LETTERS, factories.replacement_requested()))
+    assert [] == site.take()
+    assert (0, []) == (site.intake.num_foreign, site.dead())

@@ -1,0 +1,159 @@
+"""Steps done again from the log: what is told, what stops, and what goes on under a new number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schemas.events import PolicyPublished, RedoDrifted, StepsRedone
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.topics import POLICY_VERSIONS, STEPS
+from tests.unit.trainer.trainer_stand import (
+    OtherHardware,
+    bury,
+    make_config,
+    make_log,
+    make_trainer,
+    read,
+    run_steps,
+    scored,
+    send,
+    steps,
+    turn_until,
+)
+from workers.config import RunConfig
+from workers.runtime import Exit, exit_status
+from workers.trainer.recompute import recompute
+from workers.trainer.redo import RedoError, differences
+from workers.trainer.worker import TrainerWorker
+
+
+def killed_after(num: int, log: MemoryLog, config: RunConfig) -> None:
+    """A trainer that makes steps up to `num`, without a checkpoint."""
+    trainer = make_trainer(log, config, takeover=True)
+    for group in range(len(steps(log)), num):
+        send(log, *(scored(group, sample, group) for sample in range(2)))
+    run_steps(log, trainer, num)
+    bury(trainer)
+
+
+def successor(log: MemoryLog, config: RunConfig, **changes: object) -> TrainerWorker:
+    trainer = make_trainer(log, config, "two", takeover=True, **changes)  # type: ignore[arg-type]
+    turn_until(trainer, lambda: trainer._reporter.policy_version >= len(steps(log)))
+    return trainer
+
+
+def told(log: MemoryLog, kind: type) -> list:  # type: ignore[type-arg]
+    return [event for event in read(log, STEPS.name) if isinstance(event, kind)]
+
+
+def test_what_was_redone_is_in_the_ledger(tmp_path: Path) -> None:
+    """Anyone can say: steps 1 to 2 were done again, 2 of 2 weight hashes equal."""
+    log, config = make_log(), make_config(tmp_path)
+    killed_after(2, log, config)
+    successor(log, config).close()
+    (event,) = told(log, StepsRedone)
+    assert (1, 2, 2) == (event.first_step, event.last_step, event.num_equal)
+    assert (2, "two") == (event.epoch, event.instance)
+    assert event.seconds > 0
+
+
+def test_nothing_redone_is_nothing_told(tmp_path: Path) -> None:
+    """After a clean stop the checkpoint is the newest step."""
+    log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=1)
+    killed_after(2, log, config)
+    trainer = make_trainer(log, config, "two", takeover=True)
+    trainer.drain()
+    turn_until(trainer, lambda: trainer.done)
+    trainer.close()
+    num_told = len(told(log, StepsRedone))
+    successor(log, config).close()
+    assert num_told == len(told(log, StepsRedone))
+
+
+def test_exact_names_the_first_unequal_step_and_what_changed(tmp_path: Path) -> None:
+    """It stops with both hashes and the difference, and another start would not help."""
+    log, config = make_log(), make_config(tmp_path, trainer__redo="exact")
+    killed_after(2, log, config)
+    trainer = make_trainer(log, config, "two", takeover=True, hardware=OtherHardware)
+    with pytest.raises(RedoError) as stop:
+        turn_until(trainer, lambda: False)
+    trainer.close()
+    recorded = steps(log)[0].weight_hash
+    assert f"redo of step 1 gave weights {trainer._training.weight_hash}" in str(stop.value)
+    assert f"the ledger says {recorded}: since then cpu_capability was" in str(stop.value)
+    assert "and is abacus" in str(stop.value)
+    assert Exit.CONFIG == exit_status(stop.value)
+    (event,) = told(log, StepsRedone)
+    assert (1, 1, 0) == (event.first_step, event.last_step, event.num_equal)
+
+
+def test_tolerate_goes_on_under_a_new_number(tmp_path: Path) -> None:
+    """The drift is recorded once, and its weights are what every later start finds again."""
+    log, config = make_log(), make_config(tmp_path, trainer__redo="tolerate")
+    killed_after(2, log, config)
+    second = successor(log, config, hardware=OtherHardware)
+    send(log, *(scored(2, sample, 3) for sample in range(2)))
+    run_steps(log, second, 3)
+    bury(second)
+    (drift,) = told(log, RedoDrifted)
+    first, last = steps(log)[1:]
+    assert (2, 3, first.weight_hash) == (drift.step, drift.policy_version, drift.expected_hash)
+    assert (4, drift.actual_hash) == (last.policy_version, last.previous_hash)
+    successor(log, config, hardware=OtherHardware).close()
+    assert [drift] == told(log, RedoDrifted)
+    assert [(1, 2, 0), (3, 3, 1)] == [
+        (e.first_step, e.last_step, e.num_equal) for e in told(log, StepsRedone)
+    ]
+    published = [e for e in read(log, POLICY_VERSIONS.name) if isinstance(e, PolicyPublished)]
+    hashes = {(e.policy_version, e.weight_hash) for e in published}
+    assert len({version for version, _ in hashes}) == len(hashes)
+
+
+def test_a_drift_that_was_not_followed_by_a_step_is_found_again(tmp_path: Path) -> None:
+    """Even without its checkpoint: the same hardware comes to the same weights, so none is new."""
+    log, config = make_log(), make_config(tmp_path, trainer__redo="tolerate")
+    killed_after(2, log, config)
+    bury(successor(log, config, hardware=OtherHardware))
+    for file in (tmp_path / "checkpoints").rglob("*.safetensors"):
+        file.unlink()
+    exact = make_config(tmp_path, trainer__redo="exact")
+    successor(log, exact, hardware=OtherHardware).close()
+    assert 1 == len(told(log, RedoDrifted))
+    # One of the two: the step before the drift was made by the hardware before it.
+    assert (1, 2, 1) == (
+        (event := told(log, StepsRedone)[-1]).first_step,
+        event.last_step,
+        event.num_equal,
+    )
+
+
+def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
+    """`recompute` gives the recorded hashes, from version 0 and from a checkpoint, and no event."""
+    log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=2)
+    trainer = make_trainer(log, config)
+    for group in range(3):
+        send(log, *(scored(group, sample, group) for sample in range(2)))
+        run_steps(log, trainer, group + 1)
+    turn_until(trainer, lambda: trainer.done)
+    trainer.close()
+    bus, before = MemoryBus(log, "demo"), read(log, STEPS.name)
+    recorded = [step.weight_hash for step in steps(log)]
+    assert recorded == [step.weight_hash for step in recompute(bus, config)]
+    assert all(step.is_equal for step in recompute(bus, config))
+    assert [3] == [step.step for step in recompute(bus, config, from_step=2)]
+    assert recorded[2:] == [step.weight_hash for step in recompute(bus, config, from_step=2)]
+    assert before == read(log, STEPS.name)
+
+
+def test_differences_are_named() -> None:
+    """What is new, gone or changed, and nothing else."""
+    before = {"torch": "2.1", "threads": "1", "machine": "x86_64"}
+    now = {"torch": "2.2", "threads": "1", "python": "3"}
+    assert differences(before, before) == ""
+    assert differences(before, now) == (
+        "machine was x86_64 and is not recorded; python was not recorded and is 3; "
+        "torch was 2.1 and is 2.2"
+    )

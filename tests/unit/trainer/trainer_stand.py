@@ -1,0 +1,153 @@
+"""A trainer on an in-memory log, what it reads, and what it wrote."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from schemas.events import (
+    DeadLetter,
+    Event,
+    ScoredTrajectory,
+    Segment,
+    SegmentScore,
+    StepCompleted,
+    Tensor,
+)
+from streams.bus import Bus
+from streams.codec import decoded, outgoing
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.record import Outgoing
+from streams.topics import DEAD_LETTERS, SCORED, STEPS, TOPICS
+from tests import factories
+from workers.config import RunConfig
+from workers.config_load import load
+from workers.config_trainer import TrainerSection
+from workers.context import Context
+from workers.trainer.training import Trained, Training
+from workers.trainer.worker import TrainerWorker
+from workers.weights.file import FileWeightServer
+from workers.weights.layout import weight_hash
+
+EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
+DEADLINE_S = 30.0
+
+
+def make_config(folder: Path, **overrides: object) -> RunConfig:
+    values = {
+        "run.dir": str(folder),
+        "trainer.steps": 3,
+        "trainer.groups_per_step": 1,
+        "trainer.checkpoint_every": 100,
+        "deadlines.lease_s": 0.3,
+        "prompts.group_size": 2,
+    } | {key.replace("__", "."): value for key, value in overrides.items()}
+    return load([EXAMPLE], [f"{key}={value}" for key, value in values.items()])
+
+
+def make_log() -> MemoryLog:
+    log = MemoryLog()
+    for topic in TOPICS:
+        log.create(f"demo.{topic.name}", 1)
+    return log
+
+
+def make_trainer(
+    log: MemoryLog,
+    config: RunConfig,
+    instance: str = "one",
+    *,
+    takeover: bool = False,
+    bus: Bus | None = None,
+    hardware: type[Training] = Training,
+) -> TrainerWorker:
+    bus = bus or MemoryBus(log, "demo")
+    context = Context(
+        config=config, bus=bus, role="trainer", ordinal=0, instance=instance, takeover=takeover
+    )
+    training = hardware(Path(config.model.path), config.trainer, threads=1)
+    return TrainerWorker(context, bus, training, FileWeightServer(context.folder / "weights", 4))
+
+
+class OtherHardware(Training):
+    """Rounds otherwise: after each step one weight is one bit off."""
+
+    def __init__(self, folder: Path, section: TrainerSection, threads: int) -> None:
+        super().__init__(folder, section, threads)
+        self.numerics = replace(self.numerics, cpu_capability="abacus")
+
+    def train(self, *args: Any) -> Trained:
+        trained = super().train(*args)
+        weight = next(iter(self.learner.weights().values())).view(-1)
+        weight[0] = torch.nextafter(weight[0], weight[0] + 1)
+        self.weight_hash = weight_hash(self.learner.weights())
+        return replace(trained, weight_hash=self.weight_hash)
+
+
+def bury(trainer: TrainerWorker) -> None:
+    """What is left of a killed process: nothing that runs, an open transaction perhaps."""
+    trainer._compute_thread.shutdown()
+
+
+def scored(group: int, sample: int, version: int, **changes: object) -> ScoredTrajectory:
+    draw = np.random.default_rng((group, sample))
+    tokens = draw.integers(4, 100, 5).astype(np.int32)
+    logprobs = Tensor.of(np.full(5, -1.0, np.float32))
+    values = {
+        "group_id": str(group),
+        "sample": sample,
+        "group_size": 2,
+        "row": group,
+        "reward": float(sample),
+        "segments": (
+            Segment(author="prompt", token_ids=Tensor.of(np.array([1, 5, 6], np.int32))),
+            Segment(
+                author="policy",
+                token_ids=Tensor.of(tokens),
+                policy_version=version,
+                behavior_logprobs=logprobs,
+                finish_reason="stop",
+            ),
+        ),
+    } | changes
+    score = SegmentScore(
+        segment=1, anchor="sampled", policy_version=version, proximal_logprobs=logprobs
+    )
+    return ScoredTrajectory(trajectory=factories.trajectory(**values), scores=(score,))
+
+
+def send(log: MemoryLog, *events: Event | Outgoing) -> None:
+    records = [
+        event
+        if isinstance(event, Outgoing)
+        else outgoing(DEAD_LETTERS if isinstance(event, DeadLetter) else SCORED, event)
+        for event in events
+    ]
+    MemoryBus(log, "demo").producer("logprob.0").commit(records)
+
+
+def read(log: MemoryLog, topic: str) -> list[Event]:
+    bus = MemoryBus(log, "demo")
+    return [decoded(raw).event for raw in bus.reader(bus.beginnings(topic)).poll(10_000, 0.0)]
+
+
+def steps(log: MemoryLog) -> list[StepCompleted]:
+    return [event for event in read(log, STEPS.name) if isinstance(event, StepCompleted)]
+
+
+def turn_until(trainer: TrainerWorker, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not reached():
+        assert time.monotonic() < deadline, "not reached in time"
+        trainer.turn()
+
+
+def run_steps(log: MemoryLog, trainer: TrainerWorker, num: int) -> None:
+    turn_until(trainer, lambda: len(steps(log)) >= num)

@@ -1,0 +1,126 @@
+"""What a dead letter says of the record that it is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas import DecodeError
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.record import Position, RawRecord
+from streams.topics import PROMPTS, SCORED, TRAJECTORIES
+from tests.factories import prompt, scored, trajectory
+from workers.config import RunConfig
+from workers.context import Context
+from workers.dead_letters import MAX_DETAIL, Reason, refusal
+from workers.validation import check_prompt, check_trajectory
+
+CONTEXT = Context(
+    config=RunConfig(),
+    bus=MemoryBus(MemoryLog(), "run"),
+    role="rollout",
+    ordinal=1,
+    instance="i",
+)
+
+
+def raw(topic: str = PROMPTS.name, name: bytes = b"", purpose: bytes = b"train") -> RawRecord:
+    return RawRecord(
+        position=Position(topic, 2, 40),
+        offsets=(40,),
+        key=b"k",
+        value=b"bytes",
+        headers={"rlstreams-id": name, "rlstreams-purpose": purpose},
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (b"17/3/0", ("17", 3)),
+        (b"e4-2/0/1", ("e4-2", 0)),
+        (b"", ("", -1)),
+        (b"abc/1/0", ("", -1)),
+        (b"017/1/0", ("", -1)),
+        (b"17/-1/0", ("", -1)),
+        (b"17/99999999999999999999/0", ("", -1)),
+        (b"\xff\xfe/1/0", ("", -1)),
+    ],
+)
+def test_bytes_that_are_no_event_are_named_by_their_headers(
+    name: bytes, told: tuple[str, int]
+) -> None:
+    """Only as a worker of ours would write them; else the letter names nobody."""
+    letter = refusal(CONTEXT, raw(name=name), None, DecodeError("rubbish"))
+    assert told == (letter.group_id, letter.sample)
+    assert ("decode", False, -1) == (letter.reason, letter.permanent, letter.row)
+    assert ("rollout-1", "prompts", 2, 40) == (
+        letter.worker,
+        letter.origin_topic,
+        letter.origin_partition,
+        letter.origin_offset,
+    )
+    assert (b"k", b"bytes") == (letter.key, letter.value)
+
+
+@pytest.mark.parametrize(("purpose", "told"), [(b"evaluate", "evaluate"), (b"\xff", "train")])
+def test_the_purpose_is_one_that_there_is(purpose: bytes, told: str) -> None:
+    """A header in no known encoding stops nobody."""
+    letter = refusal(CONTEXT, raw(purpose=purpose), None, DecodeError("rubbish"))
+    assert told == letter.purpose
+
+
+@pytest.mark.parametrize(
+    ("topic", "event", "permanent"),
+    [
+        (PROMPTS.name, prompt(), True),
+        (TRAJECTORIES.name, prompt(), False),
+        (TRAJECTORIES.name, trajectory(), False),
+        (SCORED.name, scored(), False),
+    ],
+)
+def test_only_what_is_wrong_with_a_prompt_is_permanent(
+    topic: str, event: Any, *, permanent: bool
+) -> None:
+    """An answer that cannot be says nothing against its row."""
+    letter = refusal(CONTEXT, raw(topic), event, ValueError("x" * 9000))
+    assert ("7", 1, 3, permanent) == (
+        letter.group_id,
+        letter.sample,
+        letter.row,
+        letter.permanent,
+    )
+    assert (Reason.VALIDATION, MAX_DETAIL) == (letter.reason, len(letter.detail))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"group_id": "abc"}, "group_id must be an issue number"),
+        ({"group_id": "007"}, "group_id must be an issue number"),
+        ({"group_id": "e1-1"}, "group_id must be an issue number"),
+        ({"purpose": "evaluate"}, "group_id must be"),
+        ({"purpose": "test"}, "purpose must be one of"),
+        ({"sample": 4}, "sample must be below group_size 4, got 4"),
+        ({"metadata": "[1]"}, "metadata must be a JSON object"),
+        ({"metadata": "{"}, "Expecting property name"),
+    ],
+)
+def test_a_prompt_that_no_run_issues_is_refused(changes: dict[str, Any], told: str) -> None:
+    """Field and value are named."""
+    with pytest.raises(ValueError, match=told):
+        check_prompt(prompt(**changes))
+
+
+def test_a_prompt_and_an_evaluation_of_ours_pass() -> None:
+    """As the factory makes them."""
+    check_prompt(prompt())
+    check_prompt(prompt(group_id="e3-12", purpose="evaluate", sample=0, group_size=1))
+
+
+def test_a_trajectory_of_no_group_is_refused() -> None:
+    """The trainer could close no such group."""
+    with pytest.raises(ValueError, match="group_id must be an issue number"):
+        check_trajectory(trajectory(group_id="group"), 1000)

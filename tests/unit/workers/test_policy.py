@@ -1,0 +1,113 @@
+"""Which policy versions a worker believes: by epoch, by content, and in doubt by the ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.events import NO_VERSION, Event, PolicyPublished
+from streams.codec import outgoing
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.record import Outgoing
+from streams.topic import Topic
+from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
+from tests.factories import policy_published, redo_drifted, step_completed, trainer_started
+from workers.policy import PolicyFollower
+from workers.policy_ledger import VersionHashes
+
+
+class Site:
+    """A log with a follower of it."""
+
+    def __init__(self) -> None:
+        log = MemoryLog()
+        for topic in TOPICS:
+            log.create(f"run.{topic.name}", 1)
+        self.bus = MemoryBus(log, "run")
+        self._pen = self.bus.producer("trainer.0")
+        self.follower = PolicyFollower(self.bus, every_s=0.0)
+
+    def says(self, *events: Event, topic: Topic = POLICY_VERSIONS) -> None:
+        self._pen.commit([outgoing(topic, event) for event in events])
+
+    def sends(self, record: Outgoing) -> None:
+        self._pen.commit([record])
+
+    @property
+    def newest(self) -> tuple[int, str]:
+        """Number and hash of the newest version that may be pulled."""
+        self.follower._next_settling = 0.0
+        found = self.follower.poll().newest
+        return (found.policy_version, found.weight_hash) if found else (NO_VERSION, "")
+
+
+def published(version: int, content: str, epoch: int = 1) -> PolicyPublished:
+    return policy_published(version, weight_hash=content, epoch=epoch)
+
+
+def test_a_publication_of_a_fenced_epoch_is_void() -> None:
+    """The trainer that was taken over wakes up and announces a version: nobody pulls it."""
+    site = Site()
+    site.says(published(1, "a", epoch=1), published(2, "b", epoch=2), published(3, "z", epoch=1))
+    assert (2, "b") == site.newest
+    assert 1 == site.follower.view.num_void
+
+
+def test_a_number_with_the_same_content_brings_new_endpoints() -> None:
+    """A successor announces its newest version again."""
+    site = Site()
+    site.says(published(1, "a", epoch=1), published(1, "a", epoch=2))
+    assert (1, "a") == site.newest
+    assert [] == list(site.follower.view.disputed)
+    found = site.follower.view.get(1)
+    assert found is not None
+    assert 2 == found.epoch
+
+
+@pytest.mark.parametrize("order", [("true", "forged"), ("forged", "true")])
+def test_of_two_contents_the_ledger_chooses(order: tuple[str, str]) -> None:
+    """Whichever came first; the worker lives, and holds neither until `steps` has spoken."""
+    site = Site()
+    site.says(published(1, "a"))
+    site.says(*(published(2, content) for content in order))
+    assert (1, "a") == site.newest
+    assert [2] == list(site.follower.view.disputed)
+    site.says(trainer_started(), step_completed(1, policy_version=1, weight_hash="a"), topic=STEPS)
+    assert (1, "a") == site.newest
+    site.says(step_completed(2, policy_version=2, weight_hash="true"), topic=STEPS)
+    assert (2, "true") == site.newest
+    assert [] == list(site.follower.view.disputed)
+
+
+def test_a_dispute_does_not_hold_up_later_versions() -> None:
+    """The next version is pulled as ever."""
+    site = Site()
+    site.says(published(2, "x"), published(2, "y"), published(3, "c"))
+    assert (3, "c") == site.newest
+    assert site.follower.view.get(2) is None
+
+
+def test_what_is_no_publication_is_passed_by() -> None:
+    """Rubbish and other events in the topic change nothing and stop nobody."""
+    site = Site()
+    stray = outgoing(STEPS, step_completed(1)).value
+    site.sends(Outgoing(topic=POLICY_VERSIONS.name, key=b"m", value=[b"rubbish"]))
+    site.sends(Outgoing(topic=POLICY_VERSIONS.name, key=b"m", value=stray))
+    site.says(published(1, "a"))
+    assert (1, "a") == site.newest
+
+
+def test_the_ledger_of_versions_follows_claims_steps_and_drifts() -> None:
+    """Void are a fenced epoch and a second event for one step."""
+    hashes = VersionHashes()
+    for event in (
+        trainer_started(policy_version=0, weight_hash="model"),
+        step_completed(1, policy_version=1, weight_hash="a"),
+        step_completed(1, policy_version=1, weight_hash="twice"),
+        trainer_started(epoch=2, policy_version=1, weight_hash="a"),
+        redo_drifted(epoch=2, policy_version=2, actual_hash="drifted"),
+        step_completed(2, epoch=1, policy_version=3, weight_hash="zombie"),
+        step_completed(2, epoch=2, policy_version=3, weight_hash="b"),
+    ):
+        hashes.apply(event)
+    assert {0: "model", 1: "a", 2: "drifted", 3: "b"} == hashes.by_version

@@ -1,0 +1,148 @@
+"""When a role gives itself up: it says it works and does nothing, or its turn never ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.topics import TOPICS
+from workers.config import RunConfig
+from workers.config_load import load
+from workers.context import Context
+from workers.reporter import Reporter
+from workers.stall import StuckError, StuckWatch, limits, turn_limit_s
+
+ROOT = Path(__file__).parents[3]
+STALL_S = 5.0
+LIMITS = {"working": STALL_S, "pulling": 20.0}
+
+
+def config(**overrides: object) -> RunConfig:
+    words = [f"{name.replace('__', '.')}={value}" for name, value in overrides.items()]
+    return load([ROOT / "infra/examples/demo.toml"], words)
+
+
+def watch() -> StuckWatch:
+    return StuckWatch("logprob-0", LIMITS, STALL_S)
+
+
+def looks(watch: StuckWatch, start_s: int, num: int, state: str, **counters: float) -> list[str]:
+    """A look a second; what it says meanwhile."""
+    said = [watch.look(start_s + s, state, "for it", counters) for s in range(num)]
+    return [line for line in said if line is not None]
+
+
+def test_work_that_does_nothing_for_too_long_ends_the_worker() -> None:
+    """Named: the worker, what it says it does, since when, and the limit."""
+    it = watch()
+    looks(it, 0, 5, "working")
+    with pytest.raises(StuckError, match=r"logprob-0 says 'working for it' .* for 5 s.*limit is 5"):
+        looks(it, 5, 1, "working")
+
+
+def test_progress_begins_the_count_anew() -> None:
+    """A sample finished counts; seconds spent busy do not."""
+    it = watch()
+    looks(it, 0, 5, "working")
+    looks(it, 5, 5, "working", samples=1.0)
+    with pytest.raises(StuckError):
+        looks(it, 10, 1, "working", samples=1.0, busy_s=9.0)
+
+
+def test_a_worker_that_waits_only_says_so() -> None:
+    """Somebody else is stuck: it is told once per `stall_s`, and never ends for it."""
+    assert [
+        "logprob-0 is waiting for it for 5 s",
+        "logprob-0 is waiting for it for 10 s",
+    ] == looks(watch(), 0, 12, "waiting")
+
+
+def test_time_in_which_the_process_itself_stood_does_not_count() -> None:
+    """Stopped for an hour in the middle of its work and continued: one second."""
+    it = watch()
+    looks(it, 0, 3, "working")
+    looks(it, 3600, 2, "working")
+    with pytest.raises(StuckError):
+        looks(it, 3602, 1, "working")
+
+
+def test_each_state_has_its_own_limit() -> None:
+    """A sample and a pull have deadlines of their own; what has none gets `stall_s`."""
+    given = config(
+        deadlines__stall_s=50, rollout__sample_deadline_s=100, reward__timeout_s=10,
+        rollout__max_attempts=2, weights__pull_deadline_s=70, deadlines__drain_s=60,
+    )  # fmt: skip
+    assert {"working": 220.0, "pulling": 70.0, "draining": 60.0} == limits(given, "rollout")
+    assert {"working": 50.0, "pulling": 70.0, "draining": 60.0} == limits(given, "logprob")
+    assert {} == limits(config(deadlines__stall_s=0), "logprob")
+
+
+def test_a_turn_may_hold_a_commit() -> None:
+    """Its limit is never below what a commit and a predecessor's transaction may take."""
+    assert 130.0 == turn_limit_s(config(deadlines__stall_s=1))
+    assert 500.0 == turn_limit_s(config(deadlines__stall_s=500))
+    assert 0.0 == turn_limit_s(config(deadlines__stall_s=0))
+
+
+def test_a_reporter_gives_up_for_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every role asks it in each turn, so every role is watched."""
+    log = MemoryLog()
+    for topic in TOPICS:
+        log.create(f"demo.{topic.name}", 1)
+    context = Context(
+        config=config(deadlines__stall_s=3), bus=MemoryBus(log, "demo"), role="logprob",
+        ordinal=0, instance="i",
+    )  # fmt: skip
+    now = iter(range(100))
+    monkeypatch.setattr("workers.reporter.time.monotonic", lambda: float(next(now)))
+    reporter = Reporter(context)
+    reporter.state("working")
+    for _ in range(3):
+        reporter.due()
+    with pytest.raises(StuckError, match="logprob-0 says 'working'"):
+        reporter.due()
+
+
+HANGS = """
+import threading
+from workers.runtime import Stop, run
+class Hangs:
+    done = False
+    def turn(self): self.ask_the_broker()
+    def ask_the_broker(self): threading.Event().wait()
+    def drain(self): pass
+    def close(self): pass
+run(Hangs(), Stop(), turn_s=0.2)
+"""
+LINGERS = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from workers.stall import end_within
+ThreadPoolExecutor(1).submit(threading.Event().wait)
+end_within(0.1, 7)
+"""
+
+
+def ended(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20,
+        check=False,
+    )  # fmt: skip
+
+
+def test_a_turn_that_never_ends() -> None:
+    """The process ends as failed and says where it stood."""
+    done = ended(HANGS)
+    assert 1 == done.returncode
+    assert "its limit is 0.2 s" in done.stderr
+    assert "in ask_the_broker" in done.stderr
+
+
+def test_a_failed_process_is_not_kept_by_what_computes() -> None:
+    """The interpreter would wait for a thread that never returns."""
+    assert 7 == ended(LINGERS).returncode

@@ -1,0 +1,48 @@
+"""What happened to a run under faults, as the one who struck saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from streams.bus import Bus
+from workers.chaos.plan import Fault
+from workers.supervisor.sabotage import Scene
+
+if TYPE_CHECKING:
+    from workers.supervisor.summary import Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """A fault that happened."""
+
+    fault: Fault
+    instance: str  # of the process; "" for the broker
+    step: int  # done by then
+    at_s: float  # monotonic
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waking:
+    """A sleeper that was continued."""
+
+    instance: str
+    slept_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What happened, in order."""
+
+    planned: Sequence[Fault]
+    strikes: list[Strike]
+    wakings: list[Waking]
+    broker_deaths_s: list[float]  # from each SIGKILL of the broker to its detection
+
+
+# What to say at the end; see `Sabotage.conclude`.
+Conclude: TypeAlias = "Callable[[Bus, Ended, int, Journal, Scene], int]"

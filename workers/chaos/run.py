@@ -1,0 +1,126 @@
+"""`rlstreams chaos`: a run of `up`, struck as planned; then what the log and the journal say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from streams.bus import Bus
+from streams.errors import ConfigError, StreamsError
+from workers.chaos.journal import Journal
+from workers.chaos.outputs import read_outputs
+from workers.chaos.plan import BROKER, ROLES, Chance, plan, sweep
+from workers.chaos.report import machine
+from workers.chaos.saboteur import Saboteur
+from workers.chaos.sweep import Sweep
+from workers.chaos.verdict import Seen, report
+from workers.config import RunConfig
+from workers.supervisor.run import Outcome
+from workers.supervisor.sabotage import Scene
+from workers.supervisor.summary import Ended, show
+from workers.supervisor.up import Asked, num_workers, up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be broken, and how much."""
+
+    num_faults: int
+    seed: int = 0
+    roles: Sequence[str] = ()  # empty: all, and the broker if it is embedded
+    every_s: float = 5.0
+    max_stop_s: float = 40.0
+    has_points: bool = False
+    sweep: Sequence[str] = ()  # instead: once each crash point that begins with one of these
+    is_recomputed: bool = False
+    json_file: str = ""
+
+
+def chaos(asked: Asked, wish: Wish) -> int:
+    """Run it; 0 only if the run is complete, every fault happened and no promise was broken.
+
+    Raises:
+        StreamsError: as `up`; a role that cannot be struck.
+    """
+    chance = Chance(
+        counts=victims(asked.config, wish.roles),
+        every_s=wish.every_s,
+        has_points=wish.has_points,
+        max_stop_s=wish.max_stop_s,
+    )
+    started_s, before = time.monotonic(), machine()
+
+    def conclude(bus: Bus, ended: Ended, status: int, journal: Journal, scene: Scene) -> int:
+        seconds = time.monotonic() - started_s
+        recomputed, is_equal = _recomputed(bus, asked.config) if wish.is_recomputed else ("", True)
+        failure = ended.failure
+        made = report(
+            Seen(
+                run=asked.config.run.id,
+                seed=wish.seed,
+                machine=before,
+                seconds=seconds,
+                now_s=started_s + seconds,
+                journal=journal,
+                exits=scene.fleet.exits,
+                num_killed=ended.num_killed,
+                outputs=read_outputs(bus),
+                state=scene.watcher.state.run,
+                audit=ended.audit,
+                outcome=ended.outcome,
+                has_failed=ended.outcome is not Outcome.COMPLETE or not ended.audit.ok,
+                failure="" if failure is None else f"{failure.worker} {failure.reason}".strip(),
+                recomputed=recomputed,
+                has_recompute_failed=not is_equal,
+            )
+        )
+        show(*made.lines())
+        if wish.json_file:
+            Path(wish.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
+        return 0 if made.ok and status == 0 else 1
+
+    stall_s = asked.config.deadlines.stall_s
+    if wish.sweep:
+        return up(asked, Sweep(sweep(wish.seed, chance, wish.sweep), stall_s, conclude))
+    return up(asked, Saboteur(plan(wish.seed, wish.num_faults, chance), stall_s, conclude))
+
+
+def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
+    """How many there are of each role that is to be struck.
+
+    Raises:
+        ConfigError: no such role, or a broker that is not ours.
+    """
+    is_ours = not config.broker.bootstrap
+    counts = num_workers(config) | ({BROKER: 1} if is_ours else {})
+    for role in roles:
+        if role not in (*ROLES, BROKER):
+            names = ", ".join((*ROLES, BROKER))
+            raise ConfigError(f"--roles names {role!r}; there are: {names}")
+        if role not in counts:
+            raise ConfigError(
+                f"--roles names the broker, but that at {config.broker.bootstrap} is not ours: "
+                "leave it out, or clear broker.bootstrap for an embedded one"
+            )
+    return {role: counts[role] for role in (roles or counts)}
+
+
+def _recomputed(bus: Bus, config: RunConfig) -> tuple[str, bool]:
+    """Redo the whole run from its log; a sentence, and whether all hashes are the recorded ones."""
+    from workers.trainer.fetch import RecordGoneError
+    from workers.trainer.recompute import recompute
+
+    try:
+        steps = list(recompute(bus, config))
+    except (StreamsError, RecordGoneError) as err:
+        return f"recompute: {err}", False
+    unequal = [step.step for step in steps if not step.is_equal]
+    if not steps or unequal:
+        return f"recompute: of {len(steps)} steps these gave other weights: {unequal[:10]}", False
+    return (
+        f"recomputed from the log alone: {len(steps)} of {len(steps)} weight hashes equal, the "
+        f"last {steps[-1].weight_hash[:12]}",
+        True,
+    )

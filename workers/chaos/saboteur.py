@@ -1,0 +1,199 @@
+"""Carries a plan out on a running fleet, and keeps a journal of what really happened."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streams.bus import Bus
+from streams.codec import now_ms
+from workers.chaos.journal import Conclude, Journal, Strike, Waking
+from workers.chaos.patience import Patience
+from workers.chaos.plan import BROKER, Fault, FaultKind, strikes_by_step
+from workers.supervisor.child import Child
+from workers.supervisor.fleet import Worker
+from workers.supervisor.sabotage import Scene
+
+if TYPE_CHECKING:
+    from workers.supervisor.summary import Ended
+
+PATIENCE_S = 10.0  # a victim that does not run for so long has its turn later
+SUCCESSOR_S = 60.0  # longest sleep beyond the planned one, so that the successor is at work
+FAULTS_PER_STEP = 4  # by time alone; more would stop the run by themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sleeper:
+    strike: Strike
+    worker: Worker | None  # None: the broker
+    child: Child | None
+
+
+class Saboteur:
+    """A `Sabotage`: strikes as planned while the run runs.
+
+    Args:
+        faults: in the order in which they strike.
+        stall_s: see `Patience`.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        stall_s: float,
+        conclude: Conclude,
+    ) -> None:
+        self.journal = Journal(planned=faults, strikes=[], wakings=[], broker_deaths_s=[])
+        self._left = deque(faults)
+        self._patience = Patience(stall_s)
+        self._conclude = conclude
+        self._sleepers: list[_Sleeper] = []
+        self._scene: Scene | None = None
+        self._first_step = 0
+        self._strikes_since_step = 0
+        self._struck_s = self._due_since_s = 0.0
+        self._killed_broker_s: float | None = None
+
+    def enter(self, scene: Scene) -> None:
+        """See `Sabotage`."""
+        self._scene = scene
+        self._first_step = scene.watcher.state.run.step
+        self._struck_s = time.monotonic()
+
+    def tick(self, *, is_running: bool) -> None:
+        """See `Sabotage`."""
+        scene = self._scene
+        assert scene is not None, "tick before enter"
+        now_s = time.monotonic()
+        self._note_broker(scene)
+        for sleeper in [s for s in self._sleepers if not is_running or self._is_over(s, now_s)]:
+            self._wake(sleeper, now_s)
+        if not is_running:
+            return
+        if self._patience.check(scene, self.journal):
+            self._strikes_since_step = 0
+        if self._left and self._is_due(self._left[0], scene, now_s):
+            self._try(scene, now_s)
+
+    def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
+        """See `Sabotage`."""
+        assert self._scene is not None, "conclude before enter"
+        return self._conclude(bus, ended, status, self.journal, self._scene)
+
+    def _is_due(self, fault: Fault, scene: Scene, now_s: float) -> bool:
+        has_passed = now_s - self._struck_s >= fault.wait_s
+        if has_passed and self._strikes_since_step < FAULTS_PER_STEP:
+            return True
+        run = scene.watcher.state.run
+        number = len(self.journal.strikes)
+        limit = strikes_by_step(
+            number, len(self.journal.planned), self._first_step, run.step_target
+        )
+        return run.step_target > 0 and run.step >= max(limit, 1)
+
+    def _try(self, scene: Scene, now_s: float) -> None:
+        fault = self._left[0]
+        strike = self._strike(fault, scene)
+        if strike is not None:
+            self._left.popleft()
+            self.journal.strikes.append(strike)
+            self._strikes_since_step += 1
+            self._patience.renew()
+            self._struck_s, self._due_since_s = now_s, 0.0
+            number, total = len(self.journal.strikes), len(self.journal.planned)
+            scene.watcher.say(f"FAULT {number}/{total} after step {strike.step}: {fault.told}")
+        elif not self._due_since_s:
+            self._due_since_s = now_s
+        elif now_s - self._due_since_s > PATIENCE_S:
+            self._left.rotate(-1)
+            self._due_since_s = 0.0
+
+    def _strike(self, fault: Fault, scene: Scene) -> Strike | None:
+        if fault.role == BROKER:
+            return self._strike_broker(fault, scene)
+        worker = scene.fleet.of(fault.role)[fault.ordinal]
+        child = worker.child
+        if child is None or any(s.child is child for s in self._sleepers):
+            return None
+        strike = self._record(fault, child.spec.instance, scene)
+        if fault.kind in (FaultKind.KILL, FaultKind.POINT):
+            if not scene.fleet.kill(worker, fault.crash_at):
+                return None
+            scene.watcher.killed(worker.name)
+            return strike
+        if scene.fleet.sleep(worker) is None:
+            return None
+        self._sleepers.append(_Sleeper(strike=strike, worker=worker, child=child))
+        if fault.kind is FaultKind.ZOMBIE:
+            scene.fleet.replace(worker)
+        return strike
+
+    def _strike_broker(self, fault: Fault, scene: Scene) -> Strike | None:
+        keeper = scene.broker
+        if keeper is None or any(s.worker is None for s in self._sleepers):
+            return None
+        strike = self._record(fault, "", scene)
+        if fault.kind is FaultKind.KILL:
+            if not keeper.kill():
+                return None
+            self._killed_broker_s = strike.at_s
+            scene.watcher.killed(BROKER)
+        elif keeper.signal(signal.SIGSTOP):
+            self._sleepers.append(_Sleeper(strike=strike, worker=None, child=None))
+        else:
+            return None
+        # Who was in the middle of a commit may end with its outcome unknown, or fenced.
+        scene.fleet.excuse_all("ended after the broker was struck as asked")
+        return strike
+
+    def _record(self, fault: Fault, instance: str, scene: Scene) -> Strike:
+        return Strike(
+            fault=fault,
+            instance=instance,
+            step=scene.watcher.state.run.step,
+            at_s=time.monotonic(),
+            at_ms=now_ms(),
+        )
+
+    def _note_broker(self, scene: Scene) -> None:
+        keeper, killed_s = scene.broker, self._killed_broker_s
+        if keeper is not None and killed_s is not None and keeper.last_death_seen_s > killed_s:
+            self.journal.broker_deaths_s.append(keeper.last_death_seen_s - killed_s)
+            self._killed_broker_s = None
+
+    def _is_over(self, sleeper: _Sleeper, now_s: float) -> bool:
+        over_s = now_s - sleeper.strike.at_s - sleeper.strike.fault.stop_s
+        if over_s < 0:
+            return False
+        if sleeper.strike.fault.kind is FaultKind.STOP or over_s > SUCCESSOR_S:
+            return True
+        # A zombie is one only if somebody else has taken over.
+        assert self._scene is not None
+        assert sleeper.worker is not None, "a broker has no successor"
+        successor = sleeper.worker.child
+        if successor is None:
+            return False
+        instance, watcher = successor.spec.instance, self._scene.watcher
+        if sleeper.worker.role == "trainer":
+            return watcher.owns_run(instance)
+        return any(w.instance == instance for w in watcher.state.throughput.workers)
+
+    def _wake(self, sleeper: _Sleeper, now_s: float) -> None:
+        assert self._scene is not None
+        self._sleepers.remove(sleeper)
+        if sleeper.child is not None:
+            sleeper.child.signal(signal.SIGCONT)
+        elif self._scene.broker is not None:
+            self._scene.broker.signal(signal.SIGCONT)
+        self._patience.renew()
+        self.journal.wakings.append(
+            Waking(
+                instance=sleeper.strike.instance,
+                slept_s=now_s - sleeper.strike.at_s,
+                at_s=now_s,
+            )
+        )

@@ -1,0 +1,71 @@
+"""Every crash point of every role once: each process of a worker is started with the next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from streams.bus import Bus
+from streams.codec import now_ms
+from workers.chaos.journal import Conclude, Journal, Strike
+from workers.chaos.patience import Patience
+from workers.chaos.plan import Fault
+from workers.supervisor.sabotage import Scene
+
+if TYPE_CHECKING:
+    from workers.supervisor.summary import Ended
+
+
+class Sweep:
+    """A `Sabotage`: the faults of each worker, one process after another.
+
+    Args:
+        faults: of kind ARMED.
+        stall_s: see `Patience`.
+    """
+
+    def __init__(self, faults: Sequence[Fault], stall_s: float, conclude: Conclude) -> None:
+        self.journal = Journal(planned=faults, strikes=[], wakings=[], broker_deaths_s=[])
+        self._patience = Patience(stall_s)
+        self._conclude = conclude
+        self._scene: Scene | None = None
+        self._num_read = 0  # exits
+
+    def enter(self, scene: Scene) -> None:
+        """See `Sabotage`."""
+        self._scene = scene
+        for fault in self.journal.planned:
+            scene.fleet.of(fault.role)[fault.ordinal].crash_at.append(fault.crash_at)
+
+    def tick(self, *, is_running: bool) -> None:
+        """See `Sabotage`."""
+        scene = self._scene
+        assert scene is not None, "tick before enter"
+        for exited in scene.fleet.exits[self._num_read :]:
+            if exited.died_at:
+                self._note(scene, exited.worker, exited.died_at, exited.instance)
+        self._num_read = len(scene.fleet.exits)
+        if is_running:
+            self._patience.check(scene, self.journal)
+
+    def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
+        """See `Sabotage`."""
+        assert self._scene is not None, "conclude before enter"
+        return self._conclude(bus, ended, status, self.journal, self._scene)
+
+    def _note(self, scene: Scene, worker: str, died_at: str, instance: str) -> None:
+        self._patience.renew()
+        self.journal.strikes.append(
+            Strike(
+                fault=next(
+                    fault
+                    for fault in self.journal.planned
+                    if (fault.victim, fault.crash_at) == (worker, died_at)
+                ),
+                instance=instance,
+                step=scene.watcher.state.run.step,
+                at_s=time.monotonic(),
+                at_ms=now_ms(),
+            )
+        )

@@ -1,0 +1,264 @@
+"""From the journal and the log to the report: pure, all that was seen is passed in."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from streams.audit_report import AuditReport, BreachKind
+from streams.views import RunState
+from workers.chaos.journal import Journal, Strike
+from workers.chaos.outputs import Outputs
+from workers.chaos.plan import BROKER, Fault, FaultKind
+from workers.chaos.report import ChaosReport, Redone, Spread, Zombies
+from workers.runtime import Exit
+from workers.supervisor.fleet import Exited
+from workers.supervisor.restart import described
+
+ZOMBIE_END_S = 30.0  # a woken zombie that lives longer has not noticed
+_DEATHS = (FaultKind.KILL, FaultKind.POINT, FaultKind.ZOMBIE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Everything that is known of a run that is over."""
+
+    run: str
+    seed: int
+    machine: Mapping[str, object]
+    seconds: float
+    now_s: float  # monotonic, as the journal's times
+    journal: Journal
+    exits: Sequence[Exited]
+    num_killed: int  # workers
+    outputs: Outputs
+    state: RunState
+    audit: AuditReport
+    outcome: str
+    has_failed: bool
+    failure: str
+    recomputed: str = ""
+    has_recompute_failed: bool = False
+
+
+def report(seen: Seen) -> ChaosReport:
+    """Put it together."""
+    strikes = seen.journal.strikes
+    reached = Counter(e.died_at.partition(":")[0] for e in seen.exits if e.died_at)
+    tokens = seen.outputs.tokens(_rollout_deaths_ms(seen))
+    zombies = _zombies(seen)
+    redone = Redone(
+        times=len(seen.state.redone),
+        steps=sum(r.last_step - r.first_step + 1 for r in seen.state.redone),
+        equal=sum(r.num_equal for r in seen.state.redone),
+    )
+    return ChaosReport(
+        run=seen.run,
+        seed=seen.seed,
+        machine=seen.machine,
+        seconds=round(seen.seconds, 1),
+        faults_asked=len(seen.journal.planned),
+        faults=_by_role(strikes),
+        processes_killed=seen.num_killed + len(seen.journal.broker_deaths_s),
+        crash_points=dict(sorted(reached.items())),
+        crash_points_armed=sum(bool(fault.crash_at) for fault in _armed(seen.journal)),
+        outcome=seen.outcome,
+        steps=seen.state.step,
+        step_target=seen.state.step_target,
+        audit=_audited(seen.audit),
+        audit_line=seen.audit.line(),
+        stale=seen.audit.breach_counts.get(BreachKind.TOO_STALE.value, 0),
+        redone=redone,
+        sampled_tokens=tokens.sampled,
+        unreported_tokens=tokens.unreported,
+        useful_tokens=tokens.useful,
+        regenerated_share=round(tokens.regenerated_share, 4),
+        back=_back(seen),
+        recovery=_recovery(seen),
+        woken=_woken(seen),
+        detection=_detection(seen),
+        zombies=zombies,
+        exits=_exits(seen.exits),
+        unexplained=tuple(
+            f"{e.worker} {described(e.status)}"
+            for e in seen.exits
+            if not e.excuse and e.status != Exit.DONE
+        ),
+        recomputed=seen.recomputed,
+        problems=tuple(_problems(seen, zombies, redone)),
+    )
+
+
+def _armed(journal: Journal) -> Sequence[Fault]:
+    """What was struck; and those that are armed from the start, struck or not."""
+    struck = [strike.fault for strike in journal.strikes if strike.fault.kind is FaultKind.POINT]
+    return [*struck, *(fault for fault in journal.planned if fault.kind is FaultKind.ARMED)]
+
+
+def _by_role(strikes: Sequence[Strike]) -> dict[str, dict[str, int]]:
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for strike in strikes:
+        counts[strike.fault.role][strike.fault.kind] += 1
+    return {role: dict(sorted(counts[role].items())) for role in sorted(counts)}
+
+
+def _audited(audit: AuditReport) -> dict[str, object]:
+    return {
+        "ok": audit.ok,
+        "issued": audit.issued,
+        "trained": audit.trained,
+        "evaluated": audit.evaluated,
+        "dropped": dict(audit.dropped),
+        "dead_lettered": audit.dead_lettered,
+        "in_flight": dict(audit.in_flight),
+        "lost": audit.lost,
+        "trained_twice": audit.trained_twice,
+        "duplicates": audit.duplicates,
+        "void": audit.void,
+        "unreadable": audit.unreadable,
+        "staleness": {str(k): v for k, v in sorted(audit.staleness.items())},
+        "max_staleness": audit.max_staleness,
+        "breaches": dict(audit.breach_counts),
+    }
+
+
+def _clock_ms(seen: Seen) -> float:
+    """What turns monotonic seconds into the log's milliseconds."""
+    strikes = seen.journal.strikes
+    return strikes[0].at_ms - 1000 * strikes[0].at_s if strikes else 0.0
+
+
+def _rollout_deaths_ms(seen: Seen) -> dict[str, int]:
+    deaths = {
+        s.instance: s.at_ms
+        for s in seen.journal.strikes
+        if s.fault.role == "rollout" and s.fault.kind in _DEATHS
+    }
+    for exited in seen.exits:
+        if exited.worker.startswith("rollout-") and exited.status != Exit.DONE:
+            deaths.setdefault(exited.instance, round(1000 * exited.seen_s + _clock_ms(seen)))
+    return deaths
+
+
+def _deaths(seen: Seen) -> Iterator[tuple[str, str, int]]:
+    """Victim, its instance, and when it died or fell asleep for good, on the log's clock."""
+    for strike in seen.journal.strikes:
+        if strike.fault.kind in _DEATHS:
+            yield strike.fault.victim, strike.instance, strike.at_ms
+    for exited in seen.exits:
+        if exited.died_at:
+            yield exited.worker, exited.instance, round(1000 * exited.seen_s + _clock_ms(seen))
+
+
+def _recovery(seen: Seen) -> dict[str, Spread]:
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for victim, instance, died_ms in _deaths(seen):
+        if victim == BROKER:
+            next_ms = seen.outputs.next_of_role("rollout", died_ms)
+        else:
+            next_ms = seen.outputs.next_ms(victim, died_ms, not_by=instance)
+        if next_ms is not None:
+            times[_role(victim)].append((next_ms - died_ms) / 1000)
+    return _spreads(times)
+
+
+def _back(seen: Seen) -> dict[str, Spread]:
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for victim, instance, died_ms in _deaths(seen):
+        next_ms = seen.outputs.back_ms(victim, died_ms, not_by=instance)
+        if next_ms is not None:
+            times[_role(victim)].append((next_ms - died_ms) / 1000)
+    return _spreads(times)
+
+
+def _role(victim: str) -> str:
+    return victim.partition("-")[0]
+
+
+def _woken(seen: Seen) -> dict[str, Spread]:
+    stops = {s.instance: s for s in seen.journal.strikes if s.fault.kind is FaultKind.STOP}
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for waking in seen.journal.wakings:
+        strike = stops.get(waking.instance)
+        if strike is None:
+            continue
+        woken_ms = round(1000 * waking.at_s + _clock_ms(seen))
+        is_broker = strike.fault.role == BROKER
+        next_ms = (
+            seen.outputs.next_of_role("rollout", woken_ms)
+            if is_broker
+            else seen.outputs.next_ms(strike.fault.victim, woken_ms)
+        )
+        if next_ms is not None:
+            times[strike.fault.role].append((next_ms - woken_ms) / 1000)
+    return _spreads(times)
+
+
+def _detection(seen: Seen) -> dict[str, Spread]:
+    ends = {e.instance: e.seen_s for e in seen.exits}
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for strike in seen.journal.strikes:
+        is_kill = strike.fault.kind in (FaultKind.KILL, FaultKind.POINT)
+        if is_kill and strike.instance in ends:
+            times[strike.fault.role].append(ends[strike.instance] - strike.at_s)
+    times[BROKER] += seen.journal.broker_deaths_s
+    return _spreads(times)
+
+
+def _spreads(times: Mapping[str, list[float]]) -> dict[str, Spread]:
+    return {role: Spread.of(values) for role, values in sorted(times.items()) if values}
+
+
+def _zombies(seen: Seen) -> Zombies:
+    woken_s = {w.instance: w.at_s for w in seen.journal.wakings}
+    zombies = [s for s in seen.journal.strikes if s.fault.kind is FaultKind.ZOMBIE]
+    exits = {e.instance: e for e in seen.exits if e.was_replaced}
+    ended = [exits[s.instance] for s in zombies if s.instance in exits]
+    others = Counter(described(e.status) for e in ended if e.status != Exit.FENCED)
+    return Zombies(
+        woken=sum(s.instance in woken_s for s in zombies),
+        fenced=sum(e.status == Exit.FENCED for e in ended),
+        ended_otherwise=dict(sorted(others.items())),
+        alive=sum(
+            s.instance not in exits
+            and seen.now_s - woken_s.get(s.instance, seen.now_s) > ZOMBIE_END_S
+            for s in zombies
+        ),
+        longest_end_s=round(
+            max((e.seen_s - woken_s.get(e.instance, e.seen_s) for e in ended), default=0.0), 2
+        ),
+    )
+
+
+def _exits(exits: Sequence[Exited]) -> dict[str, int]:
+    counts = Counter(
+        f"{_role(e.worker)}: {described(e.status)}" for e in exits if e.status != -signal.SIGKILL
+    )
+    return dict(sorted(counts.items()))
+
+
+def _problems(seen: Seen, zombies: Zombies, redone: Redone) -> list[str]:
+    asked, struck = len(seen.journal.planned), len(seen.journal.strikes)
+    found = [seen.failure] if seen.failure else []
+    if seen.has_failed and not seen.failure:
+        found.append(f"the run is {seen.outcome}, its audit found {_audit_word(seen.audit)}")
+    if struck < asked:
+        found.append(
+            f"only {struck} of {asked} faults were possible before the run ended: "
+            "ask for more --steps, or a smaller --every"
+        )
+    if zombies.alive:
+        found.append(f"{zombies.alive} zombies still lived {ZOMBIE_END_S:g} s after they woke up")
+    if zombies.longest_end_s > ZOMBIE_END_S:
+        found.append(f"a zombie took {zombies.longest_end_s:.0f} s to end")
+    if redone.equal < redone.steps:
+        found.append(f"{redone.steps - redone.equal} redone steps gave other weights")
+    if seen.has_recompute_failed:
+        found.append(seen.recomputed)
+    return found
+
+
+def _audit_word(audit: AuditReport) -> str:
+    return "nothing" if audit.ok else ", ".join(sorted(audit.breach_counts))

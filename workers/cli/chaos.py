@@ -1,0 +1,101 @@
+"""`rlstreams chaos CONFIG...`: kill and stop processes of a run at random, then audit it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "chaos",
+        help="run everything as `up` does, kill processes at random meanwhile, audit",
+        description="Starts the run as `up` does, strikes its processes and its embedded broker "
+        "as a plan says that follows from --seed, lets it finish, and says what the log tells: "
+        "every sample accounted for, recovery times, tokens made twice. Exit status 1 on any "
+        "breach or hang, or if not all faults were possible.",
+    )
+    parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    parser.add_argument(
+        "--kills", type=_positive, default=12, metavar="N", help="faults (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the plan (%(default)s)")
+    parser.add_argument(
+        "--roles",
+        default="",
+        metavar="A,B",
+        help="who is struck: rollout, logprob, trainer, prompts, broker (all)",
+    )
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="mean time between two faults (%(default)g)",
+    )
+    parser.add_argument(
+        "--max-stop",
+        type=float,
+        default=40.0,
+        metavar="SECONDS",
+        help="longest SIGSTOP (%(default)g: beyond the transaction timeout)",
+    )
+    parser.add_argument(
+        "--points", action="store_true", help="also die at named places of the code"
+    )
+    parser.add_argument(
+        "--each-point",
+        default="",
+        metavar="all|A,B",
+        help="instead of N random faults: every role dies once at each named place that it "
+        "passes, or at those that begin so, e.g. commit,offsets",
+    )
+    parser.add_argument(
+        "--steps", type=int, help="optimizer steps; default: the configured ones, and N at least"
+    )
+    parser.add_argument(
+        "--recompute", action="store_true", help="at the end do all steps again from the log"
+    )
+    parser.add_argument("--json", default="", metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--no-live", action="store_true", help="plain lines instead of the live view"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; 0 only if all faults happened and nothing broke."""
+    from workers.chaos.run import Wish, chaos
+    from workers.config_load import load
+    from workers.supervisor.up import Asked
+
+    overrides = [*args.overrides, "--demo.kills=[]"]  # the plan kills enough
+    steps = args.steps or max(args.kills + 1, load(args.config, overrides).trainer.steps)
+    config = load(args.config, [*overrides, f"--trainer.steps={steps}"])
+    words = shlex.join([*args.config, *args.overrides])
+    return chaos(
+        Asked(config=config, config_words=words, is_resumed=False, is_live=not args.no_live),
+        Wish(
+            num_faults=args.kills,
+            seed=args.seed,
+            roles=_words(args.roles),
+            every_s=args.every,
+            max_stop_s=args.max_stop,
+            has_points=args.points,
+            sweep=("",) if args.each_point == "all" else _words(args.each_point),
+            is_recomputed=args.recompute,
+            json_file=args.json,
+        ),
+    )
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number

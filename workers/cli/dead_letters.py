@@ -1,0 +1,185 @@
+"""`rlstreams dead-letters list|show|requeue`: what was set aside, and asking for it again."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from schemas.events import DeadLetter
+    from streams.bus import Bus
+    from workers.config import RunConfig
+
+_CONFIG = "the run's folder, or its TOML files"
+_SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
+_PLACE = re.compile(r"(?P<topic>[a-z-]+?)(?:-(?P<a>\d+)|\[(?P<b>\d+)\])@(?P<offset>\d+)")
+_GROUP = re.compile(r"\d+|e\d+-\d+")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "dead-letters",
+        help="list what was set aside, look at it, ask for its groups again",
+        description="A record or sample that could not be handled lies in the topic dead-letters, "
+        "with its bytes and where they came from; its group is closed, and usually replaced.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_list(actions)
+    _add_show(actions)
+    _add_requeue(actions)
+
+
+def _add_list(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser("list", help="a line for each letter, and totals by reason")
+    parser.add_argument("config", nargs="+", metavar="CONFIG", help=_CONFIG)
+    parser.add_argument("--reason", default="", help="only this reason: decode, reward, ...")
+    parser.add_argument("--role", default="", help="only what this role set aside")
+    parser.add_argument("--group", default="", help="only this group's")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.set_defaults(run=run_list)
+
+
+def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser("show", help="all of one letter, its record decoded if it decodes")
+    parser.add_argument(
+        "config",
+        nargs="+",
+        metavar="GROUP/SAMPLE|TOPIC-PARTITION@OFFSET CONFIG",
+        help=f"which letter, by its sample or by its record's place; {_CONFIG}",
+    )
+    parser.set_defaults(run=run_show)
+
+
+def _add_requeue(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser(
+        "requeue",
+        help="ask prompts for one more group of the same row",
+        description="Exit status 0 only if every group that was asked for can be answered; "
+        "otherwise nothing is written.",
+    )
+    parser.add_argument(
+        "config",
+        nargs="+",
+        metavar="GROUP|CONFIG",
+        help=f"numbers of dropped groups; {_CONFIG}",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--reason", default="", help="every dropped group with such a letter")
+    which.add_argument("--all", action="store_true", help="every dropped group with a letter")
+    parser.set_defaults(run=run_requeue)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print the letters; 0."""
+    import shutil
+
+    from workers.letters.read import read_letters
+    from workers.letters.text import json_line, table
+
+    def print_them(bus: Bus, config: RunConfig) -> int:
+        found = read_letters(bus, config.deadlines.commit_s)
+        letters = [
+            letter
+            for letter in found.view.letters
+            if args.reason in ("", letter.event.reason)
+            and args.role in ("", letter.event.role)
+            and args.group in ("", letter.event.group_id)
+        ]
+        if args.json:
+            for letter in letters:
+                print(json_line(found.view, letter))
+            return 0
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        print(table(found.view, letters, width))
+        if found.num_unreadable:
+            print(f"{found.num_unreadable} records of these topics are no event of ours")
+        return 0
+
+    return _on_bus(args.config, args.overrides, print_them)
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print one letter; 1 if there is none."""
+    from streams.errors import ConfigError
+    from workers.letters.read import read_letters
+    from workers.letters.text import whole
+
+    words = [w for w in args.config if _SAMPLE.fullmatch(w) or _PLACE.fullmatch(w)]
+    if len(words) != 1:
+        raise ConfigError(
+            "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, "
+            f"got {' '.join(words) or 'none'}"
+        )
+    is_wanted = _matcher(words[0])
+
+    def print_it(bus: Bus, config: RunConfig) -> int:
+        view = read_letters(bus, config.deadlines.commit_s, keep_bytes=is_wanted).view
+        letters = [letter for letter in view.letters if is_wanted(letter.event)]
+        print("\n\n".join(whole(view, letter) for letter in letters) or f"no letter on {words[0]}")
+        return 0 if letters else 1
+
+    return _on_bus([w for w in args.config if w not in words], args.overrides, print_it)
+
+
+def run_requeue(args: argparse.Namespace) -> int:
+    """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
+    from streams.errors import ConfigError
+    from workers.letters.read import read_letters
+    from workers.letters.requeue import request, select, select_by_reason
+
+    groups = [w for w in args.config if _GROUP.fullmatch(w)]
+    if bool(groups) == (args.all or bool(args.reason)):
+        raise ConfigError("requeue takes groups by number, or --reason, or --all: one of the three")
+
+    def ask(bus: Bus, config: RunConfig) -> int:
+        view = read_letters(bus, config.deadlines.commit_s).view
+        limit = config.prompts.max_replacements
+        if groups:
+            chosen = select(view, groups, limit)
+        else:
+            chosen = select_by_reason(view, args.reason, limit)
+        for sentence in chosen.refused:
+            print(sentence, file=sys.stderr)
+        if chosen.refused or not chosen.groups:
+            print("nothing was asked for", file=sys.stderr)
+            return 1
+        request(bus, config.run.id, chosen.groups, args.reason or "asked by number")
+        print(f"asked for {len(chosen.groups)} groups again: {', '.join(chosen.groups)}")
+        if view.at_target:
+            print(
+                f"the run has made its {view.step_target} steps: nobody will answer until it is "
+                f"resumed with more, `rlstreams up ... --resume --steps {view.step_target + 1}`"
+            )
+        return 0
+
+    return _on_bus([w for w in args.config if w not in groups], args.overrides, ask)
+
+
+def _on_bus(
+    names: Sequence[str], overrides: Sequence[str], work: Callable[[Bus, RunConfig], int]
+) -> int:
+    from streams.errors import ConfigError
+    from workers.attach import attached
+    from workers.cli.report import configuration
+
+    if not names:
+        raise ConfigError("name the run: its folder, or the TOML files that it was started with")
+    config = configuration(names, overrides)
+    with attached(config) as bus:
+        return work(bus, config)
+
+
+def _matcher(word: str) -> Callable[[DeadLetter], bool]:
+    if match := _SAMPLE.fullmatch(word):
+        sample = (match["group"], int(match["sample"]))
+        return lambda letter: sample == (letter.group_id, letter.sample)
+    match = _PLACE.fullmatch(word)
+    assert match is not None
+    place = (match["topic"], int(match["a"] or match["b"]), int(match["offset"]))
+    return lambda letter: (
+        place == (letter.origin_topic, letter.origin_partition, letter.origin_offset)
+    )

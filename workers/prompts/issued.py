@@ -1,0 +1,237 @@
+"""What was issued: a fold of the topic `prompts`, and the reader that feeds it at the start."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.events import EVALUATE, NO_VERSION, Prompt
+from streams.bus import Bus
+from streams.codec import decoded
+from streams.errors import DeadlineError
+from streams.record import ID_HEADER, PURPOSE_HEADER, Partition, RawRecord
+from streams.topics import PROMPTS
+from workers.prompts.dataset import Order
+from workers.prompts.issue import PlannedGroup
+
+POLL_S = 0.05
+MAX_POLL = 1000
+_FRAME_BYTES = 10  # of an event: marker and fingerprint
+_GROUP = re.compile(r"(0|[1-9][0-9]*)/(0|[1-9][0-9]*)/0")
+_EVALUATION = re.compile(r"e([0-9]+)-([0-9]+)/0/0")
+
+
+@dataclass(slots=True)
+class _Group:
+    prompt: Prompt  # any sample of it
+    samples: set[int]
+
+
+class Issued:
+    """Which groups and evaluations the topic holds. Fold all of its records, then `settle`.
+
+    Records are decoded once per group: their headers tell the rest. What no `prompts` worker of
+    this run can have written changes nothing here; the rollout worker that reads it sets it aside.
+
+    Args:
+        seed: of the run; every prompt carries it.
+        num_partitions: of the topic: a group's number modulo it is the group's partition.
+    """
+
+    def __init__(self, seed: int, num_partitions: int) -> None:
+        self._seed = seed
+        self._num_partitions = num_partitions
+        self._frames: set[bytes] = set()  # that a prompt began with
+        self._groups: dict[int, _Group] = {}  # torn so far
+        self._whole: set[int] = set()
+        self._newest_rows: tuple[int, set[int]] = (0, set())
+        self._next_number = 0
+        self._free: list[int] = []
+        self.replaced: set[str] = set()  # groups that have a replacement
+        self.position = 0  # in the training order: of the next new group
+        self.evaluated_version = NO_VERSION
+        self.evaluated_rows: set[int] = set()  # of that version
+
+    def apply(self, raw: RawRecord) -> None:
+        """Fold one record.
+
+        Raises:
+            ValueError: none of this run's prompts, and nothing changed; names what is wrong.
+        """
+        name = raw.headers.get(ID_HEADER, b"").decode("ascii", "replace")
+        is_evaluation = raw.headers.get(PURPOSE_HEADER) == EVALUATE.encode()
+        match = (_EVALUATION if is_evaluation else _GROUP).fullmatch(name)
+        if match is None:
+            raise ValueError(f"header {ID_HEADER} names no prompt, got {name!r}")
+        first, second = int(match.group(1)), int(match.group(2))
+        self._check_frame(raw)
+        if not is_evaluation:
+            if first not in self._whole:
+                self._training(first, second, raw)
+        elif first >= self.evaluated_version:
+            self.evaluate(first, [second])
+
+    def settle(self, order: Order) -> Sequence[Prompt]:
+        """End the fold: samples that a torn transaction left out, to be written again.
+
+        A group of which nothing is left gives its number to the next new one.
+        """
+        known = self._whole | self._groups.keys()
+        self._next_number = max(known, default=-1) + 1
+        self._free = sorted(set(range(self._next_number)) - known, reverse=True)
+        epoch, rows = self._newest_rows
+        self.position = order.after(epoch, rows)
+        torn = [
+            dataclasses.replace(group.prompt, sample=sample)
+            for _, group in sorted(self._groups.items())
+            for sample in range(group.prompt.group_size)
+            if sample not in group.samples
+        ]
+        self._groups.clear()
+        self._whole.clear()
+        return torn
+
+    def forget(self, is_closed: Callable[[int], bool]) -> None:
+        """A missing group that is closed was not torn but removed by retention: keep its number."""
+        self._free = [number for number in self._free if not is_closed(number)]
+
+    @property
+    def num_groups(self) -> int:
+        """Training groups issued."""
+        return self._next_number - len(self._free)
+
+    @property
+    def highest(self) -> int:
+        """The highest group number issued; -1 if none was."""
+        return self._next_number - 1
+
+    def numbers(self, count: int) -> list[int]:
+        """Numbers for the next `count` groups; nothing is taken yet."""
+        reused = self._free[::-1][:count]
+        fresh = range(self._next_number, self._next_number + count - len(reused))
+        return [*reused, *fresh]
+
+    def take(self, groups: Sequence[PlannedGroup]) -> None:
+        """These groups are committed."""
+        for group in groups:
+            if self._free and self._free[-1] == group.number:
+                self._free.pop()
+            else:
+                self._next_number = group.number + 1
+            if group.replaces is None:
+                self.position += 1
+            else:
+                self.replaced.add(group.replaces)
+
+    def evaluate(self, version: int, rows: Sequence[int]) -> None:
+        """The evaluation of `version` on `rows` is committed."""
+        if version != self.evaluated_version:
+            self.evaluated_version, self.evaluated_rows = version, set()
+        self.evaluated_rows.update(rows)
+
+    def _check_frame(self, raw: RawRecord) -> None:
+        frame = bytes(raw.value[:_FRAME_BYTES])
+        if frame not in self._frames:
+            event = decoded(raw).event
+            if not isinstance(event, Prompt):
+                raise ValueError(f"a {type(event).__name__}, not a Prompt")
+            self._frames.add(frame)
+
+    def _training(self, number: int, sample: int, raw: RawRecord) -> None:
+        group = self._groups.get(number)
+        if group is None:
+            prompt = decoded(raw).event
+            assert isinstance(prompt, Prompt)  # its frame says so
+            self._check(prompt, number, sample, raw)
+            group = self._groups[number] = _Group(prompt, set())
+            self._note(prompt)
+        if sample < group.prompt.group_size:
+            group.samples.add(sample)
+        if len(group.samples) == group.prompt.group_size:
+            self._whole.add(number)
+            del self._groups[number]
+
+    def _check(self, prompt: Prompt, number: int, sample: int, raw: RawRecord) -> None:
+        expected: list[tuple[str, object, object]] = [
+            ("group_id", str(number), prompt.group_id),
+            ("sample", sample, prompt.sample),
+            ("seed", self._seed, prompt.seed),
+            ("partition", number % self._num_partitions, raw.position.partition),
+        ]
+        for name, wanted, found in expected:
+            if wanted != found:
+                raise ValueError(f"no prompt of this run: {name} must be {wanted}, got {found}")
+
+    def _note(self, event: Prompt) -> None:
+        if event.replaces is not None:
+            self.replaced.add(event.replaces)
+            return
+        epoch, rows = self._newest_rows
+        if event.dataset_epoch > epoch:
+            self._newest_rows = (event.dataset_epoch, {event.row})
+        elif event.dataset_epoch == epoch:
+            rows.add(event.row)
+
+
+def read_issued(
+    bus: Bus, issued: Issued, deadline_s: float, pass_by: Callable[[RawRecord, str], None]
+) -> None:
+    """Fold the whole topic `prompts` up to its last stable offset.
+
+    Args:
+        pass_by: told of each record that is no prompt of this run, and why.
+
+    Raises:
+        DeadlineError: nothing came for `deadline_s`.
+    """
+    for raw in _records(bus, bus.beginnings(PROMPTS.name), deadline_s):
+        try:
+            issued.apply(raw)
+        except ValueError as err:
+            pass_by(raw, str(err))
+
+
+def find_prompt(bus: Bus, group_id: str, num_partitions: int, deadline_s: float) -> Prompt | None:
+    """The first sample of a training group in the topic, if the topic still has it.
+
+    A look through one partition, for the rare drop whose event could not name its row.
+
+    Raises:
+        DeadlineError: nothing came for `deadline_s`.
+    """
+    partition = Partition(PROMPTS.name, int(group_id) % num_partitions)
+    start = {partition: bus.beginnings(PROMPTS.name)[partition]}
+    wanted = f"{group_id}/".encode()
+    for raw in _records(bus, start, deadline_s):
+        if raw.headers.get(ID_HEADER, b"").startswith(wanted):
+            try:
+                event = decoded(raw).event
+            except ValueError:
+                continue  # the very record that could not be read; a sibling names the row too
+            if isinstance(event, Prompt) and event.group_id == group_id:
+                return event
+    return None
+
+
+def _records(bus: Bus, starts: Mapping[Partition, int], deadline_s: float) -> Iterator[RawRecord]:
+    """Everything from `starts` to the last stable offset of now."""
+    ends = bus.ends(PROMPTS.name)
+    until_s = time.monotonic() + deadline_s
+    with bus.reader(starts) as reader:
+        while True:
+            positions = reader.positions()
+            left = {p: ends[p] for p in starts if positions.get(p, 0) < ends[p]}
+            if not left:
+                return
+            if time.monotonic() > until_s:
+                partition, end = next(iter(left.items()))
+                raise DeadlineError(
+                    f"reading {partition} from the broker: at offset {positions.get(partition)} "
+                    f"of {end}, and nothing came for {deadline_s:g} s"
+                )
+            for raw in reader.poll(MAX_POLL, POLL_S):
+                yield raw
+                until_s = time.monotonic() + deadline_s

@@ -1,0 +1,87 @@
+"""Which dropped groups are issued again: those that `steps` says, and those that operators ask for.
+
+A request is answered at most once, across restarts too: the group that answers it names the dropped
+one in `replaces`, so the topic `prompts` itself tells what was answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from schemas.events import ReplacementRequested
+from streams.bus import Bus
+from streams.topics import DEAD_LETTERS, PROMPTS
+from workers.foreign import ForeignRecords
+from workers.prompts.issue import PlannedGroup
+from workers.prompts.issued import find_prompt
+from workers.prompts.pacing import Ledger, Replacement
+
+MAX_POLL = 100
+
+
+class Replacements:
+    """Reads requests into the ledger, and plans the groups that replace others.
+
+    Args:
+        run: requests of another run are passed by.
+        deadline_s: longest silence of the broker while a group's row is looked up.
+    """
+
+    def __init__(
+        self, bus: Bus, run: str, ledger: Ledger, foreign: ForeignRecords, deadline_s: float
+    ) -> None:
+        self._bus = bus
+        self._run = run
+        self._ledger = ledger
+        self._foreign = foreign
+        self._deadline_s = deadline_s
+        self._num_partitions = bus.partitions(PROMPTS.name)
+        self._reader = bus.reader(bus.beginnings(DEAD_LETTERS.name))
+
+    def poll(self) -> None:
+        """Take note of what operators asked for since; never waits."""
+        for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
+            event = record.event
+            if isinstance(event, ReplacementRequested) and event.run == self._run:
+                self._ledger.ask(event.group_id)
+
+    def planned(self, numbers: Sequence[int], replaced: Collection[str]) -> list[PlannedGroup]:
+        """The groups to issue under the first of `numbers`, oldest drop first.
+
+        Args:
+            replaced: groups that have a replacement already.
+        """
+        due = self._ledger.to_replace
+        for again in [again for again in due if again.replaces in replaced]:
+            due.remove(again)
+        for again in [again for again in list(due)[: len(numbers)] if again.row < 0]:
+            self._look_up(again)
+        return [
+            PlannedGroup(
+                number=number,
+                row=again.row,
+                dataset_epoch=again.dataset_epoch,
+                replaces=again.replaces,
+                replacement=again.replacement,
+            )
+            for number, again in zip(numbers, due, strict=False)
+        ]
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()
+
+    def _look_up(self, again: Replacement) -> None:
+        """Fill in the row of a drop whose samples could not be read; without one it is given up."""
+        due = self._ledger.to_replace
+        prompt = find_prompt(self._bus, again.replaces, self._num_partitions, self._deadline_s)
+        if prompt is None:
+            due.remove(again)
+            self._foreign.log.warning("no_row_to_replace", group_id=again.replaces)
+            return
+        due[due.index(again)] = Replacement(
+            replaces=again.replaces,
+            row=prompt.row,
+            dataset_epoch=prompt.dataset_epoch,
+            replacement=prompt.replacement + 1,
+        )

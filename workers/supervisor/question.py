@@ -1,0 +1,37 @@
+"""A question to the broker that the loop of `up` does not wait for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from streams.errors import StreamsError
+
+T = TypeVar("T")
+
+
+class Question(Generic[T]):
+    """One call in a daemon thread; over when it answered, failed, or `limit_s` has passed.
+
+    Args:
+        ask: makes the clients that it needs; they belong to its thread.
+    """
+
+    def __init__(self, ask: Callable[[], T], limit_s: float) -> None:
+        self._ask = ask
+        self._until_s = time.monotonic() + limit_s
+        self._done = threading.Event()
+        self.answer: T | None = None  # None as well where the broker did not answer
+        threading.Thread(target=self._run, name="question", daemon=True).start()
+
+    def is_over(self) -> bool:
+        """Whether nothing more is to be waited for."""
+        return self._done.is_set() or time.monotonic() >= self._until_s
+
+    def _run(self) -> None:
+        with suppress(StreamsError):
+            self.answer = self._ask()
+        self._done.set()

@@ -1,0 +1,150 @@
+"""Notices that a run makes no step, and asks which hop holds it up.
+
+Only time in which a step was to be expected counts: the run says running, and the trainer is not
+in redo. What the topics cannot tell, the groups' committed positions, is asked for in a thread of
+its own, for the answer waits for open transactions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from schemas.events import Event
+from streams.bus import Bus
+from streams.codec import now_ms
+from streams.record import Committed, Partition, Record
+from streams.stalls import Blocked, Evidence, Limits, blocked, told
+from streams.topics import PROMPTS, TRAJECTORIES
+from streams.view_hops import HopsState, HopsView
+from streams.view_workers import SILENT_S
+from workers.config import RunConfig
+from workers.control import RUNNING
+from workers.supervisor.question import Question
+
+ASK_S = 10.0  # longest wait for the groups' positions; without them the sentence says less
+AGAIN_S = 5.0  # between two looks at a run that stands
+TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
+_GROUPS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
+
+Positions = Mapping[str, Mapping[Partition, Committed]]
+
+
+class StallClock:
+    """Seconds that count since the last step, claim or published version. Pure."""
+
+    def __init__(self) -> None:
+        self._mark: object = None
+        self._last_s: float | None = None
+        self.waited_s = 0.0
+
+    def tick(self, now_s: float, mark: object, *, counts: bool) -> float:
+        """What has been waited so far; a new `mark` begins anew."""
+        passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
+        self._last_s = now_s
+        if mark != self._mark:
+            self._mark, self.waited_s = mark, 0.0
+        elif counts:
+            self.waited_s += passed_s
+        return self.waited_s
+
+
+class StallWatch:
+    """Fed with records, ticked from the loop of `up`; never waits.
+
+    Args:
+        ask: the groups' committed positions; called in a thread.
+    """
+
+    def __init__(self, config: RunConfig, ask: Callable[[], Positions]) -> None:
+        self._limits = Limits(
+            groups_per_step=config.trainer.groups_per_step,
+            stall_s=config.deadlines.stall_s,
+            sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
+            pull_s=config.weights.pull_deadline_s,
+        )
+        self._ask = ask
+        self._hops = HopsView()
+        self._clock = StallClock()
+        self._question: Question[Positions] | None = None
+        self._next_look_s = 0.0
+        self._silent: frozenset[str] = frozenset()
+        self.news = ""  # the newest thing to say; the loop takes it
+        self.problem = ""  # why the run should stop; empty: it should not
+
+    def take(self, record: Record[Event]) -> None:
+        """A record of the feed."""
+        self._hops.apply(record.event, record.position)
+
+    def tick(self, *, is_running: bool, gone: frozenset[str]) -> None:
+        """Count, and look when it is time.
+
+        Args:
+            is_running: neither starting, finishing nor draining.
+            gone: workers without a process.
+        """
+        now_s = time.monotonic()
+        state = self._hops.state
+        self._tell_silence(state, gone)
+        mark = (state.step, state.claim and state.claim.epoch, state.published)
+        waited_s = self._clock.tick(now_s, mark, counts=is_running and _expects_step(state))
+        if not 0 < self._limits.stall_s <= waited_s or self.problem:
+            self._question = None
+            return
+        self._look(state, waited_s, gone, now_s)
+
+    def told(self, role: str, gone: frozenset[str]) -> str:
+        """What the workers of `role` said last, the worst first."""
+        evidence = Evidence(now_ms=now_ms(), waited_s=0.0, gone=gone)
+        return told(self._hops.state, evidence, self._limits, role)
+
+    def _look(self, state: HopsState, waited_s: float, gone: frozenset[str], now_s: float) -> None:
+        if self._question is None:
+            if now_s >= self._next_look_s:
+                self._question = Question(self._ask, ASK_S)
+            return
+        if not self._question.is_over():
+            return
+        evidence = Evidence(
+            now_ms=now_ms(), waited_s=waited_s, committed=self._question.answer or {}, gone=gone
+        )
+        self._question = None
+        self._next_look_s = now_s + AGAIN_S
+        self._judge(state.step, blocked(state, evidence, self._limits), waited_s)
+
+    def _judge(self, step: int, found: Blocked | None, waited_s: float) -> None:
+        since = f"no step for {waited_s:.0f} s (the last was {step})"
+        if found is None:
+            self.news = f"{since}, but every hop that has work goes on with it"
+        elif found.is_overdue:
+            self.problem = f"{since}: blocked at {found.hop}: {found.sentence}"
+        else:
+            self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
+
+    def _tell_silence(self, state: HopsState, gone: frozenset[str]) -> None:
+        """Once when a worker falls silent: a process that stands is not reaped."""
+        at_ms = now_ms()
+        silent = {
+            worker.worker: (at_ms - worker.at_ms) / 1000
+            for worker in state.workers
+            if worker.worker not in gone
+            and worker.state != "stopped"
+            and at_ms - worker.at_ms > SILENT_S * 1000
+        }
+        if new := sorted(silent.keys() - self._silent):
+            self.news = "; ".join(f"no report from {w} for {silent[w]:.0f} s" for w in new)
+        self._silent = frozenset(silent)
+
+
+def _expects_step(state: HopsState) -> bool:
+    """Whether time counts: not while paused, draining or in redo; a silent redo is none."""
+    if state.control != RUNNING:
+        return False
+    trainers = state.of("trainer")
+    is_heard = any(now_ms() - trainer.at_ms <= SILENT_S * 1000 for trainer in trainers)
+    return not (state.trainer_state == "redo" and is_heard)
+
+
+def ask_positions(bus: Bus) -> Positions:
+    """Where the groups of rollout and logprob are."""
+    return {group: bus.committed(group, topic) for group, topic in _GROUPS.items()}
