@@ -24,6 +24,10 @@ _CORRUPT = (IndexError, ValueError, OverflowError, struct.error)
 _ONE_BYTE = (*((z >> 1) ^ -(z & 1) for z in range(128)), *(None for _ in range(128)))
 # By the first byte of a text: bytes with the length byte, or 0: longer, negative, or more follow.
 _SHORT_TEXT = tuple(1 + (z >> 1) if z < 128 and z % 2 == 0 else 0 for z in range(256))
+# A length of two bytes, read inline: hashes and most tensors. One that leads past the record is
+# noticed at the end of it.
+_TWO_BYTES = "elif b[i + 1] < 128 and not b[i] & 1:"
+_LENGTH = "((b[i] & 127 | b[i + 1] << 7) >> 1)"
 _SCOPE: dict[str, object] = {
     "ONE": _ONE_BYTE,
     "SHORT": _SHORT_TEXT,
@@ -157,6 +161,8 @@ class _Emitter:
             add(depth, f"    {target}, i = read_long(b, i)", "else:", "    i += 1")
         elif shape == "string":
             add(depth, "n = SHORT[b[i]]", "if n:", f"    {target} = b[i + 1:i + n]", "    i += n")
+            add(depth, _TWO_BYTES, f"    n = {_LENGTH}", f"    {target} = b[i + 2:i + 2 + n]")
+            add(depth + 1, "i += 2 + n")
             add(depth, "else:", "    n, i = read_length(b, i)")
             add(depth + 1, f"{target} = b[i:i + n]", "i += n")
         elif shape == "boolean":
@@ -190,10 +196,13 @@ class _Emitter:
             add(depth, "while b[i] > 127:", "    i += 1", "i += 1")
         elif shape in ("string", "bytes"):
             add(depth, "n = SHORT[b[i]]", "if n:", "    i += n")
-            # Two bytes of length inline: most tensors. An end past the record is found at the end.
-            add(depth, "elif b[i + 1] < 128 and not b[i] & 1:")
-            add(depth + 1, "i += 2 + ((b[i] & 127 | b[i + 1] << 7) >> 1)")
+            add(depth, _TWO_BYTES, f"    i += 2 + {_LENGTH}")
             add(depth, "else:", "    n, i = read_length(b, i)", "    i += n")
+        elif shape == "array" and inner is int:
+            add(depth, "if b[i] == 2 and b[i + 1] < 128 and not b[i + 2]:", "    i += 3")
+            add(depth, "elif b[i] == 2 and b[i + 2] < 128 and not b[i + 3]:", "    i += 4")
+            add(depth, "else:")
+            self._blocks(depth + 1, lambda at: self._pass_item(inner, False, at))
         elif shape == "optional":
             add(depth, "n = b[i]", "i += 1", "if n == 2:")
             self._step(*shape_of(inner), depth + 1)

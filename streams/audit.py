@@ -13,13 +13,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from schemas import DecodeError
 from schemas.events import Event
 from streams.audit_classes import Classes, Coverage, Reached
 from streams.audit_fold import AuditFold
 from streams.audit_report import AuditReport, Breach, BreachKind
-from streams.audit_rows import Sieve
+from streams.audit_sources import LARGE, OwnSource, SharedSource, Source
 from streams.audit_tail import Tail
 from streams.bus import Bus, Closing
 from streams.codec import decoded
@@ -49,7 +50,6 @@ _TOPICS: tuple[Topic, ...] = (
     POLICY_VERSIONS,
     PROMPTS,
 )
-_LARGE = (SCORED, TRAJECTORIES, PROMPTS)
 _MAY_HEAL = frozenset(
     {
         BreachKind.LOST,
@@ -66,6 +66,14 @@ Hanging = Callable[[], Sequence[Breach]]
 Ends = Mapping[Partition, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helpers:
+    """Processes that share the reading of the large topics; worth their start for large runs."""
+
+    num_processes: int
+    open_bus: Callable[[], Bus]  # picklable: each process opens its own
+
+
 def no_hanging() -> Sequence[Breach]:
     """Where nobody can be asked for open transactions."""
     return ()
@@ -77,6 +85,7 @@ def audit(
     settle_s: float = SETTLE_S,
     read_deadline_s: float = READ_DEADLINE_S,
     hanging: Hanging = no_hanging,
+    helpers: Helpers | None = None,
 ) -> AuditReport:
     """Audit the run that `bus` is bound to, once.
 
@@ -85,12 +94,13 @@ def audit(
         settle_s: how long breaches may take to heal before they are believed.
         read_deadline_s: longest wait for the next record below a known end.
         hanging: asks for transactions that are open beyond their timeout.
+        helpers: processes to share the reading with; None: this one reads.
 
     Raises:
         TopicMismatchError: a topic of the run is missing.
         DeadlineError: a partition did not deliver up to its end.
     """
-    with Auditor(bus, read_deadline_s=read_deadline_s, hanging=hanging) as auditor:
+    with Auditor(bus, read_deadline_s=read_deadline_s, hanging=hanging, helpers=helpers) as auditor:
         return auditor.round(settle_s)
 
 
@@ -103,6 +113,7 @@ class Auditor(Closing):
         *,
         read_deadline_s: float = READ_DEADLINE_S,
         hanging: Hanging = no_hanging,
+        helpers: Helpers | None = None,
     ) -> None:
         self._bus = bus
         self._hanging = hanging
@@ -111,12 +122,19 @@ class Auditor(Closing):
         beginnings = {topic: bus.beginnings(topic.name) for topic in (STEPS, *_TOPICS)}
         expired = {p: n for firsts in beginnings.values() for p, n in firsts.items() if n}
         self._fold = AuditFold(expired)
-        self._sieves = {topic: Sieve(topic.name) for topic in _LARGE}
         self._stack = ExitStack()
         self._tails = {
             topic: self._stack.enter_context(Tail(bus, topic, firsts, read_deadline_s))
             for topic, firsts in beginnings.items()
+            if topic not in LARGE
         }
+        large = {p: first for topic in LARGE for p, first in beginnings[topic].items()}
+        source: Source = (
+            OwnSource(bus, large, read_deadline_s)
+            if helpers is None
+            else SharedSource(helpers.open_bus, large, read_deadline_s, helpers.num_processes)
+        )
+        self._source = self._stack.enter_context(source)
 
     def round(self, settle_s: float = SETTLE_S) -> AuditReport:
         """Read on up to now; where every sample is.
@@ -165,12 +183,11 @@ class Auditor(Closing):
 
     def _read(self, ends: Mapping[Topic, Ends]) -> None:
         """Read these topics on, except `steps`, which has its own rules."""
+        large = {p: end for topic in LARGE for p, end in ends.get(topic, {}).items()}
+        for rows in self._source.rows(large):
+            self._fold.add(rows)
         for topic, end in ends.items():
-            if topic in self._sieves:
-                sieve = self._sieves[topic]
-                for raws in self._tails[topic].up_to(end):
-                    self._fold.add(sieve.rows(raws))
-            elif topic is not STEPS:
+            if topic not in LARGE and topic is not STEPS:
                 for event, raw in self._events(topic, end):
                     self._fold.apply(event, raw.position)
 

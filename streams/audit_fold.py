@@ -93,11 +93,11 @@ class AuditFold:
     def add(self, rows: Rows) -> None:
         """Take records of a large topic."""
         if rows.topic == PROMPTS.name:
-            self._prompts(rows.rows)
+            self._prompts(rows.rows, rows.places)
         elif rows.topic == TRAJECTORIES.name:
-            self._trajectories(rows.rows)
+            self._trajectories(rows.rows, rows.places)
         else:
-            self._scored(rows.rows)
+            self._scored(rows.rows, rows.places)
         for group, sample, place in rows.unreadable:
             self.num_unreadable += 1
             if group:
@@ -140,9 +140,9 @@ class AuditFold:
             where = Position(topic, *position_at(place))
             self.duplicates.append(f"{self.table.name(slot)} again at {where}")
 
-    def _prompts(self, rows: list[PromptRow]) -> None:
+    def _prompts(self, rows: list[PromptRow], places: list[int]) -> None:
         table = self.table
-        for group, sample, size, place, purpose in rows:
+        for (group, sample, size, purpose), place in zip(rows, places, strict=True):
             key = group_key(group)
             if key is not None and key < 0 and purpose != b"evaluate":
                 name = group_name(key)
@@ -155,18 +155,19 @@ class AuditFold:
                 table.size[number] = max(1, min(size, MAX_SAMPLES))
             self.newest_group = max(self.newest_group, key)
 
-    def _trajectories(self, rows: list[TrajectoryRow]) -> None:
+    def _trajectories(self, rows: list[TrajectoryRow], places: list[int]) -> None:
         used = self.versions.used
-        for group, sample, size, place, worker, finished_at_ms, segments in rows:
+        for row, place in zip(rows, places, strict=True):
+            group, sample, size, segments, worker, finished_at_ms = row
             if self._note(TRAJECTORIES.name, group, sample, size, place) < 0:
                 continue
             for author, version, text, load_id in segments:
                 if author == b"policy":
                     used((worker, load_id, version, text), (group, sample), finished_at_ms)
 
-    def _scored(self, rows: list[ScoredRow]) -> None:
+    def _scored(self, rows: list[ScoredRow], places: list[int]) -> None:
         table = self.table
-        for group, sample, size, place, segments in rows:
+        for (group, sample, size, segments), place in zip(rows, places, strict=True):
             slot = self._note(SCORED.name, group, sample, size, place)
             if slot < 0:
                 key = group_key(group)

@@ -13,15 +13,15 @@ from streams.audit_table import group_key, place_of
 from streams.record import ID_HEADER, RawRecord
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
 
-# (group text, sample, group size, place, purpose)
-PromptRow: TypeAlias = tuple[bytes, int, int, int, bytes]
-# (group text, sample, group size, place, worker, finished_at_ms,
-#  [(author, version, weight hash, load id)])
+# What is skimmed of each, in the order of the schema:
+# (group text, sample, group size, purpose)
+PromptRow: TypeAlias = tuple[bytes, int, int, bytes]
+# (group text, sample, group size, [(author, version, weight hash, load id)], worker, finished ms)
 TrajectoryRow: TypeAlias = tuple[
-    bytes, int, int, int, bytes, int, Sequence[tuple[bytes, int, bytes, bytes]]
+    bytes, int, int, Sequence[tuple[bytes, int, bytes, bytes]], bytes, int
 ]
-# (group text, sample, group size, place, [(author, tokens, version)])
-ScoredRow: TypeAlias = tuple[bytes, int, int, int, Sequence[tuple[bytes, int, int]]]
+# (group text, sample, group size, [(author, tokens, version)])
+ScoredRow: TypeAlias = tuple[bytes, int, int, Sequence[tuple[bytes, int, int]]]
 
 
 def _below(path: str, names: Sequence[str]) -> Sequence[str]:
@@ -46,10 +46,11 @@ _SKIMMERS = {
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of one topic, in the order of its partitions."""
+    """Rows of one topic, in the order of its partitions, and where each record lies."""
 
     topic: str
     rows: list[Any] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     # Records that cannot be read: (group text, sample, place), as far as their headers tell.
     unreadable: list[tuple[bytes, int, int]] = field(default_factory=list)
 
@@ -64,24 +65,15 @@ class Sieve:
     def rows(self, raws: Sequence[RawRecord]) -> Rows:
         """A row for each record, or its header's word for it."""
         found = Rows(self._topic)
-        skim, add = self._skim, found.rows.append
+        skim, add, put = self._skim, found.rows.append, found.places.append
         for raw in raws:
             _, partition, offset = raw.position
-            place = place_of(partition, offset)
             try:
-                group, sample, size, *rest = skim(raw.value)
+                add(skim(raw.value))
+                put(place_of(partition, offset))
             except DecodeError:
-                found.unreadable.append((*_from_header(raw), place))
-            else:
-                add(_row(group, sample, size, place, rest))
+                found.unreadable.append((*_from_header(raw), place_of(partition, offset)))
         return found
-
-
-def _row(group: bytes, sample: int, size: int, place: int, rest: list[Any]) -> tuple[Any, ...]:
-    if len(rest) == 3:  # of a trajectory: the schema has the segments first
-        segments, worker, finished_at_ms = rest
-        return group, sample, size, place, worker, finished_at_ms, segments
-    return group, sample, size, place, rest[0]
 
 
 def _from_header(raw: RawRecord) -> tuple[bytes, int]:

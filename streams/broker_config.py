@@ -41,9 +41,9 @@ _SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "3000",
     "group.consumer.min.session.timeout.ms": "3000",
-    "group.consumer.session.timeout.ms": "4000",
+    "group.consumer.session.timeout.ms": "3000",
     "group.consumer.min.heartbeat.interval.ms": "500",
-    "group.consumer.heartbeat.interval.ms": "1000",
+    "group.consumer.heartbeat.interval.ms": "500",
     # A dead writer's transaction blocks its readers for its timeout plus this.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     # The default of 9 s makes a restart after a kill take 12 s.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from schemas import decode, encode
+from schemas import DecodeError, decode, encode
 from schemas.events import Event, Prompt, ScoredTrajectory, Trajectory
-from streams.record import ID_HEADER, PURPOSE_HEADER, Outgoing, RawRecord, Record
+from streams.record import ID_HEADER, PART_HEADER, PURPOSE_HEADER, Outgoing, RawRecord, Record
 from streams.topic import Topic
 
 
@@ -48,8 +48,12 @@ def decoded(raw: RawRecord, schemas: Mapping[bytes, str] | None = None) -> Recor
     """The record with its event.
 
     Raises:
-        schemas.DecodeError: not one of our events; the caller dead-letters `raw`.
+        schemas.DecodeError: not one of our events, or parts of it never came; the caller
+            dead-letters `raw`.
     """
+    part = raw.headers.get(PART_HEADER)
+    if part is not None and not part.endswith(b"/1"):
+        raise DecodeError(f"parts are missing: of this record only {part!r} came")
     return Record(event=decode(raw.value, schemas), raw=raw)
 
 

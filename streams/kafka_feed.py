@@ -148,15 +148,22 @@ class Feed:
         offsets = {self.ours(tp): tp.offset for tp in found}
         return {p: max(offsets[p], start) for p, start in starts.items()}
 
+    def read(
+        self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
+    ) -> dict[Partition, int]:
+        """Up to where everything was taken in, into whole or incomplete records: without `held`."""
+        positions = self.reached(starts)
+        for message in held:
+            positions[message.partition] = min(positions[message.partition], message.offset)
+        return positions
+
     def delivered(
         self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
     ) -> dict[Partition, int]:
-        """Up to where everything was delivered: `reached`, less what is incomplete or held."""
-        positions = self.reached(starts)
+        """Up to where everything was delivered: `read`, less what is incomplete."""
+        positions = self.read(starts, held)
         for partition in positions:
             first = self.assembler.first_offset(partition)
             if first is not None:
                 positions[partition] = min(positions[partition], first)
-        for message in held:
-            positions[message.partition] = min(positions[message.partition], message.offset)
         return positions

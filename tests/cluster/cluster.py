@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource
 
-from streams.broker_config import new_cluster_id
+from streams.broker_config import new_cluster_id, server_properties
 from tests.containers import KafkaNode, make_network, sweep, wait_until
 from tests.ports import free_ports
 
@@ -20,30 +22,22 @@ WHOLE_S = 90.0  # a node starts again, catches up, and is in sync everywhere
 NOTICE_S = 30.0  # the others notice that a node is gone
 ANSWER_S = 2.0
 
-# Beside what every node has of its own. Replication 3 and two in sync are the defaults of the
-# cluster's own topics; those of a run come from `broker.replication`.
+# As the embedded broker has them, but for what one node says of itself and of having no others.
+# Replication 3 and two in sync are the defaults of a cluster's own topics.
+_ALONE = re.compile(r"node\.id|listeners|controller\.quorum.*|.*\.replication\.factor|.*\.min\.isr")
+_EMBEDDED = server_properties(Path("data"), 1, 2).splitlines()
 SETTINGS = {
-    "process.roles": "broker,controller",
-    "controller.listener.names": "CONTROLLER",
+    **{
+        name: value
+        for name, value in (line.split("=", 1) for line in _EMBEDDED)
+        if not _ALONE.fullmatch(name)
+    },
     "inter.broker.listener.name": "INTERNAL",
     "listener.security.protocol.map": (
         "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,INTERNAL:PLAINTEXT"
     ),
     "log.dirs": "/var/lib/kafka/data",
-    "auto.create.topics.enable": "false",
-    "offsets.topic.num.partitions": "4",
-    "transaction.state.log.num.partitions": "4",
-    "log.cleaner.dedupe.buffer.size": "16777216",
-    "group.initial.rebalance.delay.ms": "0",
-    "group.consumer.min.session.timeout.ms": "3000",
-    "group.consumer.session.timeout.ms": "4000",
-    "group.consumer.min.heartbeat.interval.ms": "500",
-    "group.consumer.heartbeat.interval.ms": "1000",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-    # Defaults of 9 s and 30 s: how soon a node that is gone is led around, and leaves the replicas
-    # that a write waits for.
-    "broker.session.timeout.ms": "3000",
-    "broker.heartbeat.interval.ms": "1000",
+    # Instead of 30 s: how soon writes no longer wait for a replica that is gone.
     "replica.lag.time.max.ms": "5000",
 }
 

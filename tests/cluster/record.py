@@ -24,7 +24,7 @@ from pathlib import Path
 
 from streams.audit import AuditReport
 from tests.cluster.cluster import NUM_NODES, Cluster, Fault, running_cluster
-from tests.cluster.run import ClusterRun
+from tests.cluster.run import COMMIT_S, ClusterRun
 from tests.containers import ROOT, kafka_image
 
 RESULTS = ROOT / "tests/bench/results"
@@ -101,6 +101,7 @@ def main() -> int:
         "machine": {"cores": os.cpu_count(), "system": platform.platform()},
         "image": image,
         "seed": asked.seed,
+        "commit_s": COMMIT_S,
         "took_s": round(time.monotonic() - begun),
         "recorded_at": now.isoformat(timespec="seconds"),
         **outcome,

@@ -88,10 +88,17 @@ def event_bytes(name, fields, schemas):
 
 def write(bootstrap, topic, key, value, headers=()):
     """One record outside of any transaction; where it lies, as (partition, offset)."""
+    (place,) = write_all(bootstrap, [(topic, key, value, headers)])
+    return place
+
+
+def write_all(bootstrap, records):
+    """Records outside of any transaction; where they lie, as (partition, offset)."""
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
-    sent = producer.send(topic, value, key, headers=list(headers)).get(timeout=DEADLINE_S)
+    sent = [producer.send(t, value, key, headers=list(more)) for t, key, value, more in records]
+    found = [future.get(timeout=DEADLINE_S) for future in sent]
     producer.close()
-    return sent.partition, sent.offset
+    return [(place.partition, place.offset) for place in found]
 
 
 def array(tensor):

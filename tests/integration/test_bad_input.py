@@ -67,7 +67,7 @@ def test_the_doctor_finds_the_embedded_broker_good(
         checks = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
         assert state in checks["topics"]["found"]
         assert "Apache Kafka 4.2" in checks["broker"]["found"]
-        assert "after about 4 s" in checks["recovery"]["found"]
+        assert "after about 3 s" in checks["recovery"]["found"]
         apply(broker, run_id, PLAN)
     assert "ok" == checks["retention"]["level"]
 

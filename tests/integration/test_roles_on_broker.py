@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from schemas.events import Trajectory
+from schemas.events import ScoredTrajectory, Trajectory
 from streams.admin import apply
 from streams.audit import audit
 from streams.bus import Bus
 from streams.codec import decoded, outgoing
 from streams.topic_plan import TopicPlan
-from streams.topics import POLICY_VERSIONS, PROMPTS, TRAJECTORIES
+from streams.topics import POLICY_VERSIONS, PROMPTS, STEPS, TRAJECTORIES
 from tests import factories
-from tests.integration.rollout_process import work
+from tests.integration.worker_process import work
 from tests.unit.roles.stand import EXAMPLE, make_prompt
 from workers.bootstrap import open_bus
 from workers.config import RunConfig
@@ -56,8 +56,7 @@ class Site:
         self.samples = {(str(g), s) for g in range(num_groups) for s in range(GROUP_SIZE)}
         self._publish(folder)
         self._issue()
-        self._found: Counter[tuple[str, int]] = Counter()
-        self._reader = self.bus.reader(self.bus.beginnings(TRAJECTORIES.name))
+        self.follow(TRAJECTORIES.name)
 
     def _publish(self, folder: Path) -> None:
         server = FileWeightServer(folder / "weights", keep=1)
@@ -69,8 +68,11 @@ class Site:
             endpoints=tuple(server.endpoints()),
             versions_served=tuple(server.versions()),
         )
+        claim = factories.trainer_started(
+            run=self.config.run.id, weight_hash=manifest.weight_hash, epoch=event.epoch
+        )
         with self.bus.producer("publisher") as producer:
-            producer.commit([outgoing(POLICY_VERSIONS, event)])
+            producer.commit([outgoing(STEPS, claim), outgoing(POLICY_VERSIONS, event)])
 
     def _issue(self) -> None:
         records = [
@@ -83,21 +85,27 @@ class Site:
             producer.commit(records)
 
     @contextmanager
-    def worker(self) -> Iterator[BaseProcess]:
+    def worker(self, *settings: object) -> Iterator[BaseProcess]:
         """A worker with ordinal 0; killed at the end if it still lives."""
-        process = _PROCESSES.Process(target=work, args=(self._file, STEP_S))
+        process = _PROCESSES.Process(target=work, args=(self._file, STEP_S, *settings))
         process.start()
         yield process
         process.kill()
         process.join(DEADLINE_S)
 
+    def follow(self, topic: str) -> None:
+        """Count samples in this topic from now on, from its beginning."""
+        self._found: Counter[tuple[str, int]] = Counter()
+        self._reader = self.bus.reader(self.bus.beginnings(topic))
+
     def found(self) -> Counter[tuple[str, int]]:
-        """How often each sample lies in `trajectories`, by now."""
+        """How often each sample lies in the topic, by now."""
         while raws := self._reader.poll(1000, 0.05):
             for raw in raws:
                 event = decoded(raw).event
-                assert isinstance(event, Trajectory)
-                self._found[event.group_id, event.sample] += 1
+                sample = event.trajectory if isinstance(event, ScoredTrajectory) else event
+                assert isinstance(sample, Trajectory)
+                self._found[sample.group_id, sample.sample] += 1
         return self._found
 
     def wait_for(self, num_samples: int) -> None:

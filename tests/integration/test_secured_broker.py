@@ -1,4 +1,4 @@
-"""A broker that wants a password and forces every write to disk: roles and commands reach it."""
+"""A broker that wants a password: roles and commands reach it with the same options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from confluent_kafka import Producer
 
 from streams.admin import apply, listing
 from streams.broker import EmbeddedBroker
-from streams.broker_config import FSYNC
 from streams.codec import decoded, outgoing
 from streams.errors import BrokerError
 from streams.kafka_facts import broker_facts
@@ -25,7 +24,6 @@ from workers.doctor.check import Level
 USER, PASSWORD = "rlstreams", "only-for-tests"
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
 SETTINGS: Mapping[str, str] = {
-    **FSYNC,
     "inter.broker.listener.name": "SASL_PLAINTEXT",
     "sasl.enabled.mechanisms": "PLAIN",
     "sasl.mechanism.inter.broker.protocol": "PLAIN",

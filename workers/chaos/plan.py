@@ -21,7 +21,7 @@ SHORT_STOP_S = (2.0, 8.0)
 LONG_STOP_S = (24.0, 39.0)
 LONG_SHARE = 0.15
 MAX_COUNT = 40  # a crash point is passed this often, at most, before it strikes
-MAX_SWEEP_COUNT = 6  # the same where every point is to strike once
+MAX_SWEEP_COUNT = 3  # the same where every point is to strike once
 
 
 class FaultKind(StrEnum):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streams.audit import Auditor, Hanging
     from streams.audit_report import Breach
+    from streams.bus import Bus
     from workers.config import RunConfig
 
 FOLLOW_EVERY_S = 5.0
@@ -53,12 +54,20 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="SECONDS",
         help=f"pause between the rounds of --follow (default: {FOLLOW_EVERY_S:g})",
     )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="share the reading among so many processes, for runs of 100,000 samples and more "
+        "(default: none but this one)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log keeps its promises, else 1."""
-    from streams.audit import SETTLE_S, Auditor
+    from streams.audit import SETTLE_S
     from workers.attach import attached
     from workers.config_load import load
 
@@ -67,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         overrides += ["--broker.bootstrap", args.bootstrap]
     settle_s = SETTLE_S if args.settle is None else args.settle
     config = load(args.config, overrides)
-    with attached(config) as bus, Auditor(bus, hanging=_hanging(config)) as auditor:
+    with attached(config) as bus, _auditor(bus, config, args.processes) as auditor:
         if args.follow:
             return follow(auditor, settle_s, args.every, as_json=args.json)
         report = auditor.round(settle_s)
@@ -99,6 +108,18 @@ def show(text: str) -> None:
     """Print at once, also into a pipe."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+def _auditor(bus: Bus, config: RunConfig, num_processes: int) -> Auditor:
+    from functools import partial
+
+    from streams.audit import Auditor, Helpers
+    from workers.bootstrap import open_bus
+
+    helpers = None
+    if num_processes > 0:
+        helpers = Helpers(num_processes=num_processes, open_bus=partial(open_bus, config))
+    return Auditor(bus, hanging=_hanging(config), helpers=helpers)
 
 
 def _hanging(config: RunConfig) -> Hanging:

@@ -37,6 +37,7 @@ class Replacements:
         self._deadline_s = deadline_s
         self._num_partitions = bus.partitions(PROMPTS.name)
         self._reader = bus.reader(bus.beginnings(DEAD_LETTERS.name))
+        self._history = bus.ends(DEAD_LETTERS.name)
 
     def poll(self) -> None:
         """Take note of what operators asked for since; never waits."""
@@ -44,6 +45,12 @@ class Replacements:
             event = record.event
             if isinstance(event, ReplacementRequested) and event.run == self._run:
                 self._ledger.ask(event.group_id)
+
+    @property
+    def history_read(self) -> bool:
+        """Whether all that was asked for before this start is known."""
+        now = self._reader.positions()
+        return all(now.get(partition, 0) >= end for partition, end in self._history.items())
 
     def planned(self, numbers: Sequence[int], replaced: Collection[str]) -> list[PlannedGroup]:
         """The groups to issue under the first of `numbers`, oldest drop first.

@@ -134,6 +134,8 @@ class PromptsWorker:
             return "the history of steps"
         if not self._ledger.started:
             return "the trainer's claim"
+        if not self._replacements.history_read:
+            return "the history of dead-letters"
         state = self._control.poll().state
         return "" if state == RUNNING else f"control, which says {state}"
 

@@ -70,6 +70,15 @@ class Office:
             records.append(outgoing(STEPS, event))
         self._commit(records)
 
+    def prove(self, state: str, next_step: int) -> None:
+        """Write a heartbeat now.
+
+        Raises:
+            FencedError: we are no longer the owner.
+        """
+        self._next_heartbeat = 0.0
+        self.heartbeat(state, next_step)
+
     def step_completed(
         self,
         step: int,

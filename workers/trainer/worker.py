@@ -26,7 +26,7 @@ from workers.trainer.payloads import Payloads
 from workers.trainer.recovery import Recovery
 from workers.trainer.redo import Life, Redone, drift_error
 from workers.trainer.training import Trained, Training
-from workers.weights.channel import WeightServer
+from workers.weights.channel import WeightError, WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
 DROP_EVERY_S = 0.25
@@ -228,7 +228,12 @@ class TrainerWorker:
     def _live_on(self) -> None:
         if self._done or (self._waits_for is not None and not self._waits_for.done()):
             return
-        result = self._waits_for.result() if self._waits_for is not None else None
+        try:
+            result = self._waits_for.result() if self._waits_for is not None else None
+        except (FileNotFoundError, WeightError):
+            # A successor removes what we had not finished: if there is one, that is the reason.
+            self._office.prove(self._state, self._step + 1)
+            raise
         try:
             self._waits_for = self._life.send(result)
         except StopIteration:

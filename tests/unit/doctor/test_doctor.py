@@ -8,14 +8,20 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from streams.codec import outgoing
 from streams.errors import BrokerError, ConfigError
 from streams.jars import num_missing
-from streams.kafka_facts import BrokerFacts, TopicFacts
-from streams.topics import TOPICS
+from streams.kafka_facts import BrokerFacts, OpenTransaction, TopicFacts
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.redo_needs import Kept
+from streams.topics import STEPS, TOPICS
+from tests.factories import step_completed
 from workers.__main__ import main
 from workers.bootstrap import topic_plan
 from workers.config import RunConfig
@@ -23,10 +29,14 @@ from workers.config_load import load
 from workers.doctor import broker, machine
 from workers.doctor.check import Check, Level, probed
 from workers.doctor.diagnose import diagnose, preflight
+from workers.doctor.kept import kept_check
 from workers.doctor.model import memory_mb, read_model, tensor_shapes
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
+HANGING = OpenTransaction(
+    partition="run.steps[0]", producer_id=9, first_offset=7, age_s=36.0, transactional_id="t"
+)
 QUICK = {"group.consumer.session.timeout.ms": 4000}
 MODEL = ROOT / "infra/examples/demo/model"
 
@@ -203,6 +213,8 @@ def test_jars_that_are_not_cached_are_a_warning(
         ({"settings": {**QUICK, "message.max.bytes": 500_000}}, "protocol", "500000"),
         ({"settings": {}}, "recovery", "45 s"),
         ({"num_brokers": 0}, "replicas", "brokers are 0"),
+        ({"transactions": (HANGING,)}, "transactions", "run.steps[0] from offset 7 on, for 36 s"),
+        ({"disk_free_bytes": 10_000_000}, "broker disk", "0.0 GB free"),
     ],
 )
 def test_a_broker_that_cannot_be_used(changes: dict[str, object], name: str, told: str) -> None:
@@ -212,6 +224,57 @@ def test_a_broker_that_cannot_be_used(changes: dict[str, object], name: str, tol
     assert told in bad[0].found
     assert bad[0].advice
     assert (Level.WARN if name == "recovery" else Level.FAIL) == bad[0].level
+
+
+def test_a_transaction_that_is_still_within_its_time() -> None:
+    """Every worker has one open ten times a second."""
+    young = replace(HANGING, age_s=3.0)
+    check = broker.transactions_check(facts(transactions=(young,)))
+    assert (Level.OK, "none hangs; 1 are open just now") == (check.level, check.found)
+
+
+def test_a_disk_with_less_room_than_the_run_has_taken() -> None:
+    """A warning: the run may be half done."""
+    held = {0: Kept(begin=0, end=9, num_bytes=5_000_000_000)}
+    topics = {"steps": TopicFacts(partitions=1, settings={}, kept=held)}
+    check = broker.disk_check(facts(topics=topics, disk_free_bytes=4_000_000_000))
+    assert (Level.WARN, "4.0 GB free, the run holds 5000 MB") == (check.level, check.found)
+
+
+def test_less_durable_than_promised() -> None:
+    """Topics that were made before `broker.fsync`, or with another minimum of copies."""
+    forced = load([], ["--broker.fsync=true"])
+    check = broker.durability_check(facts(), forced)
+    assert Level.FAIL == check.level
+    assert "run.steps has flush.messages=None" in check.found
+    three = load([], ["--broker.replication=3", "--broker.bootstrap=a:1"])
+    check = broker.durability_check(facts(), three)
+    assert "run.prompts has min.insync.replicas=None" in check.found
+    assert "power cut" in broker.durability_check(facts(), RunConfig()).found
+
+
+@pytest.mark.parametrize(
+    ("begin", "settings", "level"),
+    [
+        (0, {}, Level.OK),
+        (42, {"retention.ms": "1000"}, Level.WARN),
+        (43, {}, Level.FAIL),
+    ],
+)
+def test_what_a_restart_needs_is_still_there(
+    begin: int, settings: dict[str, str], level: Level
+) -> None:
+    """The step's positions against what the topic has and keeps."""
+    log = MemoryLog()
+    for topic in TOPICS:
+        log.create(f"run.{topic.name}", 1)
+    bus = MemoryBus(log, "run")
+    kept = TopicFacts(partitions=1, settings=settings, kept={0: Kept(begin=begin, end=99)})
+    given = facts(topics={"scored-trajectories": kept})
+    assert Level.OK == kept_check(bus, given, 1).level
+    with bus.producer("trainer.0") as producer:
+        producer.commit([outgoing(STEPS, step_completed(3))])
+    assert level is kept_check(bus, given, 1).level
 
 
 def test_a_good_broker() -> None:
@@ -256,6 +319,9 @@ def _broker_checks(given: BrokerFacts) -> list[Check]:
         broker.version_check("b:1", given),
         broker.protocol_check(given),
         broker.recovery_check(given),
+        broker.transactions_check(given),
+        broker.disk_check(given),
         broker.replication_check(given, config),
+        broker.durability_check(given, config),
         *broker.topic_checks(given, config),
     ]

@@ -35,7 +35,7 @@ def killed_after(num: int, log: MemoryLog, config: RunConfig) -> None:
     trainer = make_trainer(log, config, takeover=True)
     for group in range(len(steps(log)), num):
         send(log, *(scored(group, sample, group) for sample in range(2)))
-    run_steps(log, trainer, num)
+        run_steps(log, trainer, group + 1)
     bury(trainer)
 
 

@@ -86,7 +86,7 @@ def test_after_a_drift_the_weights_before_it_are_refused() -> None:
 
 
 def test_bad_checkpoints_are_passed_over_and_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Half-written, of another run, of a fenced epoch, with other weights than it says: redo."""
     log, config = make_log(), make_config(tmp_path)
@@ -109,7 +109,7 @@ def test_bad_checkpoints_are_passed_over_and_named(
     second = make_trainer(log, config, "two", takeover=True)
     turn_until(second, lambda: second._reporter.policy_version == 2)
     assert (0, recorded) == (second._recovery.saved_step, second._training.weight_hash)
-    said = [line for line in capfd.readouterr().err.splitlines() if "passed_over" in line]
+    said = [line for line in caplog.text.splitlines() if "passed_over" in line]
     for name, reason in (
         ("000001-00000008", "it is of run 'other'"),
         ("000001-00000007", "step 7 is not in the ledger"),

@@ -1,0 +1,232 @@
+"""The audit's speed and memory: samples a second of payload S, resident bytes at a million.
+
+    python tests/bench/audit.py [--samples N] [--broker-samples N] [--save]
+
+A sample is three records: prompt, trajectory (1,024 tokens with log-probs) and score. *In memory*
+the records lie in memory as the bus hands them out, and what is timed is all that the audit does
+with them: skimming, decoding of `steps`, the fold, the report; in CPU seconds of the one process.
+*From the broker* a run of fewer samples lies in the embedded broker on the same machine, and what
+is timed is a round as users run it, client and broker included, alone and with two helping
+processes. Goals: 50,000 samples/s on two cores, 500 MB at a million samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from schemas import decode
+from streams.admin import apply
+from streams.audit import Auditor, Helpers
+from streams.audit_classes import Classes, Coverage, Reached
+from streams.audit_fold import AuditFold
+from streams.audit_rows import Sieve
+from streams.broker import EmbeddedBroker
+from streams.codec import outgoing
+from streams.kafka import KafkaBus
+from streams.record import Committed, Outgoing, Partition, Position, RawRecord
+from streams.topic import Topic
+from streams.topic_plan import TopicPlan
+from streams.topics import (
+    PROMPTS,
+    SCORED,
+    STEPS,
+    TRAJECTORIES,
+)
+from tests.bench.audit_run import GROUP_SIZE, SyntheticRun
+from tests.bench.data_path import hardware
+
+GOAL_PER_S, GOAL_MB = 50_000, 500
+HELPERS_START_S = 6.0
+BLOCK = 4_000  # samples whose records are in memory at one time
+RUN = "audit"
+
+
+def resident_mb() -> float:
+    """The most that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Memory:
+    """Feeds a fold with records in memory, and times only what the audit does with them."""
+
+    def __init__(self, run: SyntheticRun) -> None:
+        self.run = run
+        self.fold = AuditFold()
+        self.sieves = {topic: Sieve(topic.name) for topic in (PROMPTS, TRAJECTORIES, SCORED)}
+        self.seconds = dict.fromkeys(("steps", "prompts", "trajectories", "scored", "report"), 0.0)
+
+    def measure(self) -> dict[str, Any]:
+        """All of the run; seconds by part."""
+        self.small()
+        for first in range(0, self.run.num_samples, BLOCK):
+            numbers = range(first, min(first + BLOCK, self.run.num_samples))
+            for topic, part in (
+                (SCORED, "scored"),
+                (TRAJECTORIES, "trajectories"),
+                (PROMPTS, "prompts"),
+            ):
+                raws = [
+                    raw_record(topic, number, self.run.value(topic, number)) for number in numbers
+                ]
+                start_s = time.process_time()
+                self.fold.add(self.sieves[topic].rows(raws))
+                self.seconds[part] += time.process_time() - start_s
+                del raws
+        start_s = time.process_time()
+        report = Classes(self.fold, everything_done(self.run.num_samples)).report()
+        self.seconds["report"] += time.process_time() - start_s
+        assert report.ok, report.text()
+        assert report.trained == self.run.num_samples
+        total_s = sum(self.seconds.values())
+        return {
+            "samples": self.run.num_samples,
+            "record_bytes": {t.name: len(self.run.value(t, 0)) for t in self.sieves},
+            "samples_per_s": round(self.run.num_samples / total_s),  # of CPU time, one core,
+            "microseconds_per_sample": {
+                part: round(1e6 * seconds / self.run.num_samples, 2)
+                for part, seconds in self.seconds.items()
+            },
+            "resident_mb": round(resident_mb()),
+        }
+
+    def small(self) -> None:
+        """Weights first, then `steps`."""
+        for topic, event in self.run.weights():
+            self.fold.apply(event, Position(topic.name, 0, 0))
+        for number, value in enumerate(self.run.steps()):
+            start_s = time.process_time()
+            event = decode(value)
+            self.fold.foresee(event)
+            self.fold.apply(event, Position(STEPS.name, 0, number))
+            self.seconds["steps"] += time.process_time() - start_s
+
+
+def raw_record(topic: Topic, number: int, value: bytes) -> RawRecord:
+    """As a reader gives it out."""
+    position = Position(topic.name, 0, number)
+    return RawRecord(position=position, offsets=(number,), key=b"", value=value)
+
+
+def everything_done(num_samples: int) -> Reached:
+    """Both groups have committed past all of it."""
+
+    def coverage(topic: Topic) -> Coverage:
+        return Coverage({Partition(topic.name, 0): Committed(offset=num_samples)})
+
+    return Reached(coverage(PROMPTS), coverage(TRAJECTORIES))
+
+
+def from_broker(num_samples: int) -> dict[str, Any]:
+    """Fill the embedded broker, then audit it as users do."""
+    with tempfile.TemporaryDirectory() as folder:
+        broker = EmbeddedBroker(Path(folder))
+        state = broker.start()
+        try:
+            plan = TopicPlan(rollout_workers=2, logprob_workers=2, partitions_per_worker=2)
+            apply(state.bootstrap, RUN, plan)
+            again = partial(KafkaBus, state.bootstrap, RUN)
+            with again() as bus:
+                fill(bus, num_samples)
+                return {
+                    name: audited(bus, num_samples, helpers)
+                    for name, helpers in (
+                        ("from_broker", None),
+                        ("from_broker_2_processes", Helpers(num_processes=2, open_bus=again)),
+                    )
+                }
+        finally:
+            broker.stop()
+
+
+def audited(bus: KafkaBus, num_samples: int, helpers: Helpers | None) -> dict[str, Any]:
+    """Three rounds, the best of them, without the start of helping processes."""
+    rates: list[float] = []
+    cpus: list[float] = []
+    for _ in range(3):
+        with Auditor(bus, helpers=helpers) as auditor:
+            if helpers is not None:
+                time.sleep(HELPERS_START_S)
+            start_s, cpu_s = time.perf_counter(), time.process_time()
+            report = auditor.round(0)
+            rates.append(num_samples / (time.perf_counter() - start_s))
+            cpus.append((time.process_time() - cpu_s) / num_samples)
+        assert report.ok, report.text()
+        assert report.trained == num_samples
+    return {
+        "samples": num_samples,
+        "samples_per_s": round(max(rates)),
+        "samples_per_s_of_rounds": [round(rate) for rate in rates],
+        "own_cpu_microseconds_per_sample": round(1e6 * min(cpus), 1),
+    }
+
+
+def fill(bus: KafkaBus, num_samples: int) -> None:
+    """A finished run of so many samples."""
+    run = SyntheticRun(num_samples)
+    with bus.producer("pen") as pen:
+        for topic, event in run.weights():
+            pen.commit([outgoing(topic, event)])
+        scored_at: list[Position] = []
+        for first in range(0, num_samples, 1_000):
+            numbers = range(first, min(first + 1_000, num_samples))
+            for topic in (PROMPTS, TRAJECTORIES, SCORED):
+                positions = pen.commit([record(run, topic, number) for number in numbers])
+            scored_at += positions
+        for event in run.step_events([(at.partition, at.offset) for at in scored_at]):
+            pen.commit([outgoing(STEPS, event)])
+        for group, topic in (("rollout", PROMPTS), ("logprob", TRAJECTORIES)):
+            commit_ends(bus, pen, group, topic)
+
+
+def record(run: SyntheticRun, topic: Topic, number: int) -> Outgoing:
+    """With the headers that records have."""
+    group, sample = divmod(number, GROUP_SIZE)
+    headers = {"rlstreams-id": f"{group}/{sample}/0".encode(), "rlstreams-purpose": b"train"}
+    value = [run.value(topic, number)]
+    return Outgoing(topic=topic.name, key=str(group).encode(), value=value, headers=headers)
+
+
+def commit_ends(bus: KafkaBus, pen: Any, group: str, topic: Topic) -> None:
+    """The group is done with all of it."""
+    with bus.consumer(group, [topic.name]) as consumer:
+        ends = bus.ends(topic.name)
+        assigned: set[Partition] = set()
+        while len(assigned) < len(ends):
+            assigned.update(consumer.poll(0, 0.2).assigned)
+        pen.commit([], {p: Committed(offset=end) for p, end in ends.items()}, consumer)
+
+
+def main() -> None:
+    """Run it, print the numbers; exit 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--samples", type=int, default=1_000_000)
+    parser.add_argument("--broker-samples", type=int, default=24_000, help="0: leave it out")
+    parser.add_argument("--save", action="store_true", help="write results/audit-<date>.json")
+    options = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {
+        "in_memory": Memory(SyntheticRun(options.samples)).measure()
+    }
+    if options.broker_samples:
+        results |= from_broker(options.broker_samples)
+    text = json.dumps({"hardware": hardware(), **results}, indent=2) + "\n"
+    sys.stdout.write(text)
+    if options.save:
+        path = Path(__file__).parent / f"results/audit-{time.strftime('%Y-%m-%d')}.json"
+        path.write_text(text, encoding="utf-8")
+    missed = [name for name, found in results.items() if found["samples_per_s"] < GOAL_PER_S]
+    missed += ["memory"] if results["in_memory"]["resident_mb"] > GOAL_MB else []
+    sys.exit(f"goal missed: {', '.join(missed)}" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A rollout or log-prob worker with fake parts, as a process to be killed, stopped or fenced."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from streams.bus import Bus
+from streams.crash_points import arm_from
+from streams.kafka import KafkaBus
+from tests.unit.roles.stand import LengthVerifier
+from workers import runtime
+from workers.config import RunConfig
+from workers.config_load import from_json
+from workers.context import Context
+from workers.engines.base import Sampling, Scores, TokenSequence
+from workers.engines.fake import FakeEngine, FakeScorer
+from workers.logprob.worker import make_worker as make_logprob
+from workers.rollout.sampling import Sampler
+from workers.rollout.worker import make_worker as make_rollout
+from workers.tokenizer import Tokenizer
+from workers.weights.file import FileWeightChannel
+
+
+def work(
+    config_file: Path,
+    step_s: float,
+    role: str = "rollout",
+    crash_at: str = "",
+    transaction_s: float = 30.0,
+) -> None:
+    """What `rlstreams worker ROLE` does, with other parts; ends the process.
+
+    Args:
+        config_file: resolved configuration, JSON.
+        step_s: time of the engine for one token, or of the scorer for one forward.
+        crash_at: a crash point, as in `streams.crash_points`.
+        transaction_s: after it the broker aborts an open transaction.
+    """
+    stop = runtime.Stop()
+    stop.on_signals()
+    if crash_at:
+        arm_from(crash_at)
+    try:
+        config = from_json(config_file.read_text("utf-8"))
+        address = config.broker.bootstrap
+        with KafkaBus(address, config.run.id, transaction_timeout_s=transaction_s) as bus:
+            runtime.run(_make(config, bus, role, step_s), stop)
+    except Exception as err:  # noqa: BLE001  (the process border, as in workers/cli/worker.py)
+        runtime.explain(err)
+        sys.exit(runtime.exit_status(err))
+    sys.exit(runtime.Exit.DONE)
+
+
+def _make(config: RunConfig, bus: Bus, role: str, step_s: float) -> runtime.Role:
+    context = Context(config=config, bus=bus, role=role, ordinal=0, instance=uuid.uuid4().hex)
+    if role == "logprob":
+        return make_logprob(context, bus, SlowScorer(step_s), FileWeightChannel())
+    engine = FakeEngine(slots=config.rollout.slots, step_s=step_s)
+    sampler = Sampler(
+        engine=engine,
+        verifier=LengthVerifier(),
+        tokenizer=Tokenizer.load(config.model.path),
+        sampling=Sampling(max_new_tokens=config.rollout.max_new_tokens),
+        max_attempts=config.rollout.max_attempts,
+        deadline_s=config.rollout.sample_deadline_s,
+    )
+    return make_rollout(context, bus, engine, FileWeightChannel(), sampler)
+
+
+class SlowScorer(FakeScorer):
+    """Takes its time for each forward."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__()
+        self._step_s = step_s
+
+    def score(
+        self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
+    ) -> Sequence[Scores]:
+        time.sleep(self._step_s)
+        return super().score(sequences, policy_version, temperature)

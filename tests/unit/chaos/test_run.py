@@ -1,0 +1,56 @@
+"""What can be struck, and how a worker is told where to die."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from streams import crash_points
+from streams.errors import ConfigError
+from workers.bootstrap import arm_crash_point, await_broker
+from workers.chaos.run import victims
+from workers.config import BrokerSection, LogprobSection, RolloutSection, RunConfig, RunSection
+
+OURS = RunConfig(rollout=RolloutSection(workers=2), logprob=LogprobSection(workers=3))
+THEIRS = RunConfig(broker=BrokerSection(bootstrap="127.0.0.1:9"))
+
+
+def test_all_can_be_struck_but_a_broker_that_is_not_ours() -> None:
+    """With as many workers as the run has."""
+    counts = {"prompts": 1, "rollout": 2, "logprob": 3, "trainer": 1}
+    assert counts | {"broker": 1} == victims(OURS, [])
+    assert {"logprob": 3, "broker": 1} == victims(OURS, ["logprob", "broker"])
+    assert "broker" not in victims(THEIRS, [])
+
+
+def test_a_victim_that_cannot_be_is_refused() -> None:
+    """The name and the way out."""
+    with pytest.raises(ConfigError, match=r"'learner'; there are: rollout, logprob"):
+        victims(OURS, ["learner"])
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 is not ours: leave it out"):
+        victims(THEIRS, ["broker"])
+
+
+def test_a_worker_is_armed_by_argument_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument wins; nothing given arms nothing; nonsense is refused with what there is."""
+    armed: list[str] = []
+    monkeypatch.setattr(crash_points, "arm_from", armed.append)
+    monkeypatch.delenv(crash_points.VARIABLE, raising=False)
+    arm_crash_point("")
+    monkeypatch.setenv(crash_points.VARIABLE, "commit.before")
+    arm_crash_point("")
+    arm_crash_point("send.after:3")
+    assert ["commit.before", "send.after:3"] == armed
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"'lunch'; points: poll\.before"):
+        arm_crash_point("lunch")
+
+
+def test_a_worker_waits_for_its_broker_a_while(tmp_path: object) -> None:
+    """One that is named is not waited for; one that does not come is, up to the limit."""
+    started_s = time.monotonic()
+    await_broker(THEIRS, 10.0)
+    assert time.monotonic() - started_s < 5.0
+    await_broker(RunConfig(run=RunSection(dir=f"{tmp_path}/run")), 0.2)
+    assert time.monotonic() - started_s > 0.2

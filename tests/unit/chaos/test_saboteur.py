@@ -1,0 +1,201 @@
+"""Carrying a plan out: real, small processes, and a log that the test writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from schemas.events import Event
+from streams.codec import outgoing
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.topic import Topic
+from streams.topics import STEPS, TOPICS, WORKER_EVENTS
+from tests.factories import step_completed, trainer_started, worker_report
+from tests.unit.supervisor.small import Scripts, all_up, until
+from workers.chaos import saboteur as module
+from workers.chaos.plan import Fault, FaultKind
+from workers.chaos.saboteur import Saboteur
+from workers.chaos.sweep import Sweep
+from workers.config import RunConfig
+from workers.supervisor.fleet import Fleet
+from workers.supervisor.sabotage import Sabotage, Scene
+from workers.supervisor.watcher import Watcher
+
+WAITS = (
+    "import signal, sys; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); "
+    "print('up', flush=True); signal.pause()"
+)
+DEADLINE_S = 10.0
+
+
+def fault(role: str, kind: FaultKind, wait_s: float = 0.0, **more: object) -> Fault:
+    values = {"number": 0, "ordinal": 0, "stop_s": 0.0, **more}
+    return Fault(role=role, kind=kind, wait_s=wait_s, **values)  # type: ignore[arg-type]
+
+
+class Stage:
+    """A fleet of two roles under a saboteur, with the log in the test's hand."""
+
+    def __init__(self, folder: Path) -> None:
+        log = MemoryLog()
+        for topic in TOPICS:
+            log.create(f"run.{topic.name}", 1)
+        self.bus = MemoryBus(log, "run")
+        self.watcher = Watcher(self.bus, RunConfig(), is_live=False, decode=str)
+        self.spawner = Scripts({"rollout": WAITS, "trainer": WAITS})
+        counts = {"rollout": 1, "trainer": 1}
+        self.fleet = Fleet(self.spawner, folder, counts, witness=self.watcher, say=self.watcher.say)
+
+    def say(self, topic: Topic, *events: Event) -> None:
+        with self.bus.producer("test") as producer:
+            producer.commit([outgoing(topic, event) for event in events])
+        self.watcher.catch_up()
+
+    def begin(self, sabotage: Sabotage) -> None:
+        sabotage.enter(Scene(fleet=self.fleet, broker=None, watcher=self.watcher))
+        self.fleet.start()
+        until(self.fleet, lambda: all_up(self.fleet))
+
+    def until(self, sabotage: Sabotage, condition: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline_s
+            self.fleet.tick()
+            sabotage.tick(is_running=True)
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    with _closing(stage.fleet):
+        yield stage
+
+
+@contextmanager
+def _closing(fleet: Fleet) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        fleet.close()
+
+
+def saboteur(*faults: Fault, stall_s: float = 0.0) -> Saboteur:
+    return Saboteur(faults, stall_s, lambda *_: 0)
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_kill_is_carried_out_and_noted(stage: Stage) -> None:
+    """With the process that it struck and the step that was done."""
+    stage.say(STEPS, trainer_started(step_target=100), step_completed(3))
+    one = saboteur(fault("rollout", FaultKind.KILL))
+    stage.begin(one)
+    stage.until(one, lambda: len(stage.spawner.started) == 3)
+    (strike,) = one.journal.strikes
+    struck = next(spec for spec in stage.spawner.started if spec.role == "rollout")
+    assert (struck.instance, 3) == (strike.instance, strike.step)
+    assert [struck.instance] == [exited.instance for exited in stage.fleet.exits]
+
+
+def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:
+    """The planned time alone does not do: without a rival it would be no zombie."""
+    one = saboteur(fault("rollout", FaultKind.ZOMBIE))
+    stage.begin(one)
+    stage.until(one, lambda: len(stage.spawner.started) == 3)
+    old, successor = (spec for spec in stage.spawner.started if spec.role == "rollout")
+    for _ in range(5):
+        one.tick(is_running=True)
+    assert [] == one.journal.wakings
+    stage.say(
+        WORKER_EVENTS,
+        *(
+            worker_report(worker="rollout-0", role="rollout", instance=spec.instance)
+            for spec in (old, successor)
+        ),
+    )
+    stage.until(one, lambda: stage.fleet.num_replaced == 0)
+    (exited,) = stage.fleet.exits
+    assert (old.instance, 75, True) == (exited.instance, exited.status, exited.was_replaced)
+    assert [old.instance] == [waking.instance for waking in one.journal.wakings]
+
+
+def test_a_trainer_sleeps_until_its_successor_has_claimed(stage: Stage) -> None:
+    """Its claim is what makes the old epoch void."""
+    one = saboteur(fault("trainer", FaultKind.ZOMBIE))
+    stage.begin(one)
+    stage.until(one, lambda: len(stage.spawner.started) == 3)
+    assert not stage.spawner.started[2].takeover
+    stage.say(STEPS, trainer_started(epoch=2, instance=stage.spawner.started[2].instance))
+    stage.until(one, lambda: stage.fleet.num_replaced == 0)
+    assert 75 == stage.fleet.exits[0].status
+
+
+def test_who_sleeps_is_woken_when_the_run_ends(stage: Stage) -> None:
+    """A stopped process could not drain."""
+    one = saboteur(fault("rollout", FaultKind.STOP, stop_s=1000.0))
+    stage.begin(one)
+    stage.until(one, lambda: bool(one.journal.strikes))
+    child = stage.fleet.of("rollout")[0].child
+    assert child is not None
+    stage.until(one, lambda: is_stopped(child.pid))
+    one.tick(is_running=False)
+    stage.until(one, lambda: bool(stage.fleet.exits))
+    assert 75 == stage.fleet.exits[0].status
+
+
+def test_a_fault_strikes_early_enough_for_all_to_fit(stage: Stage) -> None:
+    """At its share of the steps, however long its time is still to come."""
+    one = saboteur(*[fault("rollout", FaultKind.KILL, wait_s=1000.0)] * 2)
+    stage.begin(one)
+    stage.say(STEPS, trainer_started(step_target=6), step_completed(1))
+    one.tick(is_running=True)
+    assert [] == one.journal.strikes
+    stage.say(STEPS, step_completed(2))
+    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    one.tick(is_running=True)
+    assert 1 == len(one.journal.strikes)
+
+
+def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:
+    """After a few faults the next one waits for a step."""
+    kills = [fault("rollout", FaultKind.KILL)] * (module.FAULTS_PER_STEP + 1)
+    one = saboteur(*kills)
+    stage.begin(one)
+    stage.say(STEPS, trainer_started(step_target=100))
+    stage.until(one, lambda: len(one.journal.strikes) == module.FAULTS_PER_STEP)
+    stage.until(one, lambda: stage.fleet.of("rollout")[0].is_alive)
+    one.tick(is_running=True)
+    assert module.FAULTS_PER_STEP == len(one.journal.strikes)
+    stage.say(STEPS, step_completed(1))
+    stage.until(one, lambda: len(one.journal.strikes) == len(kills))
+
+
+def test_a_run_that_makes_no_step_is_given_up(stage: Stage) -> None:
+    """With the last fault."""
+    one = saboteur(fault("rollout", FaultKind.KILL), stall_s=0.05)
+    stage.begin(one)
+    stage.until(one, lambda: stage.fleet.failure is not None)
+    assert stage.fleet.failure is not None
+    assert "no step for" in stage.fleet.failure.reason
+    assert "SIGKILL to rollout-0" in stage.fleet.failure.reason
+
+
+def test_a_sweep_arms_one_process_after_another(stage: Stage) -> None:
+    """Each dies at its point, and what happened is noted in order."""
+    stage.spawner.scripts["rollout"] = "import os; print('up', flush=True); os.kill(os.getpid(), 9)"
+    points = ["poll.before:1", "commit.after:2"]
+    faults = [fault("rollout", FaultKind.ARMED, crash_at=point) for point in points]
+    one = Sweep(faults, 0.0, lambda *_: 0)
+    stage.begin(one)
+    stage.until(one, lambda: len(one.journal.strikes) == 2)
+    assert points == [strike.fault.crash_at for strike in one.journal.strikes]
+    armed = [spec.crash_at for spec in stage.spawner.started if spec.role == "rollout"]
+    assert [*points, ""] == armed[:3]

@@ -1,0 +1,87 @@
+"""A fleet of small, real processes, for tests of those who start, watch and break it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from workers.supervisor.child import Child, ChildSpec, log_tail
+from workers.supervisor.fleet import Fleet, Witness
+
+OBEDIENT = """
+import signal, sys, time
+def leave(number, frame):
+    print(time.monotonic_ns(), flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("up", flush=True)
+time.sleep(60)
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"  # noqa: E501
+
+
+class Scripts:
+    """A `Spawner` of one-file processes, by role."""
+
+    def __init__(self, scripts: Mapping[str, str]) -> None:
+        self.scripts = dict(scripts)
+        self.started: list[ChildSpec] = []
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        self.started.append(spec)
+        theirs, ours = os.pipe()
+        with spec.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-c", self.scripts[spec.role]], stdout=log, stderr=log
+            )
+        os.close(theirs)
+        return Child(spec, process, ours)
+
+
+class Log:
+    """A witness that is told what it saw."""
+
+    def __init__(
+        self, *, has_committed: bool = False, owns: bool = False, at_target: bool = False
+    ) -> None:
+        self._has_committed = has_committed
+        self._owns = owns
+        self.at_target = at_target
+
+    def committed(self, instance: str) -> bool:
+        return self._has_committed
+
+    def owns_run(self, instance: str) -> bool:
+        return self._owns
+
+
+@contextmanager
+def fleet_of(
+    folder: Path, scripts: Mapping[str, str], witness: Witness | None = None
+) -> Iterator[tuple[Fleet, Scripts, list[str]]]:
+    said: list[str] = []
+    spawner = Scripts(scripts)
+    counts = dict.fromkeys(scripts, 1)
+    fleet = Fleet(spawner, folder, counts, witness=witness or Log(), say=said.append)
+    fleet.start()
+    try:
+        yield fleet, spawner, said
+    finally:
+        fleet.close()
+
+
+def until(fleet: Fleet, condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        fleet.tick()
+        time.sleep(0.01)
+
+
+def all_up(fleet: Fleet) -> bool:
+    return all(log_tail(worker.log) for worker in fleet.workers)

@@ -1,0 +1,167 @@
+"""What redo needs is in the log, or the trainer does not start; and it saves before it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import PartitionPosition
+from streams.record import Partition, Position, RawRecord
+from streams.topics import SCORED
+from tests.unit.trainer.trainer_stand import (
+    bury,
+    make_config,
+    make_log,
+    make_trainer,
+    run_steps,
+    scored,
+    send,
+    turn_until,
+)
+from workers.runtime import Exit, exit_status
+from workers.trainer.checkpoint import CheckpointStore
+from workers.trainer.ledger import StepFact
+from workers.trainer.retention import (
+    Limits,
+    Oldest,
+    RedoSpan,
+    RetentionError,
+    check_open,
+    check_redo,
+    needs_checkpoint,
+)
+
+P0, P1 = Partition(SCORED.name, 0), Partition(SCORED.name, 1)
+NONE = Limits(retention_ms=None, retention_bytes=None)
+
+
+def fact(step: int, **oldest: int) -> StepFact:
+    return StepFact(
+        step=step,
+        epoch=1,
+        policy_version=step,
+        weight_hash="",
+        position=Position("steps", 0, step),
+        oldest={int(name[1:]): offset for name, offset in oldest.items()},
+    )
+
+
+def raw(offset: int, size: int, *, partition: int = 0, timestamp_ms: int = 0) -> RawRecord:
+    return RawRecord(
+        position=Position(SCORED.name, partition, offset),
+        offsets=(offset,),
+        key=b"",
+        value=bytes(size),
+        timestamp_ms=timestamp_ms,
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "end", "now_ms", "expected"),
+    [
+        (NONE, 10**9, 10**12, ""),
+        (Limits(retention_ms=100_000, retention_bytes=None), 20, 50_999, ""),
+        (
+            Limits(retention_ms=100_000, retention_bytes=None), 20, 51_000,
+            "scored-trajectories[0]@10 is 50 s old of 100 s",
+        ),
+        (Limits(retention_ms=None, retention_bytes=1000), 14, 0, ""),
+        (
+            Limits(retention_ms=None, retention_bytes=1000), 15, 0,
+            "about 500 bytes lie above scored-trajectories[0]@10 of 1000",
+        ),
+    ],
+)  # fmt: skip
+def test_half_of_the_retention_is_the_bound(
+    limits: Limits, end: int, now_ms: int, expected: str
+) -> None:
+    """By age and by bytes, whichever comes first; a topic that keeps all asks for nothing."""
+    oldest = {P0: Oldest(offset=10, timestamp_ms=1000)}
+    assert expected == needs_checkpoint(oldest, {P0: end}, 100.0, limits, now_ms)
+
+
+@given(
+    st.dictionaries(st.sampled_from([P0, P1]), st.integers(0, 100), min_size=1),
+    st.integers(0, 1000),
+    st.integers(1, 500),
+)
+def test_it_never_comes_late(ages_s: dict[Partition, int], now_s: int, retention_s: int) -> None:
+    """No reason means that every record has more than half of its time left."""
+    limits = Limits(retention_ms=retention_s * 1000, retention_bytes=None)
+    oldest = {p: Oldest(offset=0, timestamp_ms=(now_s - a) * 1000) for p, a in ages_s.items()}
+    reason = needs_checkpoint(oldest, {}, 0.0, limits, now_s * 1000)
+    assert bool(reason) == (2 * max(ages_s.values()) >= retention_s)
+
+
+def test_the_span_knows_the_oldest_record_of_each_partition() -> None:
+    """Since the last checkpoint; sizes are kept beyond it, for they are a mean."""
+    span = RedoSpan()
+    span.add([raw(7, 30, timestamp_ms=70), raw(5, 10, timestamp_ms=50), raw(9, 20, partition=1)])
+    expected = {P0: Oldest(offset=5, timestamp_ms=50), P1: Oldest(offset=9, timestamp_ms=0)}
+    assert (expected, 20.0) == (span.oldest, span.bytes_per_offset)
+    span.clear()
+    assert ({}, 20.0) == (span.oldest, span.bytes_per_offset)
+
+
+def test_limits_are_kafkas_settings() -> None:
+    """-1 is no limit."""
+    actual = Limits.of({"retention.ms": "604800000", "retention.bytes": "-1", "x": "y"})
+    assert Limits(retention_ms=604_800_000, retention_bytes=None) == actual
+
+
+def test_a_missing_record_is_refused_with_the_numbers() -> None:
+    """Step, partition, offset wanted, first offset kept, checkpoint found."""
+    check_redo([fact(4, p0=5, p1=0)], {P0: 5, P1: 0}, "version 0")
+    expected = (
+        r"step 5 cannot be done again: it needs scored-trajectories\[1\]@8, the first record kept "
+        r"is 9; redo begins from checkpoint 000001-00000003"
+    )
+    with pytest.raises(RetentionError, match=expected):
+        check_redo([fact(4, p0=5), fact(5, p1=8)], {P0: 5, P1: 9}, "checkpoint 000001-00000003")
+
+
+def test_samples_that_wait_for_a_step_must_be_there() -> None:
+    """They are in flight by the ledger; without their records they are lost."""
+    recorded = [PartitionPosition(topic=SCORED.name, partition=0, offset=5)]
+    check_open(recorded, {P0: 5}, 3)
+    expected = r"after step 3 all from scored-trajectories\[0\]@5 on .* first record kept is 6"
+    with pytest.raises(RetentionError, match=expected):
+        check_open(recorded, {P0: 6}, 3)
+
+
+def test_a_trainer_refuses_to_redo_from_a_log_that_lost_its_beginning(tmp_path: Path) -> None:
+    """It says which step, and the supervisor does not start it again."""
+    log, config = make_log(), make_config(tmp_path)
+    first = make_trainer(log, config)
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    run_steps(log, first, 1)
+    bury(first)
+    log.trim(Partition(f"demo.{SCORED.name}", 0), 1)
+    second = make_trainer(log, config, "two", takeover=True)
+    expected = (
+        r"step 1 .* needs scored-trajectories\[0\]@0, the first record kept is 1; .*version 0"
+    )
+    with pytest.raises(RetentionError, match=expected) as stop:
+        turn_until(second, lambda: False)
+    assert Exit.CONFIG == exit_status(stop.value)
+    second.close()
+
+
+def test_a_checkpoint_comes_early_when_records_grow_old(tmp_path: Path) -> None:
+    """Long before `checkpoint_every`, and while nothing is there to train on."""
+    log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=100)
+    log.configure(f"demo.{SCORED.name}", {"retention.ms": "200"})
+    trainer = make_trainer(log, config)
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    turn_until(trainer, lambda: trainer._recovery.saved_step == 1)
+    trainer.close()
+    log.trim(Partition(f"demo.{SCORED.name}", 0), 2)
+    found = CheckpointStore(tmp_path / "checkpoints").newest(lambda _: "")
+    assert found.manifest is not None
+    assert (1, ()) == (found.manifest.step, found.passed_over)
+    second = make_trainer(log, config, "two", takeover=True)
+    turn_until(second, lambda: second._reporter.policy_version == 1)
+    second.close()
