@@ -19,28 +19,27 @@ def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Out
     """
     if not isinstance(event, topic.events):
         raise TypeError(f"topic {topic.name} does not carry {type(event).__name__}")
+    subject = event.trajectory if isinstance(event, ScoredTrajectory) else event
     return Outgoing(
         topic=topic.name,
-        key=str(getattr(_subject(event), topic.key)).encode(),
+        key=str(getattr(subject, topic.key)).encode(),
         value=encode(event),
-        headers=_headers(event),
+        headers=_headers(subject),
         partition=partition,
     )
 
 
-def _subject(event: Event) -> Event:
-    """What the event is about: a score is about its trajectory."""
-    return event.trajectory if isinstance(event, ScoredTrajectory) else event
-
-
-def _headers(event: Event) -> Mapping[str, bytes]:
-    sample = _subject(event)
-    if not isinstance(sample, Prompt | Trajectory):
+def _headers(subject: Event) -> Mapping[str, bytes]:
+    """Of a sample, its id and purpose. A score is about its trajectory."""
+    if isinstance(subject, Trajectory):
+        attempt = subject.attempt
+    elif isinstance(subject, Prompt):
+        attempt = 0
+    else:
         return {}
-    attempt = 0 if isinstance(sample, Prompt) else sample.attempt
     return {
-        ID_HEADER: f"{sample.group_id}/{sample.sample}/{attempt}".encode(),
-        PURPOSE_HEADER: sample.purpose.encode(),
+        ID_HEADER: f"{subject.group_id}/{subject.sample}/{attempt}".encode(),
+        PURPOSE_HEADER: subject.purpose.encode(),
     }
 
 

@@ -37,6 +37,7 @@ class Feed:
         self.bootstrap = bootstrap
         self._prefix = f"{run}."
         self._outage = outage
+        self._partitions: dict[tuple[str, int], Partition] = {}  # by the client's names
         # By incomplete record: since when, and the end of the log that must have brought the rest.
         self._waiting: dict[RecordKey, tuple[float, int | None]] = {}
 
@@ -66,22 +67,30 @@ class Feed:
             raw += self.consumer.consume(limit - 1, 0)
         messages: list[Message] = []
         for message in raw:
-            if message.error() is not None:
-                if (error := self._meaning(message)) is not None:
-                    return messages, error
-                continue
+            if message.error() is None:
+                messages.append(self._message(message))
+            elif (error := self._meaning(message)) is not None:
+                break
+        else:
+            error = None
+        if messages:
             self._outage.over()
-            messages.append(self._message(message))
-        return messages, None
+        return messages, error
 
     def _message(self, message: Any) -> Message:  # noqa: ANN401
-        return Message(
-            partition=Partition(message.topic().removeprefix(self._prefix), message.partition()),
-            offset=message.offset(),
-            key=message.key() or b"",
-            value=message.value() or b"",
-            headers=dict(message.headers() or ()),
-            timestamp_ms=message.timestamp()[1],
+        named = message.topic(), message.partition()
+        partition = self._partitions.get(named)
+        if partition is None:
+            partition = Partition(named[0].removeprefix(self._prefix), named[1])
+            self._partitions[named] = partition
+        headers = message.headers()
+        return Message(  # by position: this line is passed by every record that we read
+            partition,
+            message.offset(),
+            message.key() or b"",
+            message.value() or b"",
+            dict(headers) if headers else {},
+            message.timestamp()[1],
         )
 
     def _meaning(self, message: Any) -> StreamsError | None:  # noqa: ANN401

@@ -17,7 +17,7 @@ from streams.crash_points import CrashPoint, reach
 from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
 from streams.kafka_consumer import KafkaGroupConsumer
 from streams.kafka_errors import aborted_transaction, error_of, lost_transaction
-from streams.parts import num_parts, part_headers, split
+from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
 from streams.record import Committed, Outgoing, Partition, Position
 
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
@@ -148,12 +148,16 @@ class KafkaProducer(Closing):
     def _produce(
         self, record: Outgoing, delivered: Callable[[Any, Any], None], deadline: float
     ) -> None:
-        topic, count = self._prefix + record.topic, num_parts(len(record))
-        record_id = secrets.token_hex(8) if count > 1 else ""
+        topic, num_bytes = self._prefix + record.topic, len(record)
         # Only of part 0: a report copies the whole message.
         settings: dict[str, Any] = {"on_delivery": delivered}
         if record.partition is not None:
             settings["partition"] = record.partition
+        if num_bytes <= PART_BYTES:  # nearly all
+            settings["headers"] = list(record.headers.items())
+            self._enqueue(deadline, topic, whole(record.value), record.key, **settings)
+            return
+        count, record_id = num_parts(num_bytes), secrets.token_hex(8)
         for index, part in enumerate(split(record.value)):
             headers = part_headers(record.headers, record_id, index, count)
             self._enqueue(deadline, topic, part, record.key, headers=headers, **settings)

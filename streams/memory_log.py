@@ -118,7 +118,7 @@ class MemoryLog:
             self.changed.notify_all()
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Note topic settings. Only `max.message.bytes` is acted on; `trim` is what retention does."""
+        """Note topic settings. Only `max.message.bytes` is acted on; `trim` does what time does."""
         with self.changed:
             self._topic(topic).settings |= settings
 

@@ -42,15 +42,19 @@ def num_parts(num_bytes: int, part_bytes: int = PART_BYTES) -> int:
     return max(1, -(-num_bytes // part_bytes))
 
 
+def whole(pieces: Sequence[Buffer]) -> bytes:
+    """The value in one; a single `bytes` object is passed on uncopied."""
+    only = pieces[0] if len(pieces) == 1 else None
+    return only if isinstance(only, bytes) else b"".join(pieces)
+
+
 def split(pieces: Sequence[Buffer], part_bytes: int = PART_BYTES) -> Iterator[bytes]:
     """The value in parts of `part_bytes`, the last one shorter.
 
-    Each part is joined by itself, so a large value exists twice only one part at a time. A value
-    that is one `bytes` object and fits is passed on uncopied.
+    Each part is joined by itself, so a large value exists twice only one part at a time.
     """
-    if sum(map(len, pieces)) <= part_bytes:  # nearly all: no look at the pieces one by one
-        only = pieces[0] if len(pieces) == 1 else None
-        yield only if isinstance(only, bytes) else b"".join(pieces)
+    if sum(map(len, pieces)) <= part_bytes:
+        yield whole(pieces)
         return
     part: list[Buffer] = []
     room = part_bytes
@@ -119,7 +123,7 @@ class Assembler:
         """
         record_id, index, count = _part_of(message.headers)
         if count == 1:
-            return _whole(message)
+            return _alone(message)
         key = RecordKey(message.partition, record_id)
         if index == 0:
             self._incomplete[key] = _Incomplete(count)
@@ -153,7 +157,7 @@ class Assembler:
             del self._incomplete[key]
 
 
-def _whole(message: Message) -> RawRecord:
+def _alone(message: Message) -> RawRecord:
     """A record of one part: its value is the message's own bytes."""
     return RawRecord(
         position=Position(*message.partition, message.offset),

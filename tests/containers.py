@@ -7,10 +7,12 @@ after us is such an image too, so it stays off and we clean up ourselves.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -59,11 +61,9 @@ def kafka_image() -> str:
 
 def _fetch(name: str) -> str:
     """Have the image here; empty if it is, else why not."""
-    try:
-        client = docker.from_env(timeout=60)
-        client.ping()
-    except DockerException as err:
-        raise UnavailableError(f"no Docker answers: {err}") from err
+    if problem := _silence():
+        raise UnavailableError(f"no Docker answers: {problem}")
+    client = docker.from_env(timeout=60)
     try:
         client.images.get(name)
     except ImageNotFound:
@@ -74,6 +74,21 @@ def _fetch(name: str) -> str:
     finally:
         client.close()
     return ""
+
+
+def _silence() -> str:
+    """Why Docker does not answer; empty if it does."""
+    # Where nobody listens, its client forgets to close the socket that it tried.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            docker.from_env(timeout=60).close()
+        except DockerException as err:
+            problem = str(err)
+        else:
+            problem = ""
+        gc.collect()
+    return problem
 
 
 def sweep() -> None:

@@ -85,7 +85,7 @@ def test_two_hundred_random_faults(workspace: Workspace) -> None:
     """The figures are kept in tests/bench/results, with seed and machine."""
     done, figures = chaos(
         workspace, f"--kills={MANY}", "--seed=2026", "--every=4", "--points", f"--steps={MANY}",
-        "--recompute", *SMALL, timeout_s=3600.0,
+        "--recompute", "--rollout.workers=2", "--logprob.workers=2", *SMALL, timeout_s=3600.0,
     )  # fmt: skip
     RESULTS.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", "utf-8")
     check(done, figures)

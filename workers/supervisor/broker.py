@@ -18,9 +18,12 @@ QUICK_LIMIT = 3
 class BrokerKeeper:
     """Starts the broker again when it died; gives up when that does not help."""
 
-    def __init__(self, broker: EmbeddedBroker, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, broker: EmbeddedBroker, say: Callable[[str], None], check_s: float = CHECK_S
+    ) -> None:
         self._broker = broker
         self._say = say
+        self._check_s = check_s
         self._next_check_s = 0.0
         self._started_s = time.monotonic()
         self._num_quick = 0
@@ -41,7 +44,7 @@ class BrokerKeeper:
         return True
 
     def tick(self) -> None:
-        """Check at most once a second; a restart takes some seconds.
+        """Check every `check_s`; a restart takes some seconds.
 
         Raises:
             BrokerError: its disk is full, it cannot start, or it dies again and again.
@@ -49,7 +52,7 @@ class BrokerKeeper:
         now_s = time.monotonic()
         if now_s < self._next_check_s:
             return
-        self._next_check_s = now_s + CHECK_S
+        self._next_check_s = now_s + self._check_s
         if self._broker.status() is not None:
             return
         self.last_death_seen_s = now_s

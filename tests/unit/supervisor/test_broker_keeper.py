@@ -12,7 +12,6 @@ import pytest
 
 from streams.broker import BrokerState
 from streams.errors import BrokerError
-from workers.supervisor import broker as keeping
 from workers.supervisor.broker import BrokerKeeper
 
 
@@ -48,8 +47,7 @@ class SmallBroker:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallBroker]:
-    monkeypatch.setattr(keeping, "CHECK_S", 0.0)
+def small() -> Iterator[SmallBroker]:
     small = SmallBroker()
     yield small
     small.die()
@@ -58,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallBroker]:
 def test_a_dead_broker_is_started_again(small: SmallBroker) -> None:
     """And said; while it lives nothing happens."""
     said: list[str] = []
-    keeper = BrokerKeeper(small, said.append)  # type: ignore[arg-type]
+    keeper = BrokerKeeper(small, said.append, 0.0)  # type: ignore[arg-type]
     keeper.tick()
     assert (1, []) == (small.num_starts, said)
     small.die()
@@ -69,7 +67,7 @@ def test_a_dead_broker_is_started_again(small: SmallBroker) -> None:
 
 def test_a_broker_that_never_lives_is_given_up(small: SmallBroker) -> None:
     """Three quick deaths in a row, with its last words; a full disk at once."""
-    keeper = BrokerKeeper(small, lambda _: None)  # type: ignore[arg-type]
+    keeper = BrokerKeeper(small, lambda _: None, 0.0)  # type: ignore[arg-type]
     for _ in range(2):
         small.die()
         keeper.tick()
@@ -83,7 +81,7 @@ def test_a_broker_that_never_lives_is_given_up(small: SmallBroker) -> None:
 
 def test_our_own_kills_do_not_count(small: SmallBroker) -> None:
     """However often, and the time of detection is known."""
-    keeper = BrokerKeeper(small, lambda _: None)  # type: ignore[arg-type]
+    keeper = BrokerKeeper(small, lambda _: None, 0.0)  # type: ignore[arg-type]
     for number in range(5):
         assert keeper.kill()
         small.process.wait()
