@@ -68,14 +68,11 @@ class Feed:
         messages: list[Message] = []
         for message in raw:
             if message.error() is None:
+                self._outage.over()
                 messages.append(self._message(message))
             elif (error := self._meaning(message)) is not None:
-                break
-        else:
-            error = None
-        if messages:
-            self._outage.over()
-        return messages, error
+                return messages, error
+        return messages, None
 
     def _message(self, message: Any) -> Message:  # noqa: ANN401
         named = message.topic(), message.partition()

@@ -18,8 +18,9 @@ class DeadlinesSection:
     commit_s: float = 30.0
     """A commit without an answer for this long ends the process."""
     stall_s: float = 120.0
-    """No step for this long: the first blocked hop is named and the run stops; 0: never. Time in
-    which the run is paused, draining or in redo does not count."""
+    """No step for this long: the first blocked hop is named and the run stops; a window or a step
+    that takes longer ends its worker. Longer than the longest step; 0: never. Time in which the run
+    is paused, draining or in redo does not count."""
     fence_s: float = 35.0
     """Longest wait for a predecessor's open transaction to be settled."""
     drain_s: float = 30.0

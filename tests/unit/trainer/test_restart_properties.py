@@ -17,7 +17,9 @@ from workers.trainer.ledger import Ledger
 from workers.trainer.redo import plan_redo
 
 SIZE = 2
-NUM_GROUPS = 10
+NUM_GROUPS = 12
+GROUPS = st.integers(0, NUM_GROUPS - 1)
+AGES = st.integers(0, 2)
 TOPICS = ("scored-trajectories", "dead-letters")
 
 
@@ -58,31 +60,39 @@ class Trainer:
 class Restarts(RuleBasedStateMachine):
     """One trainer lives on, another is replaced at every restart: nobody can tell them apart."""
 
-    @initialize(on_stale=st.sampled_from(["mask", "drop"]), min_group_samples=st.integers(0, 2))
-    def begin(self, on_stale: str, min_group_samples: int) -> None:
+    @initialize(
+        on_stale=st.sampled_from(["mask", "drop"]),
+        min_group_samples=st.integers(0, 2),
+        groups_per_step=st.integers(1, 2),
+    )
+    def begin(self, on_stale: str, min_group_samples: int, groups_per_step: int) -> None:
         self.section = TrainerSection(
-            groups_per_step=2,
+            groups_per_step=groups_per_step,
             max_staleness=1,
             on_stale=on_stale,  # type: ignore[arg-type]
             min_group_samples=min_group_samples,
         )
         self.log = Log()
         self.log.steps.append(factories.trainer_started(epoch=1, policy_version=0))
-        self.version = self.epoch = 0
-        self.epoch = 1
+        self.version, self.epoch = 0, 1
         self.lasting = Trainer(self.log, self.section, Ledger())
         self.mortal = Trainer(self.log, self.section, Ledger())
         self.trained: set[tuple[str, int]] = set()
 
-    @rule(
-        group=st.integers(0, NUM_GROUPS - 1), sample=st.integers(0, SIZE - 1), age=st.integers(0, 2)
-    )
-    def score(self, group: int, sample: int, age: int) -> None:
+    @rule(group=GROUPS, samples=st.permutations(range(SIZE)), num=st.integers(1, SIZE), age=AGES)
+    def score(self, group: int, samples: list[int], num: int, age: int) -> None:
         records = self.log.samples[TOPICS[0]]
         version = max(0, self.version - age)
-        records.append(seen(group, sample, size=SIZE, versions=(version,), offset=len(records)))
+        for sample in samples[:num]:
+            records.append(seen(group, sample, size=SIZE, versions=(version,), offset=len(records)))
 
-    @rule(group=st.integers(0, NUM_GROUPS - 1), sample=st.integers(-1, SIZE - 1))
+    @rule(groups=st.permutations(range(NUM_GROUPS)))
+    def score_many(self, groups: list[int]) -> None:
+        """A step is not rare."""
+        for group in groups[:3]:
+            self.score(group, list(range(SIZE)), SIZE, 0)
+
+    @rule(group=GROUPS, sample=st.integers(-1, SIZE - 1))
     def bury(self, group: int, sample: int) -> None:
         records = self.log.samples[TOPICS[1]]
         records.append(dead(group, sample, offset=len(records)))
