@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from schemas.events import NO_VERSION
 from streams.audit_fold import AuditFold
 from streams.audit_report import AuditReport, BreachKind, Redone
 from streams.audit_table import (
@@ -215,8 +216,8 @@ class Classes:
     def _check_unproven(self, slot: int, step: int) -> None:
         """Retention took the bytes: the ledger's own word is still held against the bound."""
         table, trained = self._fold.table, self._fold.ledger.steps.get(step)
-        if trained is None or trained.bound is None:
-            return
+        if trained is None or trained.bound is None or table.oldest[slot] == NO_VERSION:
+            return  # without a version all of it was masked
         if not 0 <= trained.base_version - table.oldest[slot] <= trained.bound:
             detail = f"step {step}: version {table.oldest[slot]}, bound {trained.bound}"
             self._breaches.add(BreachKind.TOO_STALE, table.name(slot), detail)

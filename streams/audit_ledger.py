@@ -189,7 +189,7 @@ class Ledger:
         table.flags[slot] |= TRAINED
         place = place_of(ref.partition, ref.offset)
         table.used_at[slot] = place
-        table.oldest[slot] = max(-1, min(ref.oldest_policy_version, _INT32))
+        table.oldest[slot] = max(-_INT32, min(ref.oldest_policy_version, _INT32))
         self.fresh.append(place)
 
     def _close(self, group_id: str, last_sample: int, step: int) -> int | None:

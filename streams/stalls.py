@@ -111,9 +111,8 @@ class Inquiry:
         if whole >= self._limits.groups_per_step:
             return None
         torn = [group for group, count in sizes.items() if count < size]
-        text = (
-            f"{whole} whole groups are open, a step needs {self._limits.groups_per_step}; "
-            f"none was issued since group {max(sizes, default=-1)}"
+        text = f"{whole} whole groups are open, a step needs {self._limits.groups_per_step}; " + (
+            f"the last one is {last}" if (last := self._state.last_group) >= 0 else "none ever"
         )
         if torn:
             text += f"; group {torn[0]} has {sizes[torn[0]]} of {size} samples"

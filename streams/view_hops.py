@@ -95,6 +95,7 @@ class HopsState:
     claim: TrainerStarted | None = None
     step: int = 0
     group_size: int = 0
+    last_group: int = -1  # highest number that was issued
     newest_version: int = -1  # of the ledger
     published: frozenset[int] = frozenset()
     trainer_state: str = ""  # of the newest heartbeat
@@ -121,6 +122,7 @@ class HopsView:
         self._claim: TrainerStarted | None = None
         self._step = 0
         self._group_size = 0
+        self._last_group = -1
         self._newest = -1
         self._published: set[int] = set()
         self._heartbeat = ""
@@ -193,6 +195,8 @@ class HopsView:
 
     def _move(self, event: Prompt | Trajectory | DeadLetter, position: Position | None) -> None:
         key = (int(event.group_id), event.sample)
+        if isinstance(event, Prompt):
+            self._last_group = max(self._last_group, key[0])
         if self._is_closed(key[0]):
             return
         known = self._samples.get(key) or self._early.pop(key, None) or _unknown(key)
@@ -247,6 +251,7 @@ class HopsView:
             claim=self._claim,
             step=self._step,
             group_size=self._group_size,
+            last_group=self._last_group,
             newest_version=self._newest,
             published=frozenset(self._published),
             trainer_state=self._heartbeat,

@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Protocol
 
 from streams.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
-from workers.stall import Watchdog
 
 IDLE_S = 0.02  # longest wait of a turn that has work beside it
 
@@ -99,6 +98,8 @@ def run(role: Role, stop: Stop, *, turn_s: float = 0.0) -> None:
             where it stood on stderr; 0: it may take for ever.
     """
     draining = False
+    from workers.stall import Watchdog  # not for `--help`
+
     with Watchdog(turn_s) as watchdog:
         try:
             while not role.done:

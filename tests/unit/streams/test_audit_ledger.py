@@ -188,6 +188,20 @@ def test_expired_records_are_said_to_be_unproven() -> None:
     assert report.trained == 2 * SIZE
 
 
+@pytest.mark.parametrize(("oldest", "found"), [(0, {}), (-1, {}), (-2, {"too stale": 1})])
+def test_an_expired_record_is_judged_by_the_ledgers_word(oldest: int, found: object) -> None:
+    """Version -1: all of the sample was masked, so nothing of it was trained."""
+    log = healthy()
+    log.expired = {Partition("scored-trajectories", 0): 3}
+    log.hidden = {("scored-trajectories", n) for n in range(3)}
+    samples = step_of(log, 2).samples
+    aged = replace(samples[0], oldest_policy_version=oldest)
+    change_step(log, 2, samples=(aged, samples[1]))
+    report = log.report()
+    assert kinds(report) == found
+    assert report.unproven == 3
+
+
 def test_an_unreadable_record_still_proves_its_sample_by_its_header() -> None:
     """A poisoned trajectory is in flight until the log-prob worker has set it aside."""
     fold = AuditFold()

@@ -119,9 +119,7 @@ def test_prompts_that_issue_too_little() -> None:
     found = run.blocked()
     assert ("prompts", ("prompts-0",)) == told(found)
     assert found is not None
-    assert "1 whole groups are open, a step needs 2; none was issued since group 10" in (
-        found.sentence
-    )
+    assert "1 whole groups are open, a step needs 2; the last one is 10" in (found.sentence)
     assert "prompts-0 says 'waiting control, which says paused', nothing done for 60 s" in (
         found.sentence
     )
