@@ -41,7 +41,8 @@ class KafkaGroupConsumer(Closing):
         self._max_poll_s = max_poll_s
         self._polled_at_s = time.monotonic()
         self._starts: dict[Partition, int] = {}  # of the partitions that are ours
-        self._paused: frozenset[Partition] = frozenset()
+        self._paused: frozenset[Partition] = frozenset()  # nothing is to be delivered from these
+        self._stopped: set[Partition] = set()  # paused in the client, each after a message of it
         self._held: deque[Message] = deque()
         self._hushed = False
         self._error: BaseException | None = None
@@ -104,12 +105,22 @@ class KafkaGroupConsumer(Closing):
         if message.partition not in self._starts:
             return  # revoked since it was fetched
         if message.partition in self._paused:
-            self._held.append(message)
+            self._hold(message)
             return
         record = self._feed.assembler.add(message)
         if record is not None:
             self._records.append(record)
             self._num_bytes += len(record.value)
+
+    def _hold(self, message: Message) -> None:
+        """Keep it for later, and have no more of its partition fetched while that is not wanted.
+
+        Only here is a partition paused in the client, for its fetching is under way now: a pause
+        or a resume beside an assignment can stop a partition for ever (librdkafka issue 5591).
+        """
+        self._held.append(message)
+        if self._hushed or message.partition in self._paused:
+            self._stop({message.partition})
 
     def _release(self, max_records: int) -> None:
         """Deliver what was held, except from paused partitions."""
@@ -125,17 +136,19 @@ class KafkaGroupConsumer(Closing):
         while True:
             if len(self._held) >= _HELD_MESSAGES and not self._hushed:
                 self._hushed = True
-                self._pause(self._starts.keys() - self._paused)
+                self._stop({message.partition for message in self._held})
             messages, error = self._feed.messages(1, deadline - time.monotonic())
             self._error = self._error or error
-            self._held += [m for m in messages if m.partition in self._starts]
+            for message in messages:
+                if message.partition in self._starts:
+                    self._hold(message)
             if self._has_news() or time.monotonic() >= deadline:
                 return
 
     def _wake(self) -> None:
         if self._hushed:
             self._hushed = False
-            self._resume(self._starts.keys() - self._paused)
+            self._resume(self._stopped - self._paused)
 
     def positions(self) -> Mapping[Partition, int]:
         """For each assigned partition the offset up to which everything was delivered."""
@@ -143,19 +156,19 @@ class KafkaGroupConsumer(Closing):
 
     def pause(self, partitions: frozenset[Partition]) -> None:
         """Deliver nothing from exactly these until called again; keeps the membership."""
-        before, self._paused = self._paused, partitions
-        if self._hushed:
-            return  # all are paused; waking resumes those that are not ours to pause
-        self._pause((partitions - before) & self._starts.keys())
-        self._resume((before - partitions) & self._starts.keys())
+        self._paused = partitions
+        if not self._hushed:
+            self._resume(self._stopped - partitions)
 
-    def _pause(self, partitions: Set[Partition]) -> None:
-        if partitions:
-            self._client.pause([self._feed.theirs(partition) for partition in partitions])
+    def _stop(self, partitions: Set[Partition]) -> None:
+        if new := partitions - self._stopped:
+            self._client.pause([self._feed.theirs(partition) for partition in new])
+            self._stopped |= new
 
     def _resume(self, partitions: Set[Partition]) -> None:
         if partitions:
             self._client.resume([self._feed.theirs(partition) for partition in partitions])
+            self._stopped -= partitions
 
     def check_owns(self, partitions: Set[Partition]) -> None:
         """Whether these are ours as of the last poll, and that was not too long ago.
@@ -200,7 +213,6 @@ class KafkaGroupConsumer(Closing):
         )
         self._assigned |= committed
         self._starts |= {partition: at.offset for partition, at in committed.items()}
-        self._pause({p for p in committed if self._hushed or p in self._paused})
 
     def _committed(self, tps: list[Any]) -> dict[Partition, Committed]:
         """Stable positions. A predecessor's open transaction is waited for."""
@@ -228,6 +240,7 @@ class KafkaGroupConsumer(Closing):
 
     def _on_revoke(self, _client: object, tps: list[Any]) -> None:
         gone = {self._feed.ours(tp) for tp in tps}
+        self._resume(self._stopped & gone)  # the client would keep them paused if they come back
         for partition in gone:
             self._starts.pop(partition, None)
             self._assigned.pop(partition, None)

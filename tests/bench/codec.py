@@ -85,7 +85,7 @@ def measure(shape: tuple[int, ...], num_records: int) -> dict[str, float]:
     events = [event for event, _ in samples]
     num_bytes = samples[0][1]
     records = [b"".join(encode(event)) for event in events]
-    sources = [np.full(num_bytes, number, np.uint8) for number in range(num_records)]
+    sources = [np.full(num_bytes, number % 256, np.uint8) for number in range(num_records)]
     target = np.empty(num_bytes, np.uint8)
 
     def arrays(record: bytes) -> None:
