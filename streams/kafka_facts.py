@@ -97,6 +97,18 @@ def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIO
         )
 
 
+def open_transactions(
+    bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS
+) -> tuple[OpenTransaction, ...]:
+    """Open transactions in the run's topics, each with whose it is and how long it has stood.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    with connected(bootstrap, options) as admin:
+        return _transactions(admin, run)
+
+
 def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
     names = {f"{run}.{topic.name}": topic.name for topic in TOPICS}
     counts = {

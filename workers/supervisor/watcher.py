@@ -27,7 +27,8 @@ from workers.config import RunConfig
 from workers.live import KillMark, LiveInput, LiveView, ProcessInfo
 from workers.supervisor.limits_watch import LimitsWatch, ask_holdings
 from workers.supervisor.poison import PoisonWatch
-from workers.supervisor.stall_watch import StallWatch, ask_positions
+from workers.supervisor.stall_facts import ask_facts
+from workers.supervisor.stall_watch import StallWatch
 
 POLL_S = 0.1
 DRAW_S = 0.5
@@ -64,7 +65,7 @@ class Watcher:
         self._views = Views()
         self._progress = Progress()
         self._poison = PoisonWatch(config, since_ms=now_ms())
-        self._stall = StallWatch(config, lambda: ask_positions(bus))
+        self._stall = StallWatch(config, lambda: ask_facts(bus, config))
         folder = None if config.broker.bootstrap else Path(config.folder) / BROKER_FOLDER
         self._limits = LimitsWatch(
             config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
