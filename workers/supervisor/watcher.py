@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -19,7 +20,7 @@ from schemas.events import (
 )
 from streams.bus import Bus
 from streams.codec import now_ms
-from streams.errors import DeadlineError
+from streams.errors import BrokerError, DeadlineError
 from streams.topics import CONTROL
 from streams.views import WATCHED, Feed, Views, ViewState
 from workers.bootstrap import BROKER_FOLDER
@@ -146,8 +147,10 @@ class Watcher:
         if not self._is_complete(version):
             return False
         # Only with everything read is the number of rows that were issued known.
-        self.catch_up()
-        return self._is_complete(version)
+        with suppress(BrokerError, DeadlineError):  # a broker that is down is asked again
+            self.catch_up()
+            return self._is_complete(version)
+        return False
 
     def num_evaluated(self) -> int:
         """Answers of all evaluations so far; it grows while one goes on."""
