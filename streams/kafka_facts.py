@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
@@ -19,6 +20,7 @@ _BROKER_SETTINGS = (
     "transaction.max.timeout.ms",
     "message.max.bytes",
 )
+_INTERNAL = ("__consumer_offsets", "__transaction_state")
 _READ_COMMITTED = 1  # `isolation_level` of a ListOffsets request
 _TOPIC_SETTINGS = (
     "retention.ms",
@@ -32,12 +34,21 @@ _RELEASES = {21: "3.9", 25: "4.0", 27: "4.1", 29: "4.2", 30: "4.3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """The nodes that hold a partition."""
+
+    assigned: tuple[int, ...]
+    in_sync: tuple[int, ...]  # those that have all that was acknowledged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
     """A topic as the broker has it."""
 
     partitions: int
     settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that it has
     kept: Mapping[int, Kept] = field(default_factory=dict)  # by partition
+    copies: Mapping[int, Copies] = field(default_factory=dict)  # by partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +66,19 @@ class OpenTransaction:
 class BrokerFacts:
     """A cluster as it describes itself."""
 
-    num_brokers: int
+    brokers: frozenset[int]  # nodes that are alive
     metadata_version: int  # highest level that it supports; 0: it does not say
     features: Mapping[str, int]  # levels in force
     settings: Mapping[str, int]  # of the first broker; without what it does not know
     topics: Mapping[str, TopicFacts]  # of the run, by their names in the table
     transactions: tuple[OpenTransaction, ...] = ()  # open ones in the run's topics
     disk_free_bytes: int = -1  # of the fullest log folder; -1: the broker does not say
+    assigned: frozenset[int] = frozenset()  # nodes with copies of topics of the run or its own
+
+    @property
+    def num_brokers(self) -> int:
+        """Alive."""
+        return len(self.brokers)
 
     @property
     def release(self) -> str:
@@ -83,7 +100,7 @@ def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIO
         first = str(brokers[0]["broker_id"])
         settings = _settings(admin, "BROKER", [first], _BROKER_SETTINGS)[first]
         return BrokerFacts(
-            num_brokers=len(brokers),
+            brokers=frozenset(int(broker["broker_id"]) for broker in brokers),
             metadata_version=int(features.get("metadata.version", {}).get("supported", (0, 0))[1]),
             features={
                 name: int(levels["finalized"][1])
@@ -94,16 +111,30 @@ def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIO
             topics=_topics(admin, run),
             transactions=_transactions(admin, run),
             disk_free_bytes=_disk_free(admin),
+            assigned=_assigned(admin, run),
         )
+
+
+def open_transactions(
+    bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS
+) -> tuple[OpenTransaction, ...]:
+    """Open transactions in the run's topics, each with whose it is and how long it has stood.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    with connected(bootstrap, options) as admin:
+        return _transactions(admin, run)
 
 
 def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
     names = {f"{run}.{topic.name}": topic.name for topic in TOPICS}
-    counts = {
-        topic["name"]: len(topic["partitions"])
+    found = {
+        topic["name"]: {part["partition_index"]: _copies(part) for part in topic["partitions"]}
         for topic in admin.describe_topics(list(names))
         if topic["partitions"]
     }
+    counts = {name: len(copies) for name, copies in found.items()}
     if not counts:
         return {}
     settings = _settings(admin, "TOPIC", list(counts), _TOPIC_SETTINGS)
@@ -113,9 +144,22 @@ def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
             partitions=count,
             settings=settings[name],
             kept={i: kept[TopicPartition(name, i)] for i in range(count)},
+            copies=found[name],
         )
         for name, count in counts.items()
     }
+
+
+def _copies(partition: Mapping[str, Any]) -> Copies:
+    return Copies(assigned=tuple(partition["replica_nodes"]), in_sync=tuple(partition["isr_nodes"]))
+
+
+def _assigned(admin: KafkaAdminClient, run: str) -> frozenset[int]:
+    """Before a run has topics, the cluster's own tell which nodes belong to it."""
+    found = admin.describe_topics([*(f"{run}.{topic.name}" for topic in TOPICS), *_INTERNAL])
+    return frozenset(
+        node for topic in found for part in topic["partitions"] for node in part["replica_nodes"]
+    )
 
 
 def _kept(

@@ -21,7 +21,8 @@ from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
 from streams.record import Committed, Outgoing, Partition, Position
 
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-_CALL_S = 5.0  # one try of a call; repeated until the deadline
+_CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then
+_GRACE_S = 0.5  # in which a call whose time is over says so by itself
 _ABORT_S = 10.0
 # The client's word for "duplicate": what we had sent never before may be missing from the log.
 _UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
@@ -109,13 +110,16 @@ class KafkaProducer(Closing):
             ]
             send = self._client.send_offsets_to_transaction
             reach(CrashPoint.OFFSETS_BEFORE)
-            self._again(lambda: self._bounded(lambda: send(offsets, metadata, _CALL_S)), deadline)
+            self._again(
+                lambda left_s: self._bounded(lambda: send(offsets, metadata, left_s), deadline),
+                deadline,
+            )
             reach(CrashPoint.OFFSETS_AFTER)
-        _serve(lambda: self._client.flush(_CALL_S))
+        _serve(lambda: self._client.flush(_left_s(deadline)))
         if self._unplaced:
             raise self._retracted()
         reach(CrashPoint.COMMIT_BEFORE)
-        self._again(lambda: self._client.commit_transaction(_CALL_S), deadline)
+        self._again(self._client.commit_transaction, deadline)
         reach(CrashPoint.COMMIT_AFTER)
         _serve(lambda: self._client.poll(0))
         written = [position for position in positions if position is not None]
@@ -174,11 +178,15 @@ class KafkaProducer(Closing):
             else:
                 return
 
-    def _again(self, call: Callable[[], object], deadline: float) -> None:
-        """The same call while its error is retriable; never another one instead."""
+    def _again(self, call: Callable[[float], object], deadline: float) -> None:
+        """The same call while its error is retriable; never another one instead.
+
+        Args:
+            call: takes the seconds after which this try gives up.
+        """
         while True:
             try:
-                call()
+                call(_left_s(deadline))
             except KafkaException as err:
                 error = error_of(err)
                 if not error.retriable():
@@ -189,7 +197,7 @@ class KafkaProducer(Closing):
                 return
             time.sleep(0.02)
 
-    def _bounded(self, call: Callable[[], object]) -> None:
+    def _bounded(self, call: Callable[[], object], deadline: float) -> None:
         """A call that may ignore its own timeout (librdkafka issue 5456), with ours instead.
 
         A call that never returns keeps its thread until the process exits, which is what an
@@ -205,7 +213,7 @@ class KafkaProducer(Closing):
 
         threading.Thread(target=run, name="send-offsets", daemon=True).start()
         try:
-            answer.result(self._commit_s)
+            answer.result(max(0.0, deadline - time.monotonic()) + _GRACE_S)
         except TimeoutError as err:
             raise self._too_late(None) from err
 
@@ -233,9 +241,7 @@ class KafkaProducer(Closing):
     def _abort(self) -> Any:  # noqa: ANN401
         """None once aborted, else the error that prevents it."""
         try:
-            self._again(
-                lambda: self._client.abort_transaction(_CALL_S), time.monotonic() + _ABORT_S
-            )
+            self._again(self._client.abort_transaction, time.monotonic() + _ABORT_S)
         except KafkaException as err:
             return error_of(err)
         except OutcomeUnknownError as err:
@@ -252,6 +258,11 @@ class KafkaProducer(Closing):
         client, self._client = self._client, None
         if self._ended is None:
             _serve(client.close)
+
+
+def _left_s(deadline: float) -> float:
+    """Seconds for one try. Never 0, which the client takes for a question without a wait."""
+    return min(_CALL_S, max(0.01, deadline - time.monotonic()))
 
 
 def _member(

@@ -40,6 +40,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An open transaction. What lies behind it in its partitions, nobody can read."""
+
+    worker: str  # `{role}-{ordinal}`, from its transactional id; empty: nobody of ours
+    transactional_id: str
+    partitions: tuple[str, ...]
+    age_s: float  # since it was written to last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What the topics' events do not tell."""
 
@@ -47,6 +57,7 @@ class Evidence:
     waited_s: float  # since the last step, or since the start: what counts of it
     # By group ("rollout", "logprob"); without a group where the broker did not answer.
     committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
+    held: tuple[Held, ...] = ()
     gone: frozenset[str] = frozenset()  # workers without a process, as their supervisor knows
 
 
@@ -71,6 +82,7 @@ class Inquiry:
     def first(self) -> Blocked | None:
         """The first hop that holds work up; None: every one that has work moves."""
         steps: tuple[Callable[[], Blocked | None], ...] = (
+            self._held,
             self._broker,
             self._claim,
             self._prompts,
@@ -79,6 +91,24 @@ class Inquiry:
             self._trainer,
         )
         return next((found for step in steps if (found := step()) is not None), None)
+
+    def _held(self) -> Blocked | None:
+        """A commit takes no seconds: whose stands for longer stands in the middle of it.
+
+        First of all, for it silences others too: their reports and records lie behind it.
+        """
+        old = [held for held in self._evidence.held if held.age_s > SILENT_S]
+        if not old:
+            return None
+        held = max(old, key=lambda it: it.age_s)
+        who = held.worker or f"the unknown transactional id {held.transactional_id!r}"
+        return Blocked(
+            hop=held.worker.rpartition("-")[0] or "broker",
+            workers=(held.worker,) if held.worker else (),
+            sentence=f"{who} stands in the middle of a transaction for {held.age_s:.0f} s, which "
+            f"holds back every reader of {', '.join(held.partitions)}",
+            is_overdue=True,
+        )
 
     def _broker(self) -> Blocked | None:
         newest_ms = self._state.newest_report_ms

@@ -16,6 +16,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from workers.ending import end_within
+
 COMMANDS = (
     "up",
     "worker",
@@ -134,5 +136,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def console() -> int:
+    """What the installed script runs: `main`, and the process ends whatever still computes."""
+    status = main()
+    end_within(status)
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console())

@@ -55,7 +55,10 @@ def topic_plan(config: RunConfig) -> TopicPlan:
     )
 
 
-def open_bus(config: RunConfig) -> Bus:
+OUTAGE_S = 60.0  # how long a worker waits for an unreachable broker
+
+
+def open_bus(config: RunConfig, *, outage_s: float = OUTAGE_S) -> Bus:
     """The run's bus."""
     from streams.kafka import KafkaBus
 
@@ -64,6 +67,7 @@ def open_bus(config: RunConfig) -> Bus:
         config.run.id,
         options=client_options(config),
         commit_s=config.deadlines.commit_s,
+        outage_s=outage_s,
     )
 
 

@@ -151,16 +151,3 @@ class Watchdog:
 
 def _where(frame: FrameType | None) -> str:
     return "".join(traceback.format_stack(frame)[-STACK_LINES:]) if frame else "(gone)\n"
-
-
-def end_within(limit_s: float, status: int) -> None:
-    """Be gone after `limit_s` with `status`, even if a thread that computes never returns.
-
-    The interpreter joins such threads before it ends.
-    """
-
-    def force() -> None:
-        time.sleep(limit_s)
-        os._exit(status)
-
-    threading.Thread(target=force, name="exit", daemon=True).start()

@@ -20,7 +20,8 @@ from tests.faults.proxied import END_TXN, Proxied, is_request
 from tests.faults.proxy import Weather
 
 COMMIT_S = 3.0
-SLACK_S = 11.0  # a flush and a commit that had begun: the client gives back a call after 5 s
+SLACK_S = 1.0  # for a busy machine
+QUESTION_SLACK_S = 11.0  # questions that had begun
 PLAN = TopicPlan(rollout_workers=1, logprob_workers=1)
 
 
@@ -106,4 +107,4 @@ def test_a_question_to_a_black_hole_is_given_up(bus: KafkaBus, proxied: Proxied)
     begun = time.monotonic()
     with pytest.raises(BrokerError, match=f"{proxied.bootstrap}: .*worker-events"):
         bus.ends(WORKER_EVENTS.name)
-    assert time.monotonic() - begun < ANSWER_S + SLACK_S
+    assert time.monotonic() - begun < ANSWER_S + QUESTION_SLACK_S

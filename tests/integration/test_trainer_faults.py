@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from schemas.events import Event, PolicyPublished, RedoDrifted, StepCompleted, StepsRedone
@@ -152,6 +153,7 @@ def check_weights(site: Site) -> None:
     assert dict(FileWeightChannel().pull(published[-1], DEADLINE_S))
 
 
+@pytest.mark.slow
 def test_a_stall_without_a_rival_ends_with_75_and_the_next_start_goes_on(
     broker: str, run_id: str, tmp_path: Path
 ) -> None:

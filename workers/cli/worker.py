@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workers.config import RunConfig
 
-EXIT_S = 10.0  # a forward or a step that never returns does not keep a failed process alive
 BROKER_S = 60.0  # longest wait for a broker that is being started again
 ROLES = ("prompts", "rollout", "logprob", "trainer")
 
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
     from workers.bootstrap import arm_crash_point, await_broker, make_role, open_bus
-    from workers.stall import end_within, turn_limit_s
+    from workers.stall import turn_limit_s
 
     try:
         arm_crash_point(args.crash_at)
@@ -70,9 +69,7 @@ def run(args: argparse.Namespace) -> int:
             runtime.run(make_role(context), stop, turn_s=turn_limit_s(config))
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
         runtime.explain(err)
-        status = runtime.exit_status(err)
-        end_within(EXIT_S, status)
-        return status
+        return runtime.exit_status(err)
     return runtime.Exit.DONE
 
 

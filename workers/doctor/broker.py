@@ -13,6 +13,7 @@ from workers.bootstrap import client_options, open_bus, topic_plan
 from workers.config import RunConfig
 from workers.doctor.check import Check, fail, ok, warn
 from workers.doctor.kept import kept_check
+from workers.doctor.replicas import replication_check
 
 SLOW_RECOVERY_S = 10.0
 SETTLE_S = 5.0  # beyond its timeout, for the broker's own clean-up
@@ -86,17 +87,6 @@ def recovery_check(facts: BrokerFacts) -> Check:
         "group.consumer.heartbeat.interval.ms=1000 and "
         "group.consumer.min.heartbeat.interval.ms=500 at the broker, and restart it",
     )  # fmt: skip
-
-
-def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
-    """Enough brokers for the replicas that are wanted."""
-    wanted = config.broker.replication
-    found = f"broker.replication is {wanted}"
-    if wanted > facts.num_brokers:
-        return fail("replicas", f"{found}, brokers are {facts.num_brokers}", "lower it")
-    if wanted == 1:
-        return ok("replicas", f"{found}: survives killed processes, not a lost disk")
-    return ok("replicas", found)
 
 
 def transactions_check(facts: BrokerFacts) -> Check:

@@ -1,33 +1,29 @@
 """Notices that a run makes no step, and asks which hop holds it up.
 
 Only time in which a step was to be expected counts: the run says running, and the trainer is not
-in redo. What the topics cannot tell, the groups' committed positions, is asked for in a thread of
-its own, for the answer waits for open transactions.
+in redo. What the topics cannot tell (`stall_facts`) is asked for in a thread of its own, for the
+answer waits for open transactions.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from schemas.events import Event
-from streams.bus import Bus
 from streams.codec import now_ms
-from streams.record import Committed, Partition, Record
+from streams.record import Record
 from streams.stalls import Blocked, Evidence, Limits, blocked, told
-from streams.topics import PROMPTS, TRAJECTORIES
 from streams.view_hops import HopsState, HopsView
 from streams.view_workers import SILENT_S
 from workers.config import RunConfig
 from workers.control import RUNNING
 from workers.supervisor.question import Question
+from workers.supervisor.stall_facts import StallFacts
 
-ASK_S = 10.0  # longest wait for the groups' positions; without them the sentence says less
+ASK_S = 10.0  # longest wait for the facts; without them the sentence says less
 AGAIN_S = 5.0  # between two looks at a run that stands
 TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
-_GROUPS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
-
-Positions = Mapping[str, Mapping[Partition, Committed]]
 
 
 class StallClock:
@@ -53,10 +49,10 @@ class StallWatch:
     """Fed with records, ticked from the loop of `up`; never waits.
 
     Args:
-        ask: the groups' committed positions; called in a thread.
+        ask: what only the broker knows; called in a thread.
     """
 
-    def __init__(self, config: RunConfig, ask: Callable[[], Positions]) -> None:
+    def __init__(self, config: RunConfig, ask: Callable[[], StallFacts]) -> None:
         self._limits = Limits(
             groups_per_step=config.trainer.groups_per_step,
             stall_s=config.deadlines.stall_s,
@@ -66,7 +62,7 @@ class StallWatch:
         self._ask = ask
         self._hops = HopsView()
         self._clock = StallClock()
-        self._question: Question[Positions] | None = None
+        self._question: Question[StallFacts] | None = None
         self._next_look_s = 0.0
         self._silent: frozenset[str] = frozenset()
         self.news = ""  # the newest thing to say; the loop takes it
@@ -105,8 +101,13 @@ class StallWatch:
             return
         if not self._question.is_over():
             return
+        facts = self._question.answer or StallFacts()
         evidence = Evidence(
-            now_ms=now_ms(), waited_s=waited_s, committed=self._question.answer or {}, gone=gone
+            now_ms=now_ms(),
+            waited_s=waited_s,
+            committed=facts.committed,
+            held=facts.held,
+            gone=gone,
         )
         self._question = None
         self._next_look_s = now_s + AGAIN_S
@@ -143,8 +144,3 @@ def _expects_step(state: HopsState) -> bool:
     trainers = state.of("trainer")
     is_heard = any(now_ms() - trainer.at_ms <= SILENT_S * 1000 for trainer in trainers)
     return not (state.trainer_state == "redo" and is_heard)
-
-
-def ask_positions(bus: Bus) -> Positions:
-    """Where the groups of rollout and logprob are."""
-    return {group: bus.committed(group, topic) for group, topic in _GROUPS.items()}

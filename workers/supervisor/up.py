@@ -27,7 +27,7 @@ from workers.config import RunConfig
 from workers.config_load import resolved_json
 from workers.control import RUNNING
 from workers.doctor.diagnose import preflight
-from workers.supervisor.broker import BrokerKeeper
+from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.keyboard import Keyboard
@@ -71,7 +71,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         spawner = make_spawner()  # imports torch while the broker starts
         broker = stack.enter_context(_broker(config))
         _topics(config)
-        bus = stack.enter_context(open_bus(config))
+        bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
         _refuse_started(bus, asked)
         (folder / CONFIG_FILE).write_text(resolved_json(config) + "\n", encoding="utf-8")
         _say_running(bus, config)
@@ -82,7 +82,9 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
             _say_changes(watcher, config)
             fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
             stack.callback(fleet.close)
-            keeper = None if broker is None else BrokerKeeper(broker, watcher.say)
+            keeper: BrokerKeeper | None = None
+            if broker is not None:
+                keeper = stack.enter_context(BrokerKeeper(broker, watcher.say))
             if sabotage is not None:
                 sabotage.enter(Scene(fleet=fleet, broker=keeper, watcher=watcher))
             interrupts = Interrupts()
@@ -97,7 +99,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
                 sabotage=sabotage,
             )
             outcome = supervisor.run()
-            watcher.catch_up()
+            outlasting(watcher.catch_up, keeper)
         ended = Ended(
             config=config,
             config_words=asked.config_words,

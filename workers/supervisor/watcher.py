@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -19,7 +20,7 @@ from schemas.events import (
 )
 from streams.bus import Bus
 from streams.codec import now_ms
-from streams.errors import DeadlineError
+from streams.errors import BrokerError, DeadlineError
 from streams.topics import CONTROL
 from streams.views import WATCHED, Feed, Views, ViewState
 from workers.bootstrap import BROKER_FOLDER
@@ -27,7 +28,8 @@ from workers.config import RunConfig
 from workers.live import KillMark, LiveInput, LiveView, ProcessInfo
 from workers.supervisor.limits_watch import LimitsWatch, ask_holdings
 from workers.supervisor.poison import PoisonWatch
-from workers.supervisor.stall_watch import StallWatch, ask_positions
+from workers.supervisor.stall_facts import ask_facts
+from workers.supervisor.stall_watch import StallWatch
 
 POLL_S = 0.1
 DRAW_S = 0.5
@@ -64,7 +66,7 @@ class Watcher:
         self._views = Views()
         self._progress = Progress()
         self._poison = PoisonWatch(config, since_ms=now_ms())
-        self._stall = StallWatch(config, lambda: ask_positions(bus))
+        self._stall = StallWatch(config, lambda: ask_facts(bus, config))
         folder = None if config.broker.bootstrap else Path(config.folder) / BROKER_FOLDER
         self._limits = LimitsWatch(
             config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
@@ -145,8 +147,10 @@ class Watcher:
         if not self._is_complete(version):
             return False
         # Only with everything read is the number of rows that were issued known.
-        self.catch_up()
-        return self._is_complete(version)
+        with suppress(BrokerError, DeadlineError):  # a broker that is down is asked again
+            self.catch_up()
+            return self._is_complete(version)
+        return False
 
     def num_evaluated(self) -> int:
         """Answers of all evaluations so far; it grows while one goes on."""

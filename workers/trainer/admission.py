@@ -58,10 +58,22 @@ class Plan:
 
 
 class Admission:
-    """The planner. Times are seconds of any one monotonic clock."""
+    """The planner. Times are seconds of any one monotonic clock.
 
-    def __init__(self, section: TrainerSection, closed: ClosedGroups | None = None) -> None:
+    Args:
+        group_size: of every group of the run, so that one of which only dead letters came can end
+            as soon as too few samples are left; None: a group's first sample tells.
+    """
+
+    def __init__(
+        self,
+        section: TrainerSection,
+        closed: ClosedGroups | None = None,
+        *,
+        group_size: int | None = None,
+    ) -> None:
         self._section = section
+        self._group_size = group_size
         self._closed = ClosedSet(closed)
         self._groups: dict[int, Group] = {}
         self._released: set[Position] = set()
@@ -91,7 +103,7 @@ class Admission:
         if number in self._closed:
             self.num_late += 1
             return False
-        group = self._groups.get(number) or Group(number=number, first_seen_s=now_s, origin=seen)
+        group = self._group(number, seen, now_s)
         if seen.sample in group.living:
             self.num_copies += 1
             return False
@@ -111,8 +123,8 @@ class Admission:
         number = group_number(dead.group_id)
         if number in self._closed:
             return False
-        group = self._groups.get(number) or Group(number=number, first_seen_s=now_s, origin=dead)
-        group.dead.setdefault(dead.sample, dead)
+        group = self._group(number, dead, now_s)
+        group.bury(dead)
         self._groups[number] = group
         return True
 
@@ -218,6 +230,11 @@ class Admission:
                 if seen.position not in self._released:
                     yield seen
 
+    def _group(self, number: int, seen: SeenSample | DeadSample, now_s: float) -> Group:
+        return self._groups.get(number) or Group(
+            number=number, first_seen_s=now_s, origin=seen, group_size=self._group_size
+        )
+
     def _open_groups(self) -> list[Group]:
         return [g for _, g in sorted(self._groups.items()) if not g.is_planned]
 
@@ -246,7 +263,6 @@ class Admission:
             return "stale"
         overdue = now_s - group.first_seen_s > self._section.group_deadline_s
         if overdue and not group.is_complete:
-            # Dead letters do not name the group's size: a group of nothing else ends here.
             return "incomplete" if group.living else "dead_samples"
         return ""
 

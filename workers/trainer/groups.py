@@ -92,8 +92,8 @@ class Group:
 
     number: int
     first_seen_s: float
-    origin: SeenSample | DeadSample  # what was seen first: names the row
-    group_size: int | None = None  # dead letters do not carry it
+    origin: SeenSample | DeadSample  # the first that names the row, or else the first
+    group_size: int | None = None  # dead letters do not carry it: the run's, or a sample's
     living: dict[int, SeenSample] = field(default_factory=dict)
     dead: dict[int, DeadSample] = field(default_factory=dict)
     policy_versions: set[int] = field(default_factory=set)
@@ -118,8 +118,19 @@ class Group:
                 f"{name}: group_size {seen.group_size} differs from its group's {self.group_size}"
             )
         self.group_size = seen.group_size
+        self._meet(seen)
         self.living[seen.sample] = seen
         self.policy_versions.update(segment.policy_version for segment in seen.segments)
+
+    def bury(self, dead: DeadSample) -> None:
+        """Note a dead letter; of several for one sample the first counts."""
+        self._meet(dead)
+        self.dead.setdefault(dead.sample, dead)
+
+    def _meet(self, seen: SeenSample | DeadSample) -> None:
+        """A letter of a record that could not be read has no row; any other record has."""
+        if self.origin.row < 0:
+            self.origin = seen
 
     def in_order(self) -> list[SeenSample]:
         """Living samples by sample number."""

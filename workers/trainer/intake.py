@@ -57,8 +57,9 @@ class Intake:
         self._limit_bytes = context.config.trainer.buffer_mb * 1_000_000
         offsets = _start_offsets(bus, start)
         # Held back until the old dead letters are read; empty from then on.
-        self._later = {p: at for p, at in offsets.items() if p.topic == SCORED.name}
         self._history = bus.ends(DEAD_LETTERS.name)
+        has_letters = any(offsets[p] < end for p, end in self._history.items())
+        self._later = {p: at for p, at in offsets.items() if has_letters and p.topic == SCORED.name}
         self._buried: set[Position] = set()  # origins of letters that are in the topic
         self._reader = bus.reader({p: at for p, at in offsets.items() if p not in self._later})
         self._size = PollSize(min(POLL_BYTES, self._limit_bytes))

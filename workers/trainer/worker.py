@@ -60,7 +60,9 @@ class TrainerWorker:
         self._version = self._ledger.policy_version
         self._target = claimed.claim.step_target
         self._recovery = Recovery(context, bus, self._ledger, training, self._compute, self._log)
-        self._admission = Admission(self._config, self._ledger.closed)
+        # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
+        size = context.config.prompts.group_size
+        self._admission = Admission(self._config, self._ledger.closed, group_size=size)
         self._payloads = Payloads(bus, self._heartbeat)
         self._intake = Intake(
             context,

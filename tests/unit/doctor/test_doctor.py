@@ -26,7 +26,7 @@ from workers.__main__ import main
 from workers.bootstrap import topic_plan
 from workers.config import RunConfig
 from workers.config_load import load
-from workers.doctor import broker, machine
+from workers.doctor import broker, machine, replicas
 from workers.doctor.check import Check, Level, probed
 from workers.doctor.diagnose import diagnose, preflight
 from workers.doctor.kept import kept_check
@@ -60,7 +60,7 @@ def facts(**changes: object) -> BrokerFacts:
         t.name: TopicFacts(partitions=plan.partitions(t), settings=plan.settings(t)) for t in TOPICS
     }
     values = {
-        "num_brokers": 1,
+        "brokers": frozenset({1}),
         "metadata_version": 29,
         "features": {"group.version": 1, "transaction.version": 2},
         "settings": QUICK,
@@ -212,7 +212,7 @@ def test_jars_that_are_not_cached_are_a_warning(
         ({"settings": {**QUICK, "transaction.max.timeout.ms": 5000}}, "protocol", "5000"),
         ({"settings": {**QUICK, "message.max.bytes": 500_000}}, "protocol", "500000"),
         ({"settings": {}}, "recovery", "45 s"),
-        ({"num_brokers": 0}, "replicas", "brokers are 0"),
+        ({"brokers": frozenset()}, "replicas", "brokers are 0"),
         ({"transactions": (HANGING,)}, "transactions", "run.steps[0] from offset 7 on, for 36 s"),
         ({"disk_free_bytes": 10_000_000}, "broker disk", "0.0 GB free"),
     ],
@@ -321,7 +321,7 @@ def _broker_checks(given: BrokerFacts) -> list[Check]:
         broker.recovery_check(given),
         broker.transactions_check(given),
         broker.disk_check(given),
-        broker.replication_check(given, config),
+        replicas.replication_check(given, config),
         broker.durability_check(given, config),
         *broker.topic_checks(given, config),
     ]

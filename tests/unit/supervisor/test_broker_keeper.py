@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from streams.broker import BrokerState
-from streams.errors import BrokerError
-from workers.supervisor.broker import BrokerKeeper
+from streams.errors import BrokerError, ConfigError
+from workers.supervisor.broker import BrokerKeeper, outlasting
+
+CHECK_S = 0.005
+WAIT_S = 10.0
 
 
 class SmallBroker:
@@ -23,11 +27,14 @@ class SmallBroker:
     def __init__(self) -> None:
         self.num_starts = 0
         self.is_disk_full = False
+        self.may_start = threading.Event()
+        self.may_start.set()
         self.start()
 
     def start(self) -> BrokerState:
+        assert self.may_start.wait(WAIT_S)
+        self.process = subprocess.Popen(["sleep", "60"])
         self.num_starts += 1
-        self.process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
         return BrokerState(pid=self.process.pid, port=9, controller_port=8, cluster_id="c")
 
     def status(self) -> BrokerState | None:
@@ -53,40 +60,102 @@ def small() -> Iterator[SmallBroker]:
     small.die()
 
 
+def kept(small: SmallBroker, say: Callable[[str], None] = lambda _: None) -> BrokerKeeper:
+    return BrokerKeeper(small, say, CHECK_S)  # type: ignore[arg-type]
+
+
+def until(keeper: BrokerKeeper, reached: Callable[[], object]) -> None:
+    """The loop of `up` goes round."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline_s, "not reached in time"
+        keeper.tick()
+        time.sleep(CHECK_S)
+
+
 def test_a_dead_broker_is_started_again(small: SmallBroker) -> None:
-    """And said; while it lives nothing happens."""
+    """And said, at its death and when it serves."""
     said: list[str] = []
-    keeper = BrokerKeeper(small, said.append, 0.0)  # type: ignore[arg-type]
-    keeper.tick()
-    assert (1, []) == (small.num_starts, said)
-    small.die()
-    keeper.tick()
+    with kept(small, said.append) as keeper:
+        small.die()
+        until(keeper, lambda: len(said) == 2)
     assert 2 == small.num_starts
-    assert "127.0.0.1:9 as before" in said[0]
+    assert "the broker died; starting it again" == said[0]
+    assert "127.0.0.1:9 as before" in said[1]
+
+
+def test_the_loop_goes_on_while_the_broker_starts(small: SmallBroker) -> None:
+    """A start takes seconds; a turn takes none, and nothing is sent to a broker that is not."""
+    said: list[str] = []
+    with kept(small, said.append) as keeper:
+        small.may_start.clear()
+        small.die()
+        until(keeper, lambda: said)
+        assert (1, False, False) == (small.num_starts, keeper.kill(), keeper.signal(signal.SIGCONT))
+        small.may_start.set()
+        until(keeper, lambda: len(said) == 2)
+        assert keeper.signal(signal.SIGCONT)
 
 
 def test_a_broker_that_never_lives_is_given_up(small: SmallBroker) -> None:
-    """Three quick deaths in a row, with its last words; a full disk at once."""
-    keeper = BrokerKeeper(small, lambda _: None, 0.0)  # type: ignore[arg-type]
-    for _ in range(2):
+    """Three quick deaths in a row, with its last words."""
+    with kept(small) as keeper:
+        for number in (2, 3):
+            small.die()
+            until(keeper, lambda number=number: small.num_starts == number)
         small.die()
-        keeper.tick()
-    small.die()
-    with pytest.raises(BrokerError, match=r"3 times in a row:\nlast words"):
-        keeper.tick()
+        with pytest.raises(BrokerError, match=r"3 times in a row:\nlast words"):
+            until(keeper, lambda: False)
+
+
+def test_a_full_disk_is_no_matter_of_trying_again(small: SmallBroker) -> None:
+    """The first death is the last."""
     small.is_disk_full = True
-    with pytest.raises(BrokerError, match=r"disk under broker is full"):
-        keeper.tick()
+    with kept(small) as keeper:
+        small.die()
+        with pytest.raises(BrokerError, match=r"disk under broker is full"):
+            until(keeper, lambda: False)
 
 
 def test_our_own_kills_do_not_count(small: SmallBroker) -> None:
     """However often, and the time of detection is known."""
-    keeper = BrokerKeeper(small, lambda _: None, 0.0)  # type: ignore[arg-type]
-    for number in range(5):
-        assert keeper.kill()
-        small.process.wait()
-        keeper.tick()
-        assert 2 + number == small.num_starts
-    assert keeper.last_death_seen_s > 0
+    with kept(small) as keeper:
+        for number in range(5):
+            assert keeper.kill()
+            until(keeper, lambda number=number: small.num_starts == 2 + number)
+        assert keeper.last_death_seen_s > 0
     small.die()
     assert not keeper.signal(signal.SIGSTOP)
+
+
+def test_what_a_dying_broker_interrupts_is_made_again(small: SmallBroker) -> None:
+    """Until the broker is back; whose broker is not ours is told at once."""
+
+    def attempt() -> None:
+        if small.num_starts < 2:
+            raise BrokerError("unreachable")
+
+    with pytest.raises(BrokerError, match="unreachable"):
+        outlasting(attempt, None)
+    with kept(small) as keeper:
+        small.die()
+        outlasting(attempt, keeper)
+    assert 2 == small.num_starts
+
+
+def test_what_no_broker_can_cure_is_not_tried_again(small: SmallBroker) -> None:
+    """Neither an error of another kind, nor anything once the keeper has given up."""
+
+    def refused() -> None:
+        raise ConfigError("wrong")
+
+    def unreachable() -> None:
+        raise BrokerError("unreachable")
+
+    small.is_disk_full = True
+    with kept(small) as keeper:
+        with pytest.raises(ConfigError):
+            outlasting(refused, keeper)
+        small.die()
+        with pytest.raises(BrokerError, match="is full"):
+            outlasting(unreachable, keeper)

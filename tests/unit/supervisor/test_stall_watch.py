@@ -12,6 +12,7 @@ from streams.codec import decoded, now_ms, outgoing
 from streams.memory import MemoryBus
 from streams.memory_log import MemoryLog
 from streams.record import Committed, Outgoing, Partition
+from streams.stalls import Held
 from streams.topic import Topic
 from streams.topics import (
     CONTROL,
@@ -26,7 +27,8 @@ from tests import factories
 from workers.config import PromptsSection, RunConfig
 from workers.config_operation import DeadlinesSection
 from workers.config_trainer import TrainerSection
-from workers.supervisor.stall_watch import StallClock, StallWatch, ask_positions
+from workers.supervisor.stall_facts import StallFacts, positions, worker_of
+from workers.supervisor.stall_watch import StallClock, StallWatch
 
 STALL_S = 0.1
 CONFIG = RunConfig(
@@ -50,12 +52,14 @@ def test_only_time_in_which_a_step_was_to_be_expected_counts() -> None:
 class World:
     """A log with one group on its way, and the watch over it."""
 
-    def __init__(self, config: RunConfig = CONFIG) -> None:
+    def __init__(self, config: RunConfig = CONFIG, held: tuple[Held, ...] = ()) -> None:
         log = MemoryLog()
         for topic in TOPICS:
             log.create(f"run.{topic.name}", 1)
         self.bus: Bus = MemoryBus(log, "run")
-        self.watch = StallWatch(config, lambda: ask_positions(self.bus))
+        self.watch = StallWatch(
+            config, lambda: StallFacts(committed=positions(self.bus), held=held)
+        )
         self._pen = self.bus.producer("pen")
         self._reader = self.bus.reader({p: 0 for t in TOPICS for p in self.bus.ends(t.name)})
         self.say(STEPS, factories.trainer_started())
@@ -121,6 +125,19 @@ def test_the_groups_positions_tell_logprob_from_the_trainer() -> None:
     world.say(TRAJECTORIES, factories.trajectory(group_id="0", sample=0, group_size=1))
     with scored_up_to(world, 1):
         assert "blocked at trainer: trainer-0 says" in world.tick_until_told()
+
+
+def test_a_worker_that_stands_in_a_transaction_silences_the_others() -> None:
+    """Their reports lie behind its records: neither the broker nor they are to blame."""
+    held = Held(worker="logprob-0", transactional_id="run.logprob.0",
+                partitions=("worker-events[0]",), age_s=9.0)  # fmt: skip
+    world = World(held=(held,))
+    assert world.tick_until_told().endswith(
+        "blocked at logprob: logprob-0 stands in the middle of a transaction for 9 s, which holds "
+        "back every reader of worker-events[0]"
+    )
+    ours, foreign, ending = "run.logprob.12", "other.logprob.0", "run.up"
+    assert ["logprob-12", "", ""] == [worker_of(i, "run") for i in (ours, foreign, ending)]
 
 
 def test_a_paused_run_and_a_redo_never_stall() -> None:

@@ -1,5 +1,7 @@
 """The planner's decisions, one by one."""
 
+import dataclasses
+
 import pytest
 
 from schemas.events import EVALUATE, AbsentSample, ClosedGroups, MaskedSegment
@@ -13,8 +15,9 @@ SCORED = Partition("scored-trajectories", 0)
 DEAD = Partition("dead-letters", 0)
 
 
-def admission(closed=None, **options) -> Admission:
-    return Admission(TrainerSection(**({"groups_per_step": 1} | options)), closed)
+def admission(closed=None, group_size=None, **options) -> Admission:
+    section = TrainerSection(**({"groups_per_step": 1} | options))
+    return Admission(section, closed, group_size=group_size)
 
 
 def filled(*groups, versions=(0,), size=2, **options) -> Admission:
@@ -188,7 +191,32 @@ def test_an_incomplete_group_has_a_deadline():
     assert (drop.reason, drop.detail) == ("incomplete", "1 of 2 samples after 5.5 s")
 
 
-def test_a_group_of_dead_letters_alone_has_a_deadline():
+@pytest.mark.parametrize(
+    ("num_dead", "minimum", "is_over"), [(1, 2, False), (2, 2, True), (2, 1, False), (3, 1, True)]
+)
+def test_a_group_of_dead_letters_alone_ends_at_once(num_dead, minimum, is_over):
+    """The run's group size says when too few samples can still come: no deadline is waited for."""
+    planner = admission(min_group_samples=minimum, group_size=3)
+    for sample in range(num_dead):
+        planner.dead(dead(0, sample), 0.0)
+    assert ([("0", "dead_samples", False)] if is_over else []) == reasons(planner)
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_a_dropped_group_names_its_row_if_any_record_does(is_alive):
+    """The first record may be a letter of bytes that nobody could read."""
+    planner = admission(min_group_samples=1, group_size=2)
+    planner.dead(dataclasses.replace(dead(0, 0), row=-1, replacement=0), 0.0)
+    if is_alive:
+        planner.add(seen(0, 1), 0.0)
+        planner.dead(dead(0, -1), 0.0)
+    else:
+        planner.dead(dead(0, 1), 0.0)
+    (drop,) = planner.drops(0, 0.0)
+    assert (7, 1) == (drop.row, drop.replacement)
+
+
+def test_a_group_of_dead_letters_of_unknown_size_has_a_deadline():
     """Dead letters do not say how large the group is, so only time can end it."""
     planner = admission(group_deadline_s=5.0, min_group_samples=1)
     planner.dead(dead(0, 0, permanent=True), 0.0)

@@ -207,6 +207,15 @@ def test_positions_stand_at_the_start_until_samples_are_read() -> None:
     assert site.bus.ends(SCORED.name)[partition] == site.intake.positions()[partition]
 
 
+def test_samples_are_read_at_once_where_there_are_no_letters() -> None:
+    """Only old letters are worth waiting for: they keep a successor from writing one twice."""
+    site = Site()
+    site.sends(scored(0))
+    site.start()
+    site.intake.poll(0.0)
+    assert 1 == site.intake.num_samples
+
+
 def test_requests_of_operators_are_none_of_its_business() -> None:
     """They are for `prompts`."""
     site = Site()

@@ -122,9 +122,9 @@ run(Hangs(), Stop(), turn_s=0.2)
 LINGERS = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from workers.stall import end_within
+from workers.ending import end_within
 ThreadPoolExecutor(1).submit(threading.Event().wait)
-end_within(0.1, 7)
+end_within(7, 0.1)
 """
 
 
@@ -143,6 +143,6 @@ def test_a_turn_that_never_ends() -> None:
     assert "in ask_the_broker" in done.stderr
 
 
-def test_a_failed_process_is_not_kept_by_what_computes() -> None:
+def test_an_ended_process_is_not_kept_by_what_computes() -> None:
     """The interpreter would wait for a thread that never returns."""
     assert 7 == ended(LINGERS).returncode

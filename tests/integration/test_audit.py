@@ -1,0 +1,73 @@
+"""The audit on a real broker: open transactions by name, and reading shared among processes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import confluent_kafka
+import pytest
+
+from streams.admin import apply
+from streams.audit import Helpers, audit
+from streams.codec import outgoing
+from streams.kafka import KafkaBus
+from streams.kafka_transactions import hanging
+from streams.topic_plan import TopicPlan
+from streams.topics import PROMPTS
+from tests.contract.polling import within
+from tests.factories import prompt
+from workers.config import RunConfig, RunSection
+from workers.supervisor.stall_facts import held_by
+
+GROUPS, SIZE = 6, 2
+
+
+@pytest.fixture
+def run(broker: str, run_id: str) -> str:
+    """A run with its topics."""
+    apply(broker, run_id, TopicPlan(rollout_workers=1, logprob_workers=1, partitions_per_worker=2))
+    return run_id
+
+
+def test_a_transaction_that_stays_open_is_named(broker: str, run: str) -> None:
+    """By audit and stall watch: partition, offset, producer, worker; a young one is no breach."""
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": broker, "transactional.id": f"{run}.prompts.0"}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(f"{run}.{PROMPTS.name}", b"unfinished", partition=1)
+    producer.flush(10)
+    try:
+        ask = partial(hanging, broker, run, older_than_s=0)
+        (found,) = within(10, lambda: ask() or None, "an open transaction")
+        assert [] == hanging(broker, run)
+        config = RunConfig(run=RunSection(id=run))
+        (held,) = held_by(broker, config)
+    finally:
+        producer.abort_transaction(10)
+    assert f"{run}.prompts[1]" == found.id
+    assert "nothing is read from offset 0 on; producer id " in found.detail
+    assert ("prompts-0", ("prompts[1]",)) == (held.worker, held.partitions)
+
+
+def test_processes_that_share_the_reading_find_the_same(broker: str, run: str) -> None:
+    """Two of them, each with partitions of its own."""
+    open_bus = partial(KafkaBus, broker, run)
+    with open_bus() as bus:
+        with bus.producer("pen") as pen:
+            for group in range(GROUPS):
+                pen.commit(
+                    [
+                        outgoing(
+                            PROMPTS,
+                            prompt(group_id=str(group), sample=sample, group_size=SIZE),
+                            partition=group % 2,
+                        )
+                        for sample in range(SIZE)
+                    ]
+                )
+        alone = audit(bus)
+        shared = audit(bus, helpers=Helpers(num_processes=2, open_bus=open_bus))
+    assert alone == shared
+    assert {"rollout": GROUPS * SIZE} == shared.in_flight

@@ -1,0 +1,65 @@
+"""A broker that is down is to be started; only too few of them are a matter of configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams.kafka_facts import BrokerFacts, Copies, TopicFacts
+from streams.topics import TOPICS
+from workers.config_load import load
+from workers.doctor.check import Level
+from workers.doctor.replicas import replication_check
+
+THREE = load([], ["--broker.replication=3", "--broker.bootstrap=a:1"])
+ALL = (1, 2, 3)
+
+
+def facts(
+    brokers: tuple[int, ...], in_sync: tuple[int, ...], names: tuple[str, ...] | None = None
+) -> BrokerFacts:
+    """A cluster of three whose topics have a copy on each, with those brokers alive."""
+    topic = TopicFacts(
+        partitions=1,
+        settings={"min.insync.replicas": "2"},
+        copies={0: Copies(assigned=ALL, in_sync=in_sync)},
+    )
+    return BrokerFacts(
+        brokers=frozenset(brokers),
+        metadata_version=29,
+        features={},
+        settings={},
+        topics=dict.fromkeys([t.name for t in TOPICS] if names is None else names, topic),
+        assigned=frozenset(ALL),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "level", "told", "advice"),
+    [
+        (facts(ALL, ALL), Level.OK, "is 3", ""),
+        (facts((1, 3), (1, 3)), Level.WARN, "1, 2, 3 there is no answer from 2", "start broker 2"),
+        (facts((1,), (1,)), Level.FAIL, "from 2, 3; fewer copies in sync", "start broker 2, 3"),
+        (facts((1, 3), (1, 3), ()), Level.FAIL, "not all topics", "start broker 2: on fewer"),
+        (facts(ALL, (1, 3)), Level.WARN, "not in sync: run.prompts[0], run", "have caught up"),
+        (facts(ALL, (3,)), Level.FAIL, "writes are refused: run.prompts[0]", "have caught up"),
+    ],
+)
+def test_what_a_cluster_of_three_lacks(
+    given: BrokerFacts, level: Level, told: str, advice: str
+) -> None:
+    """Nobody is told to lower the replication because a broker is down for a while."""
+    check = replication_check(given, THREE)
+    assert (level, True) == (check.level, told in check.found), check
+    assert advice in check.advice
+    assert "lower" not in check.advice
+
+
+def test_a_cluster_that_never_had_as_many() -> None:
+    """No broker is missing, so there the configuration asks for too much."""
+    alone = BrokerFacts(
+        brokers=frozenset({1}), metadata_version=29, features={}, settings={}, topics={},
+        assigned=frozenset({1}),
+    )  # fmt: skip
+    check = replication_check(alone, THREE)
+    assert (Level.FAIL, "broker.replication is 3, brokers are 1") == (check.level, check.found)
+    assert "start as many brokers, or lower broker.replication" == check.advice

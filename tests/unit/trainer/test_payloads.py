@@ -1,0 +1,82 @@
+"""Memory is bounded, whatever waits: payloads, polls, and what is read again by position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streams.memory import MemoryBus
+from streams.record import Partition, Position, RawRecord
+from streams.topics import SCORED
+from tests.unit.trainer.trainer_stand import (
+    make_config,
+    make_log,
+    make_trainer,
+    run_steps,
+    scored,
+    send,
+    steps,
+    turn_until,
+)
+from workers.trainer.fetch import PollSize, fetch
+from workers.trainer.payloads import batch_hash, payload_of
+from workers.trainer.worker import TrainerWorker
+
+LIMIT_BYTES = 1_000_000
+NUM_GROUPS = 60
+PADDING = "x" * 20_000  # carried along in the record, never looked at
+
+
+def raw(size: int) -> RawRecord:
+    return RawRecord(position=Position(SCORED.name, 0, 0), offsets=(0,), key=b"", value=bytes(size))
+
+
+def test_a_poll_asks_for_what_fits() -> None:
+    """One record at first, twice as many each time, and fewer once a large one was seen."""
+    size, asked = PollSize(budget_bytes=1000), []
+    for num_bytes in (10, 10, 10, 300, 10, 5000, 10):
+        asked.append(size.num_records)
+        size.saw([raw(num_bytes)])
+    assert [1, 2, 4, 8, 3, 3, 1] == asked
+    size.saw([])
+    assert 1 == size.num_records
+
+
+def held_bytes(trainer: TrainerWorker) -> int:
+    return sum(len(payload.raw.value) for payload in trainer._payloads._held.values())
+
+
+def test_a_trainer_that_waits_holds_no_more_than_its_buffer(tmp_path: Path) -> None:
+    """Groups that lack a sample pile up in the log, not here; later they are trained from there."""
+    log, config = make_log(), make_config(tmp_path, trainer__buffer_mb=1, trainer__max_staleness=9)
+    late = [scored(group, 1, 0) for group in range(3)]
+    send(log, *(scored(group, 0, 0, engine=PADDING) for group in range(NUM_GROUPS, 0, -1)))
+    send(log, scored(0, 0, 0, engine=PADDING))
+    trainer = make_trainer(log, config)
+    peak = 0
+    while trainer._admission.num_open_groups <= NUM_GROUPS:
+        trainer.turn()
+        peak = max(peak, held_bytes(trainer))
+    assert 0.9 * LIMIT_BYTES < peak <= LIMIT_BYTES
+    assert NUM_GROUPS * len(PADDING) > 1.1 * LIMIT_BYTES
+    send(log, *late)
+    run_steps(log, trainer, 3)
+    turn_until(trainer, lambda: trainer.done)
+    trainer.close()
+    assert [["0", "0"], ["1", "1"], ["2", "2"]] == [
+        [ref.group_id for ref in step.samples] for step in steps(log)
+    ]
+
+
+def test_what_was_let_go_is_read_again_by_position(tmp_path: Path) -> None:
+    """The batch is the recorded one, byte by byte, although nothing fits into the buffer."""
+    big = "x" * 600_000
+    log, config = make_log(), make_config(tmp_path, trainer__buffer_mb=1, trainer__steps=1)
+    send(log, *(scored(0, sample, 0, engine=big) for sample in range(2)))
+    trainer = make_trainer(log, config)
+    turn_until(trainer, lambda: trainer.done)
+    trainer.close()
+    (step,) = steps(log)
+    positions = [Position(SCORED.name, ref.partition, ref.offset) for ref in step.samples]
+    raws = fetch(MemoryBus(log, "demo"), positions)
+    assert [Partition(SCORED.name, 0)] * 2 == [record.partition for record in raws]
+    assert step.batch_hash == batch_hash([payload_of(record) for record in raws])
