@@ -43,7 +43,7 @@ from streams.topics import (
     TRAJECTORIES,
 )
 from tests.bench.audit_run import GROUP_SIZE, SyntheticRun
-from tests.bench.data_path import hardware
+from tests.bench.hardware import hardware
 
 GOAL_PER_S, GOAL_MB = 50_000, 500
 HELPERS_START_S = 6.0

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import platform
 import signal
 import statistics
 import sys
@@ -33,12 +31,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import confluent_kafka
 import numpy as np
 
 from streams.broker import EmbeddedBroker
 from tests.bench.data_path_ends import pool
 from tests.bench.data_path_processes import Bench
+from tests.bench.hardware import hardware
 
 GOALS = {"S": 0.6, "M": 0.9, "L": 0.9}
 MAX_COST = 0.15  # of transactions
@@ -108,25 +106,6 @@ def measure(bench: Bench, name: str, plan: Plan) -> dict[str, Any]:
 
 def _medians(rounds: Rounds) -> dict[str, float]:
     return {key: round(statistics.median(r[key] for r in rounds), 2) for key in rounds[0]}
-
-
-def hardware() -> dict[str, object]:
-    """What it ran on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model n"))
-    except (FileNotFoundError, StopIteration):
-        cpu = platform.processor()
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "confluent_kafka": confluent_kafka.version(),
-        "librdkafka": confluent_kafka.libversion()[0],
-        "load_average": round(os.getloadavg()[0], 1),
-    }
 
 
 def table(results: Mapping[str, Any]) -> str:
