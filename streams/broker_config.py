@@ -13,6 +13,8 @@ from streams.errors import ConfigError
 HOST = "127.0.0.1"
 STARTED = "Kafka Server started"  # logged by KafkaRaftServer once the broker is unfenced
 DISK_FULL = "No space left on device"
+FENCED = "Fencing broker 1"  # logged by the controller once the dead broker's session is over
+CLEAN = ".kafka_cleanshutdown"  # in the data folder after a clean stop, and only then
 
 # Every append is on disk before it is answered: of all topics, the group's positions and the
 # transactions' states included.
@@ -53,7 +55,7 @@ _SETTINGS = {
     "offsets.retention.minutes": "5256000",
 }
 
-LOG4J2 = f"""\
+_LOG4J2 = f"""\
 <Configuration status="ERROR">
   <Appenders>
     <File name="file" fileName="${{sys:rlstreams.log}}" append="true">
@@ -63,10 +65,35 @@ LOG4J2 = f"""\
   <Loggers>
     <!-- Says "{STARTED}". -->
     <Logger name="kafka.server.KafkaRaftServer" level="INFO"/>
+    <Logger name="org.apache.kafka.controller.ReplicationControlManager" level="LEVEL"/>
     <Root level="WARN"><AppenderRef ref="file"/></Root>
   </Loggers>
 </Configuration>
 """
+
+
+def log4j2(*, controller: str = "WARN") -> str:
+    """The text of `log4j2.xml`.
+
+    Args:
+        controller: level for what the controller decides about brokers; INFO tells of `FENCED`.
+    """
+    return _LOG4J2.replace("LEVEL", controller)
+
+
+def fence_properties(data: Path, controller_port: int) -> str:
+    """The text of the properties under which the node is a controller and no broker."""
+    settings = {
+        "process.roles": "controller",
+        "node.id": "1",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"CONTROLLER://{HOST}:{controller_port}",
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "broker.session.timeout.ms": "1000",
+        "broker.heartbeat.interval.ms": "500",
+        "log.dirs": str(data.resolve()),
+    }
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
 def server_properties(
@@ -109,10 +136,17 @@ def java_command(
         f"-XX:ErrorFile={home / 'jvm-crash.log'}",
         "-Djava.net.preferIPv4Stack=true",
         "-Djava.awt.headless=true",
-        f"-Dlog4j2.configurationFile={home / 'log4j2.xml'}",
-        f"-Drlstreams.log={home / 'server.log'}",
+        *java_logging(home / "log4j2.xml", home / "server.log"),
         "-cp",
         ":".join(str(path.resolve()) for path in classpath),
+    )
+
+
+def java_logging(log4j2_file: Path, log: Path) -> tuple[str, str]:
+    """Where the JVM finds `log4j2`'s text, and where it writes; of several the last counts."""
+    return (
+        f"-Dlog4j2.configurationFile={log4j2_file.resolve()}",
+        f"-Drlstreams.log={log.resolve()}",
     )
 
 

@@ -15,7 +15,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from streams.broker import EmbeddedBroker
-from streams.broker_config import HOST
+from streams.broker_config import FENCED, HOST
 from streams.errors import BrokerError, ConfigError
 from workers.__main__ import main
 
@@ -33,6 +33,8 @@ def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
 ) -> None:
     """After kill -9 a new start finds the old records, on the port that clients know."""
     first = own_broker.start()
+    fence_log = own_broker.folder / "fence.log"
+    assert not fence_log.exists()
     written = [f"record {i}".encode() for i in range(50)]
     _write(first.bootstrap, "kept", written)
     formatted_at = (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
@@ -41,6 +43,7 @@ def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
     _wait_until_gone(own_broker)
     second = own_broker.start()
 
+    assert FENCED in fence_log.read_text("utf-8")
     assert first.port == second.port
     assert first.pid != second.pid
     assert written == _read(second.bootstrap, "kept", len(written))
