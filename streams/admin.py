@@ -5,27 +5,22 @@
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
-from kafka.errors import KafkaError
 
 from schemas.avro import fingerprint, schema_text
 from schemas.events import EVENTS
+from streams.admin_ask import NO_OPTIONS, REQUEST_MS, asked
 from streams.admin_options import admin_settings
-from streams.errors import BrokerError, DeadlineError, TopicMismatchError
+from streams.errors import DeadlineError, TopicMismatchError
 from streams.topic_plan import FLUSH, TopicPlan
 from streams.topics import SCHEMAS, TOPICS
 
-CONNECT_S = 10.0
-REQUEST_MS = 30_000
-NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
 
 
@@ -56,17 +51,22 @@ def apply(
         BrokerError: the broker cannot be reached, or refused.
     """
     wanted = plan.wanted(run)
-    with connected(bootstrap, options) as admin:
+    created: list[str] = []  # over all tries
+
+    def ask(admin: KafkaAdminClient) -> None:
         found = {name: len(parts) for name, parts in _replicas(admin, list(wanted)).items()}
         refuse_other_counts(found, {t: int(str(w["num_partitions"])) for t, w in wanted.items()})
         missing = {name: wanted[name] for name in wanted if name not in found}
         if missing:
             admin.create_topics(missing, timeout_ms=REQUEST_MS)
+            created.extend(missing)
             admin.wait_for_topics(list(missing), timeout_ms=REQUEST_MS)
         if plan.fsync and found:
             admin.alter_configs([ConfigResource("TOPIC", name, {FLUSH: "1"}) for name in found])
         _publish_schemas(bootstrap, f"{run}.{SCHEMAS.name}", options)
-    return tuple(missing)
+
+    asked(bootstrap, options, ask)
+    return tuple(created)
 
 
 def refuse_other_counts(found: Mapping[str, int], wanted: Mapping[str, int]) -> None:
@@ -95,9 +95,12 @@ def listing(
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    with connected(bootstrap, options) as admin:
+
+    def ask(admin: KafkaAdminClient) -> tuple[dict[str, list[int]], dict[str, int]]:
         found = _replicas(admin, [f"{run}.{topic.name}" for topic in TOPICS])
-        held = _num_records(admin, {name: len(parts) for name, parts in found.items()})
+        return found, _num_records(admin, {name: len(parts) for name, parts in found.items()})
+
+    found, held = asked(bootstrap, options, ask)
     return tuple(
         TopicRow(
             name=topic.name,
@@ -118,8 +121,8 @@ def broker_version_warning(bootstrap: str, options: Mapping[str, str] = NO_OPTIO
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    with connected(bootstrap, options) as admin:
-        _, newest = admin.describe_features()["metadata.version"]["supported"]
+    features = asked(bootstrap, options, lambda admin: admin.describe_features())
+    _, newest = features["metadata.version"]["supported"]
     return version_warning(newest)
 
 
@@ -131,52 +134,6 @@ def version_warning(newest_metadata_version: int) -> str:
         "the broker is Apache Kafka 4.3.x: restarted after a kill it can complete a transaction "
         "without its markers, so that aborted records come back and committed ones vanish; "
         "use 4.2.1. Reading drops doubled samples and `rlstreams audit` names lost ones."
-    )
-
-
-@contextmanager
-def connected(
-    bootstrap: str, options: Mapping[str, str] = NO_OPTIONS
-) -> Iterator[KafkaAdminClient]:
-    """A client for administration; what it raises is a `BrokerError` from here on.
-
-    It waits `CONNECT_S` for the broker, and `REQUEST_MS` for each answer.
-    """
-    refuse_silence(bootstrap)
-    try:
-        admin = KafkaAdminClient(
-            bootstrap_servers=bootstrap.split(","),
-            bootstrap_timeout_ms=int(CONNECT_S * 1000),
-            request_timeout_ms=REQUEST_MS,
-            **admin_settings(options),
-        )
-        with closing(admin):
-            yield admin
-    except KafkaError as error:
-        raise BrokerError(f"broker {bootstrap}: {error}") from error
-
-
-def refuse_silence(bootstrap: str) -> None:
-    """One of the addresses takes a connection.
-
-    Asked before the client, which tries a dead address for all of its timeout and then leaves its
-    socket open.
-
-    Raises:
-        BrokerError: none does.
-    """
-    problems = []
-    for address in bootstrap.split(","):
-        host, _, port = address.strip().rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-        except (OSError, ValueError) as error:
-            problems.append(f"{address}: {error}")
-        else:
-            return
-    raise BrokerError(
-        f"no broker answers at {'; '.join(problems)}; start it, or correct broker.bootstrap "
-        "(empty: an embedded one)"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
-from streams.admin import NO_OPTIONS, connected
+from streams.admin_ask import NO_OPTIONS, asked
 from streams.redo_needs import Kept
 from streams.topic_plan import FLUSH
 from streams.topics import TOPICS
@@ -20,7 +20,6 @@ _BROKER_SETTINGS = (
     "transaction.max.timeout.ms",
     "message.max.bytes",
 )
-_INTERNAL = ("__consumer_offsets", "__transaction_state")
 _READ_COMMITTED = 1  # `isolation_level` of a ListOffsets request
 _TOPIC_SETTINGS = (
     "retention.ms",
@@ -73,7 +72,13 @@ class BrokerFacts:
     topics: Mapping[str, TopicFacts]  # of the run, by their names in the table
     transactions: tuple[OpenTransaction, ...] = ()  # open ones in the run's topics
     disk_free_bytes: int = -1  # of the fullest log folder; -1: the broker does not say
-    assigned: frozenset[int] = frozenset()  # nodes with copies of topics of the run or its own
+    fenced: frozenset[int] = frozenset()  # nodes that the cluster knows and hears nothing of
+
+    @property
+    def assigned(self) -> frozenset[int]:
+        """Nodes that hold copies of the run's topics, or should."""
+        every = (copies for topic in self.topics.values() for copies in topic.copies.values())
+        return frozenset(node for copies in every for node in copies.assigned)
 
     @property
     def num_brokers(self) -> int:
@@ -94,25 +99,30 @@ def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIO
     Raises:
         BrokerError: it cannot be reached, or refused.
     """
-    with connected(bootstrap, options) as admin:
-        features = admin.describe_features()
-        brokers = admin.describe_cluster()["brokers"]
-        first = str(brokers[0]["broker_id"])
-        settings = _settings(admin, "BROKER", [first], _BROKER_SETTINGS)[first]
-        return BrokerFacts(
-            brokers=frozenset(int(broker["broker_id"]) for broker in brokers),
-            metadata_version=int(features.get("metadata.version", {}).get("supported", (0, 0))[1]),
-            features={
-                name: int(levels["finalized"][1])
-                for name, levels in features.items()
-                if "finalized" in levels
-            },
-            settings={name: int(value) for name, value in settings.items()},
-            topics=_topics(admin, run),
-            transactions=_transactions(admin, run),
-            disk_free_bytes=_disk_free(admin),
-            assigned=_assigned(admin, run),
-        )
+    return asked(bootstrap, options, lambda admin: _facts(admin, run))
+
+
+def _facts(admin: KafkaAdminClient, run: str) -> BrokerFacts:
+    features = admin.describe_features()
+    known = admin.describe_cluster()["brokers"]
+    fenced = frozenset(int(broker["broker_id"]) for broker in known if broker.get("is_fenced"))
+    brokers = frozenset(int(broker["broker_id"]) for broker in known) - fenced
+    first = str(min(brokers))
+    settings = _settings(admin, "BROKER", [first], _BROKER_SETTINGS)[first]
+    return BrokerFacts(
+        brokers=brokers,
+        fenced=fenced,
+        metadata_version=int(features.get("metadata.version", {}).get("supported", (0, 0))[1]),
+        features={
+            name: int(levels["finalized"][1])
+            for name, levels in features.items()
+            if "finalized" in levels
+        },
+        settings={name: int(value) for name, value in settings.items()},
+        topics=_topics(admin, run),
+        transactions=_transactions(admin, run),
+        disk_free_bytes=_disk_free(admin),
+    )
 
 
 def open_transactions(
@@ -123,8 +133,7 @@ def open_transactions(
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    with connected(bootstrap, options) as admin:
-        return _transactions(admin, run)
+    return asked(bootstrap, options, lambda admin: _transactions(admin, run))
 
 
 def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
@@ -152,14 +161,6 @@ def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
 
 def _copies(partition: Mapping[str, Any]) -> Copies:
     return Copies(assigned=tuple(partition["replica_nodes"]), in_sync=tuple(partition["isr_nodes"]))
-
-
-def _assigned(admin: KafkaAdminClient, run: str) -> frozenset[int]:
-    """Before a run has topics, the cluster's own tell which nodes belong to it."""
-    found = admin.describe_topics([*(f"{run}.{topic.name}" for topic in TOPICS), *_INTERNAL])
-    return frozenset(
-        node for topic in found for part in topic["partitions"] for node in part["replica_nodes"]
-    )
 
 
 def _kept(

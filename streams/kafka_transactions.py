@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient
 
-from streams.admin import NO_OPTIONS, connected
+from streams.admin_ask import NO_OPTIONS, asked
 from streams.audit_report import Breach, BreachKind
 from streams.topics import TOPICS
 
@@ -34,13 +35,17 @@ def hanging(
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    with connected(bootstrap, options) as admin:
+
+    def ask(admin: KafkaAdminClient) -> Mapping[TopicPartition, Any]:
         partitions = [
             TopicPartition(topic["name"], partition["partition_index"])
             for topic in admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
             for partition in topic["partitions"]
         ]
-        states = admin.describe_producers(partitions)
+        answer: Mapping[TopicPartition, Any] = admin.describe_producers(partitions)
+        return answer
+
+    states = asked(bootstrap, options, ask)
     now_ms = time.time() * 1000
     found: list[Breach] = []
     for partition, state in sorted(states.items()):

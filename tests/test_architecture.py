@@ -30,7 +30,7 @@ OWN_IMPORTS: Mapping[str, tuple[str, ...]] = {
 # Where each third-party package may be imported; tests may import anything.
 FENCES: Mapping[str, tuple[str, ...]] = {
     "confluent_kafka": ("streams.kafka",),
-    "kafka": ("streams.kafka", "streams.admin"),
+    "kafka": ("streams.kafka", "streams.admin", "streams.admin_ask"),
     "torch": ("workers.trainer", "workers.weights", "workers.engines", "workers.logprob"),
     "transformers": ("workers.engines", "workers.trainer"),
     "safetensors": ("workers.trainer", "workers.weights", "workers.engines"),

@@ -46,6 +46,18 @@ def test_the_tree_names_what_is_there() -> None:
     assert [] == tree_problems(listed, ROOT)
 
 
+def test_each_case_of_bad_input_names_a_test_that_is_there() -> None:
+    """The map in `tests/README.md` outlives no test that it points to."""
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "tests/README.md").read_text())
+    assert len(named) > 30
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if f"def {name}" not in (ROOT / path).read_text("utf-8")
+    ]
+    assert [] == missing
+
+
 def test_links_and_pictures_lead_to_files() -> None:
     """Everything that the page points at inside of the repository is there."""
     links = re.findall(r"\]\(([^)#]+)", README.read_text("utf-8"))

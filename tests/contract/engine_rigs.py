@@ -146,6 +146,20 @@ async def until_running(engine: Engine, num: int = 1) -> None:
         await asyncio.sleep(0.001)
 
 
+async def until_sampled(engine: Engine, num_tokens: int) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while engine.num_sampled < num_tokens:
+        assert time.monotonic() < until_s, "too little is sampled"
+        await asyncio.sleep(0.001)
+
+
+async def until_idle(engine: Engine) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while (await engine.health()).running:
+        assert time.monotonic() < until_s, "something runs on"
+        await asyncio.sleep(0.001)
+
+
 def tokens(segments: list[GeneratedSegment]) -> list[int]:
     return [int(t) for segment in segments for t in segment.token_ids]
 

@@ -20,7 +20,9 @@ from tests.contract.engine_rigs import (
     long_request,
     request,
     tokens,
+    until_idle,
     until_running,
+    until_sampled,
 )
 from workers.engines.base import (
     Engine,
@@ -90,6 +92,29 @@ def test_an_answer_stops_behind_its_end_token(rig: Rig) -> None:
             assert (segment.token_ids[-1] == EOS) == stopped
             assert stopped or len(segment.token_ids) == 50
         assert 0 < sum(s.finish_reason is FinishReason.STOP for (s,) in results) < 20
+
+    drive(rig.engine(), scenario)
+
+
+def test_every_token_that_was_sampled_is_counted(rig: Rig) -> None:
+    """Those of an abandoned request too: it tells nobody of them, and they cost as much."""
+
+    async def scenario(engine: Engine) -> None:
+        assert engine.num_sampled == 0
+        await engine.pull(rig.publish(0), rig.channel)
+        wanted = [request(f"{i}/0/0", token_ids=PROMPT[: 1 + i]) for i in range(5)]
+        results = await asyncio.gather(*(collect(engine, one) for one in wanted))
+        told = sum(len(tokens(result)) for result in results)
+        assert told == engine.num_sampled > 0
+
+        abandoned = asyncio.create_task(collect(engine, long_request(LONG)))
+        await until_sampled(engine, told + 1)
+        abandoned.cancel()
+        await asyncio.wait([abandoned])
+        await until_idle(engine)
+        counted = engine.num_sampled
+        assert told < counted <= told + 110
+        assert len(tokens(await collect(engine, request("9/0/0")))) == engine.num_sampled - counted
 
     drive(rig.engine(), scenario)
 

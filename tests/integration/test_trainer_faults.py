@@ -20,7 +20,7 @@ from streams.codec import decoded, outgoing
 from streams.kafka import KafkaBus
 from streams.topic_plan import TopicPlan
 from streams.topics import POLICY_VERSIONS, SCORED, STEPS
-from tests.unit.trainer.trainer_stand import EXAMPLE, scored
+from tests.heavy.trainer.trainer_stand import EXAMPLE, scored
 from workers.config_load import load, resolved_json
 from workers.runtime import Exit
 from workers.weights.file import FileWeightChannel

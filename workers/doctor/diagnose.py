@@ -47,7 +47,7 @@ def preflight(config: RunConfig) -> None:
         pass
     verifier_check(config)
     if config.broker.bootstrap:
-        from streams.admin import refuse_silence
+        from streams.admin_ask import refuse_silence
 
         refuse_silence(config.broker.bootstrap)
         return

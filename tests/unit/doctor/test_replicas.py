@@ -29,7 +29,7 @@ def facts(
         features={},
         settings={},
         topics=dict.fromkeys([t.name for t in TOPICS] if names is None else names, topic),
-        assigned=frozenset(ALL),
+        fenced=frozenset(ALL) - frozenset(brokers),
     )
 
 
@@ -58,7 +58,6 @@ def test_a_cluster_that_never_had_as_many() -> None:
     """No broker is missing, so there the configuration asks for too much."""
     alone = BrokerFacts(
         brokers=frozenset({1}), metadata_version=29, features={}, settings={}, topics={},
-        assigned=frozenset({1}),
     )  # fmt: skip
     check = replication_check(alone, THREE)
     assert (Level.FAIL, "broker.replication is 3, brokers are 1") == (check.level, check.found)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from schemas.events import DeadLetter, PolicyLoaded, PullRequested, Trajectory
 from streams.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 from workers.engines.fake import FakeEngine
+from workers.rollout import worker
 from workers.rollout.worker import make_worker
 from workers.stage import StageLoop
 from workers.weights.file import FileWeightChannel
@@ -69,7 +71,7 @@ def test_one_trajectory_spans_two_versions(tmp_path: Path) -> None:
     """Weights pulled in mid-sample end a segment, not the sample; nothing is sampled twice."""
     stand = Stand(tmp_path)
     stand.publish(0)
-    rollout = make_rollout(stand, step_s=0.02, max_new_tokens=60)
+    rollout = make_rollout(stand, step_s=0.005, max_new_tokens=60)
     stand.issue("0", 1)
     turn_until(rollout, lambda: rollout._stage.num_open == 1)
     for _ in range(10):
@@ -120,8 +122,11 @@ def test_what_cannot_be_rolled_out_is_dead_lettered_with_its_reason(tmp_path: Pa
     assert "verifier.py:7" in letters["2"].detail
 
 
-def test_a_pull_that_fails_is_tried_again_and_stops_nobody(tmp_path: Path) -> None:
+def test_a_pull_that_fails_is_tried_again_and_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Announced weights that are gone leave the worker at the version that it holds."""
+    monkeypatch.setattr(worker, "PULL_RETRY_S", 0.05)
     stand = Stand(tmp_path)
     stand.publish(0)
     rollout = make_rollout(stand)

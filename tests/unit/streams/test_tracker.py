@@ -113,7 +113,7 @@ def test_a_revoked_partition_takes_its_records_along() -> None:
     assert not tracker.holds(record)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_crashes_at_any_commit_lose_and_double_nothing(data: st.DataObject) -> None:
     """Whatever finishes in whatever order, and wherever it restarts, each record is done once."""

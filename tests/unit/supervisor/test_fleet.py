@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.unit.supervisor.small import DEAF, OBEDIENT, Log, all_up, fleet_of, until
-from workers.config import RunConfig
-from workers.config_load import resolved_json
-from workers.supervisor.child import ChildSpec, ForkSpawner, PlainSpawner, log_tail
+from workers.supervisor import restart
+from workers.supervisor.child import log_tail
 from workers.supervisor.drain import Drain
 from workers.supervisor.fleet import DRAIN_ORDER
+
+
+@pytest.fixture(autouse=True)
+def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a pause is, `test_restart` asks; here it is enough that there is one."""
+    monkeypatch.setattr(restart, "BACK_OFF_S", 0.02)
 
 
 def test_a_worker_that_ends_well_stays_ended(tmp_path: Path) -> None:
@@ -167,19 +173,3 @@ def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
         until(fleet, lambda: drain.tick() or drain.is_over)
         assert drain.abandoned == ["rollout-0"]
         assert "rollout-0 did not drain" in said[0]
-
-
-def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> None:
-    """A configuration that cannot be used is told in the log, and ends with status 78."""
-    config = tmp_path / "config.json"
-    config.write_text(resolved_json(RunConfig()).replace('"seed"', '"sead"'))
-    context = multiprocessing.get_context("forkserver")
-    for number, spawner in enumerate((PlainSpawner(), ForkSpawner(context, "workers.runtime"))):
-        spec = ChildSpec(
-            role="prompts", ordinal=number, config=config, log=tmp_path / f"{number}.log",
-            instance="i",
-        )  # fmt: skip
-        child = spawner.spawn(spec)
-        assert child.wait(20)
-        assert child.poll() == 78
-        assert "sead" in log_tail(spec.log)[-1]

@@ -91,12 +91,18 @@ class World:
             time.sleep(0.01)
         return self.watch.problem or self.watch.news
 
-    def tick_for(self, seconds: float, *, is_running: bool = True) -> str:
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            self.watch.tick(is_running=is_running, gone=frozenset())
-            time.sleep(0.01)
-        return self.watch.problem
+    def tick_for(self, seconds: float) -> str:
+        return tick_all(seconds, (self, True))[0]
+
+
+def tick_all(seconds: float, *worlds: tuple[World, bool]) -> list[str]:
+    """The problem of each world after that time; the flag says whether `up` is running it."""
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        for world, is_running in worlds:
+            world.watch.tick(is_running=is_running, gone=frozenset())
+        time.sleep(0.01)
+    return [world.watch.problem for world, _ in worlds]
 
 
 @contextmanager
@@ -145,12 +151,13 @@ def test_a_paused_run_and_a_redo_never_stall() -> None:
     paused, redoing, forever = World(), World(), World(RunConfig())
     paused.say(CONTROL, factories.control_state(state="paused"))
     redoing.say(STEPS, factories.heartbeat(state="redo"))
-    assert ["", "", "", ""] == [
-        paused.tick_for(3 * STALL_S),
-        redoing.tick_for(3 * STALL_S),
-        World().tick_for(3 * STALL_S, is_running=False),
-        forever.tick_for(3 * STALL_S),
-    ]
+    draining, stalled = World(), World()
+    problems = tick_all(
+        3 * STALL_S,
+        (paused, True), (redoing, True), (forever, True), (draining, False), (stalled, True),
+    )  # fmt: skip
+    assert ["", "", "", ""] == problems[:-1]
+    assert "blocked at" in problems[-1], "nothing would have been noticed"
 
 
 def test_a_redo_that_fell_silent_counts() -> None:
@@ -162,7 +169,8 @@ def test_a_redo_that_fell_silent_counts() -> None:
         worker="trainer-0", role="trainer", instance="second", at_ms=now_ms() - 9000
     ))  # fmt: skip
     assert "no report from trainer-0 for 9 s" in world.tick_until_told()
-    assert "blocked at" in world.tick_for(4 * STALL_S)
+    world.watch.news = ""
+    assert "blocked at" in world.tick_until_told()
 
 
 def test_a_step_in_between_is_no_stall() -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -18,45 +17,6 @@ from workers import log
 from workers.__main__ import main, shadowed, split_overrides
 
 ROOT = Path(__file__).parents[3]
-
-
-def script(
-    *words: str, cwd: Path = ROOT, path: str = str(ROOT)
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "workers", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_help_is_quick():
-    """Half a second, the best of three on a busy machine; every command is listed."""
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = script("--help")
-        seconds.append(time.perf_counter() - start)
-    assert 0 == done.returncode
-    assert "config" in done.stdout
-    assert min(seconds) < 0.5
-
-
-def test_nothing_heavy_is_imported_for_help():
-    """Neither torch nor a Kafka client stands between a user and the help."""
-    code = (
-        "import sys; from workers.__main__ import _parser; _parser().format_help(); "
-        "print(sorted({'torch', 'transformers', 'confluent_kafka', 'kafka', 'rich', 'matplotlib'} "
-        "& set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "[]" == done.stdout.strip()
 
 
 def test_overrides_are_told_from_options():

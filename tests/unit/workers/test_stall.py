@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -106,43 +104,3 @@ def test_a_reporter_gives_up_for_its_worker(monkeypatch: pytest.MonkeyPatch) -> 
         reporter.due()
     with pytest.raises(StuckError, match="logprob-0 says 'working'"):
         reporter.due()
-
-
-HANGS = """
-import threading
-from workers.runtime import Stop, run
-class Hangs:
-    done = False
-    def turn(self): self.ask_the_broker()
-    def ask_the_broker(self): threading.Event().wait()
-    def drain(self): pass
-    def close(self): pass
-run(Hangs(), Stop(), turn_s=0.2)
-"""
-LINGERS = """
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from workers.ending import end_within
-ThreadPoolExecutor(1).submit(threading.Event().wait)
-end_within(7, 0.1)
-"""
-
-
-def ended(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20,
-        check=False,
-    )  # fmt: skip
-
-
-def test_a_turn_that_never_ends() -> None:
-    """The process ends as failed and says where it stood."""
-    done = ended(HANGS)
-    assert 1 == done.returncode
-    assert "its limit is 0.2 s" in done.stderr
-    assert "in ask_the_broker" in done.stderr
-
-
-def test_an_ended_process_is_not_kept_by_what_computes() -> None:
-    """The interpreter would wait for a thread that never returns."""
-    assert 7 == ended(LINGERS).returncode

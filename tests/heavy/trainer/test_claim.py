@@ -16,7 +16,7 @@ from streams.memory_log import MemoryLog
 from streams.record import Outgoing, Partition, RawRecord
 from streams.topics import SCORED, STEPS
 from tests import factories
-from tests.unit.trainer.trainer_stand import (
+from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
     make_log,

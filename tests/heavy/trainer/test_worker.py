@@ -18,7 +18,7 @@ from streams.errors import FencedError
 from streams.memory import MemoryBus
 from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS
 from tests import factories
-from tests.unit.trainer.trainer_stand import (
+from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
     make_trainer,

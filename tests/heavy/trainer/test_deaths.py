@@ -14,7 +14,7 @@ from streams.memory import MemoryBus
 from streams.memory_log import MemoryLog
 from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from tests import factories
-from tests.unit.trainer.trainer_stand import (
+from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
     make_log,

@@ -10,7 +10,7 @@ from schemas.events import PolicyPublished, RedoDrifted, StepsRedone
 from streams.memory import MemoryBus
 from streams.memory_log import MemoryLog
 from streams.topics import POLICY_VERSIONS, STEPS
-from tests.unit.trainer.trainer_stand import (
+from tests.heavy.trainer.trainer_stand import (
     OtherHardware,
     bury,
     make_config,

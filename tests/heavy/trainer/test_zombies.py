@@ -14,7 +14,7 @@ from streams.crash_points import CrashPoint, arm
 from streams.errors import FencedError
 from streams.memory_log import MemoryLog
 from streams.topics import POLICY_VERSIONS, STEPS
-from tests.unit.trainer.trainer_stand import (
+from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
     make_trainer,

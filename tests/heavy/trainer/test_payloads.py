@@ -7,7 +7,7 @@ from pathlib import Path
 from streams.memory import MemoryBus
 from streams.record import Partition, Position, RawRecord
 from streams.topics import SCORED
-from tests.unit.trainer.trainer_stand import (
+from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
     make_trainer,

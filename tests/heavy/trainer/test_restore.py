@@ -11,7 +11,7 @@ import torch
 from schemas.events import TrainerStarted
 from streams.record import Position
 from tests import factories
-from tests.unit.trainer.trainer_stand import (
+from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
     make_log,

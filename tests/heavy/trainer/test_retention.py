@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.events import PartitionPosition
 from streams.record import Partition, Position, RawRecord
 from streams.topics import SCORED
-from tests.unit.trainer.trainer_stand import (
+from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
     make_log,

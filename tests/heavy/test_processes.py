@@ -1,0 +1,122 @@
+"""What only a fresh Python process shows: what it imports, how soon it answers, how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "infra/examples/demo.toml"
+DEMO_MODEL = ROOT / "infra/examples/demo/model"
+
+HANGS = """
+import threading
+from workers.runtime import Stop, run
+class Hangs:
+    done = False
+    def turn(self): self.ask_the_broker()
+    def ask_the_broker(self): threading.Event().wait()
+    def drain(self): pass
+    def close(self): pass
+run(Hangs(), Stop(), turn_s=0.2)
+"""
+LINGERS = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from workers.ending import end_within
+ThreadPoolExecutor(1).submit(threading.Event().wait)
+end_within(7, 0.1)
+"""
+
+
+def ended(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20,
+        check=False,
+    )  # fmt: skip
+
+
+def test_help_is_quick():
+    """Half a second, the best of three on a busy machine; every command is listed."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "workers", "--help"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        seconds.append(time.perf_counter() - start)
+    assert 0 == done.returncode
+    assert "config" in done.stdout
+    assert min(seconds) < 0.5
+
+
+def test_nothing_heavy_is_imported_for_help():
+    """Neither torch nor a Kafka client stands between a user and the help."""
+    code = (
+        "import sys; from workers.__main__ import _parser; _parser().format_help(); "
+        "print(sorted({'torch', 'transformers', 'confluent_kafka', 'kafka', 'rich', 'matplotlib'} "
+        "& set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "[]" == done.stdout.strip()
+
+
+def test_the_doctor_imports_nothing_heavy() -> None:
+    """Headers are read instead of weights: torch would take seconds."""
+    code = (
+        "import sys; from workers.__main__ import main; "
+        f"main(['doctor', {str(DEMO)!r}]); print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "False" == done.stdout.splitlines()[-1]
+
+
+def test_the_tokenizer_imports_neither_torch_nor_transformers() -> None:
+    """The prompts role starts in a moment."""
+    program = (
+        f"import sys; from workers.tokenizer import Tokenizer; Tokenizer({str(DEMO_MODEL)!r});"
+        "print([m for m in ('torch', 'transformers', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_turn_that_never_ends() -> None:
+    """The process ends as failed and says where it stood."""
+    done = ended(HANGS)
+    assert 1 == done.returncode
+    assert "its limit is 0.2 s" in done.stderr
+    assert "in ask_the_broker" in done.stderr
+
+
+def test_an_ended_process_is_not_kept_by_what_computes() -> None:
+    """The interpreter would wait for a thread that never returns."""
+    assert 7 == ended(LINGERS).returncode
+
+
+def test_a_process_dies_at_the_asked_count():
+    """`commit.before:2` survives the first time and is killed at the second."""
+    script = (
+        "from streams.crash_points import CrashPoint, arm_from, reach\n"
+        "arm_from('commit.before:2')\n"
+        "reach(CrashPoint.COMMIT_BEFORE); print('once', flush=True)\n"
+        "reach(CrashPoint.COMMIT_BEFORE); print('twice', flush=True)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert (-signal.SIGKILL, "once\n") == (ended.returncode, ended.stdout)
