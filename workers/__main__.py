@@ -26,6 +26,11 @@ COMMANDS = (
     "chaos",
     "report",
     "doctor",
+    "record",
+    "recordings",
+    "replay",
+    "diff",
+    "rerun-step",
     "config",
 )
 PACKAGES = ("schemas", "streams", "workers")

@@ -130,7 +130,7 @@ class Describer:
             return self._opaque(raw)
         try:
             event = decode(raw.value, {bytes.fromhex(print_): text})
-        except DecodeError:
+        except DecodeError:  # bytes, or a schema, that nobody can read
             return self._opaque(raw)
         kind = self._kinds.get((raw.partition, print_))
         if kind is None:

@@ -38,6 +38,7 @@ class Facts:
     oldest_version: int | None = None  # the oldest that sampled it
     reward: float | None = None
     mismatch: float | None = None  # largest |proximal - behavior| under the sampling version, nats
+    row: int | None = None  # of the data set
 
 
 NOTHING = Facts()
@@ -54,13 +55,19 @@ def facts_of(event: Event | None) -> Facts:
                 attempt=0,
                 purpose=event.purpose,
                 version=event.min_policy_version,
+                row=event.row,
             )
         case Trajectory():
             found = _of_trajectory(event)
         case ScoredTrajectory():
             found = _of_trajectory(event.trajectory, mismatch_of(event))
         case DeadLetter():
-            found = Facts(group_id=event.group_id, sample=event.sample, purpose=event.purpose)
+            found = Facts(
+                group_id=event.group_id,
+                sample=event.sample,
+                purpose=event.purpose,
+                row=event.row,
+            )
         case ReplacementRequested():
             found = Facts(group_id=event.group_id)
         case StepCompleted() | PolicyPublished() | RedoDrifted():
@@ -82,6 +89,7 @@ def _of_trajectory(trajectory: Trajectory, mismatch: float | None = None) -> Fac
         version=max(versions, default=None),
         oldest_version=min(versions, default=None),
         reward=trajectory.reward,
+        row=trajectory.row,
         mismatch=mismatch,
     )
 

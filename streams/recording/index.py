@@ -30,7 +30,7 @@ CREATE TABLE records (
     block_at INTEGER NOT NULL, place INTEGER NOT NULL,
     timestamp_ms INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
     group_id TEXT, sample INTEGER, attempt INTEGER, purpose TEXT, step INTEGER,
-    version INTEGER, oldest_version INTEGER, reward REAL, mismatch REAL,
+    version INTEGER, oldest_version INTEGER, reward REAL, mismatch REAL, row INTEGER,
     PRIMARY KEY (file, "offset")) WITHOUT ROWID;
 CREATE INDEX by_id ON records (group_id, sample) WHERE group_id IS NOT NULL;
 CREATE INDEX by_step ON records (step) WHERE step IS NOT NULL;
@@ -47,7 +47,7 @@ CREATE TABLE positions (
 """
 _COLUMNS = (
     'r.file, r."offset", r.block_at, r.place, r.timestamp_ms, r.size_bytes, r.group_id, r.sample,'
-    " r.attempt, r.purpose, r.step, r.version, r.oldest_version, r.reward, r.mismatch"
+    " r.attempt, r.purpose, r.step, r.version, r.oldest_version, r.reward, r.mismatch, r.row"
 )
 _BATCH = 1000
 _BUSY_S = 30.0
@@ -155,7 +155,7 @@ class Index:
 
     def add_records(self, rows: Iterable[tuple[object, ...]]) -> None:
         """Rows as `row_of` makes them."""
-        self._db.executemany(f"INSERT OR REPLACE INTO records VALUES ({_marks(15)})", rows)
+        self._db.executemany(f"INSERT OR REPLACE INTO records VALUES ({_marks(16)})", rows)
 
     def add_trained(self, facts: Iterable[TrainedFact]) -> None:
         """Samples of steps; of two steps of one number the first one stays."""
@@ -283,7 +283,7 @@ def row_of(
     return (
         *(file, offset, *place, timestamp_ms, size_bytes),
         *(facts.group_id, facts.sample, facts.attempt, facts.purpose, facts.step, facts.version),
-        *(facts.oldest_version, facts.reward, facts.mismatch),
+        *(facts.oldest_version, facts.reward, facts.mismatch, facts.row),
     )
 
 

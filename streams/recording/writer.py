@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from schemas.avro import SchemaParseException, fingerprint
 from streams.bus import Closing
 from streams.record import Partition, RawRecord
 from streams.recording.container import ContainerWriter, read_header
@@ -51,7 +52,8 @@ class RecordingWriter(Closing):
         self, folder: Path, manifest: Manifest, schemas: dict[str, str] | None = None
     ) -> None:
         self.folder = folder
-        self.describe = Describer({} if schemas is None else schemas)
+        self._schemas = {} if schemas is None else schemas
+        self.describe = Describer(self._schemas)
         self.is_resumed = (folder / INDEX_FILE).exists()
         self.manifest = _resumable(folder, manifest) if self.is_resumed else manifest
         if not self.is_resumed:
@@ -80,6 +82,14 @@ class RecordingWriter(Closing):
         offset, size = raw.position.offset, len(raw.value)
         self._rows.append(row_of(file.number, offset, place, raw.timestamp_ms, size, facts))
         self._trained += trained_by(described.event)
+
+    def learn(self, raw: RawRecord) -> None:
+        """Take note of a record of the topic `schemas`: later ones may be written under it."""
+        try:
+            text = bytes(raw.value).decode()
+            self._schemas[fingerprint(text).hex()] = text
+        except (ValueError, SchemaParseException):
+            return  # a foreign writer's; it is recorded as it is
 
     def commit(self, positions: Mapping[Partition, int], first: Mapping[Partition, int]) -> None:
         """From here on everything appended counts.
