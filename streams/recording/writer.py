@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from schemas.avro import SchemaParseException, fingerprint
+from schemas.avro import fingerprint_of_foreign
 from streams.bus import Closing
 from streams.record import Partition, RawRecord
 from streams.recording.container import ContainerWriter, read_header
@@ -85,11 +85,9 @@ class RecordingWriter(Closing):
 
     def learn(self, raw: RawRecord) -> None:
         """Take note of a record of the topic `schemas`: later ones may be written under it."""
-        try:
-            text = bytes(raw.value).decode()
-            self._schemas[fingerprint(text).hex()] = text
-        except (ValueError, SchemaParseException):
-            return  # a foreign writer's; it is recorded as it is
+        text = bytes(raw.value).decode("utf-8", "replace")
+        if print_ := fingerprint_of_foreign(text):
+            self._schemas[print_.hex()] = text
 
     def commit(self, positions: Mapping[Partition, int], first: Mapping[Partition, int]) -> None:
         """From here on everything appended counts.

@@ -32,7 +32,7 @@ class Wanted:
     """What the user asked for."""
 
     folder: Path
-    selection: Selection = Selection()
+    selection: Selection
     words: dict[str, str]  # the selection as typed, for the manifest
     is_followed: bool = False
     with_weights: bool = False
