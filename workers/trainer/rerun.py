@@ -8,7 +8,6 @@ this one gradient, for the samples of later steps came from the policy that real
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ from workers.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import STEPS_PARTITION, read_to_end
 from workers.trainer.facts import versions
-from workers.trainer.ledger import Ledger
-from workers.trainer.packing import micro_batch_borders
+from workers.trainer.ledger import Ledger, StepFact
 from workers.trainer.payloads import Payload, payload_of
 from workers.trainer.redo import differences, read_step, redo_step
+from workers.trainer.rerun_findings import Finding, compare, differing
 from workers.trainer.restore import objection
 from workers.trainer.retention import check_redo
 from workers.trainer.training import Trained, Training
@@ -38,21 +37,6 @@ from workers.weights.channel import WeightError
 
 class RerunError(ConfigError):
     """A step that cannot be re-run; says what is there instead."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was compared."""
-
-    name: str
-    recorded: str
-    again: str
-    place: str = ""  # the first place where it differs, as far as the log knows it
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether both say the same."""
-        return self.recorded == self.again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,35 +95,17 @@ def rerun(
         RerunError: no such step, another model folder, or an earlier step that is not equal.
         RetentionError, OffsetGoneError, RecordGoneError: records that it needs are gone.
     """
-    ledger = _ledger(bus)
-    fact = ledger.steps.get(step)
-    if fact is None:
-        there = f"steps 1 to {ledger.last_step}" if ledger.steps else "no completed step"
-        raise RerunError(f"step {step} was never completed: the log holds {there}")
-    claim = ledger.claims[fact.epoch]
-    recorded = from_json(claim.config)
+    ready = _ready(bus, config, step, checkpoints)
+    training, recorded = ready.training, ready.recorded
     changed = None if change is None else change(recorded)
-    training = Training(Path(config.model.path), recorded.trainer, recorded.model.threads)
-    environment = differences(claim.versions, versions(training.numerics))
-    saved, started_from = _start(training, ledger, claim, config, step, checkpoints)
-    facts = [ledger.steps[number] for number in range(saved + 1, step + 1)]
-    check_redo(facts, bus.beginnings(SCORED.name), started_from)
-    for before in facts[:-1]:
-        event, raws = read_step(bus, before)
-        redone = redo_step(training, ledger, before, event, raws)
-        if redone.weight_hash != before.weight_hash:
-            raise RerunError(
-                f"step {before.step}, on the way from {started_from}, gave weights "
-                f"{redone.weight_hash[:12]}, the log says {before.weight_hash[:12]}: "
-                f"{environment or 'nothing that a claim records differs'}"
-            )
-    event, raws = read_step(bus, fact)
+    _redo_before(bus, ready)
+    event, raws = read_step(bus, ready.facts[-1])
     payloads = [payload_of(raw) for raw in raws]
     state = _State(training, event.step - 1)
     training.configure(recorded.trainer)
     again = _train(training, event, payloads)
     made = _weights(training)
-    findings = _findings(event, again, payloads, recorded, _differing(event, made, weights))
+    findings = compare(event, again, payloads, recorded, differing(event, made, weights))
     experiment = None
     if changed is not None:
         state.back()
@@ -149,15 +115,62 @@ def rerun(
         experiment = _change(recorded, changed, other, state.weights, made, _weights(training))
     return Rerun(
         step=step,
-        started_from=started_from,
-        num_redone=len(facts) - 1,
+        started_from=ready.started_from,
+        num_redone=len(ready.facts) - 1,
         findings=tuple(findings),
         recorded=event,
         again=again,
-        update_norm=_norm(state.weights, made),
-        environment=environment,
+        update_norm=float(_update(state.weights, made).norm()),
+        environment=ready.environment,
         change=experiment,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """Everything is there, and the nearest checkpoint is loaded."""
+
+    ledger: Ledger
+    training: Training
+    recorded: RunConfig  # of the claim that the step was done under
+    facts: tuple[StepFact, ...]  # the steps since the checkpoint, the one that is asked for last
+    started_from: str
+    environment: str
+
+
+def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) -> _Ready:
+    ledger = _ledger(bus)
+    fact = ledger.steps.get(step)
+    if fact is None:
+        there = f"steps 1 to {ledger.last_step}" if ledger.steps else "no completed step"
+        raise RerunError(f"step {step} was never completed: the log holds {there}")
+    claim = ledger.claims[fact.epoch]
+    recorded = from_json(claim.config)
+    training = Training(Path(config.model.path), recorded.trainer, recorded.model.threads)
+    saved, started_from = _start(training, ledger, claim, config, step, checkpoints)
+    facts = tuple(ledger.steps[number] for number in range(saved + 1, step + 1))
+    check_redo(facts, bus.beginnings(SCORED.name), started_from)
+    return _Ready(
+        ledger=ledger,
+        training=training,
+        recorded=recorded,
+        facts=facts,
+        started_from=started_from,
+        environment=differences(claim.versions, versions(training.numerics)),
+    )
+
+
+def _redo_before(bus: Bus, ready: _Ready) -> None:
+    """The steps between the checkpoint and the one that is asked for."""
+    for fact in ready.facts[:-1]:
+        event, raws = read_step(bus, fact)
+        redone = redo_step(ready.training, ready.ledger, fact, event, raws)
+        if redone.weight_hash != fact.weight_hash:
+            raise RerunError(
+                f"step {fact.step}, on the way from {ready.started_from}, gave weights "
+                f"{redone.weight_hash[:12]}, the log says {fact.weight_hash[:12]}: "
+                f"{ready.environment or 'nothing that a claim records differs'}"
+            )
 
 
 def _ledger(bus: Bus) -> Ledger:
@@ -235,96 +248,6 @@ def _train(
     return training.train(payloads, event.masked, event.policy_version - 1, cut)
 
 
-def _findings(
-    event: StepCompleted,
-    again: Trained,
-    payloads: Sequence[Payload],
-    config: RunConfig,
-    parameter: str,
-) -> list[Finding]:
-    planned = micro_batch_borders(
-        [sum(len(s.token_ids) for s in p.scored.trajectory.segments) for p in payloads],
-        config.trainer.micro_batch_tokens,
-    )
-    return [
-        Finding(
-            name="weights before",
-            recorded=event.previous_hash,
-            again=again.previous_hash,
-        ),
-        Finding(
-            name="batch bytes",
-            recorded=event.batch_hash,
-            again=again.batch_hash,
-            place=_first_sample(event, again, payloads),
-        ),
-        Finding(
-            name="micro-batches",
-            recorded=str(event.micro_batches),
-            again=str(planned),
-            place=_first_border(event.micro_batches, planned),
-        ),
-        Finding(name="loss", recorded=repr(event.loss), again=repr(again.loss)),
-        Finding(
-            name="gradient norm",
-            recorded=repr(event.metrics.get("grad_norm", math.nan)),
-            again=repr(again.metrics["grad_norm"]),
-        ),
-        Finding(
-            name="weights after",
-            recorded=event.weight_hash,
-            again=again.weight_hash,
-            place=parameter,
-        ),
-    ]
-
-
-def _first_sample(event: StepCompleted, again: Trained, payloads: Sequence[Payload]) -> str:
-    """The first sample that is not the one that the step names."""
-    for number, (ref, payload, advantage) in enumerate(
-        zip(event.samples, payloads, again.advantages, strict=True)
-    ):
-        said = payload.scored.trajectory
-        now = (said.group_id, said.sample, said.reward, advantage)
-        then = (ref.group_id, ref.sample, ref.reward, ref.advantage)
-        if now != then:
-            return f"sample {number}, {ref.group_id}/{ref.sample} at {payload.raw.position}"
-    return "in fields that the step does not name (log-probs, tokens)"
-
-
-def _first_border(recorded: Sequence[int], now: Sequence[int]) -> str:
-    for number, (one, other) in enumerate(zip(recorded, now, strict=False)):
-        if one != other:
-            return f"micro-batch {number} held {one} samples, now {other}"
-    return f"{len(recorded)} micro-batches, now {len(now)}"
-
-
-def _differing(event: StepCompleted, made: Mapping[str, Tensor], folders: Sequence[Path]) -> str:
-    """The first parameter that is not the recorded version's, where its weights are at hand."""
-    from safetensors.torch import load_file
-
-    from workers.weights.file import file_name
-
-    name = file_name(event.policy_version, event.weight_hash)
-    paths = [folder / name for folder in folders if (folder / name).is_file()]
-    if not paths:
-        return f"the weights of version {event.policy_version} are not at hand to say where"
-    recorded = load_file(paths[0])
-    for parameter, tensor in made.items():
-        other = recorded.get(parameter)
-        if other is None or other.shape != tensor.shape:
-            return f"parameter {parameter} has another shape"
-        if not torch.equal(other, tensor):
-            unequal = other != tensor
-            first = tuple(int(i) for i in unequal.nonzero()[0])
-            worst = float((other.float() - tensor.float()).abs().max())
-            return (
-                f"parameter {parameter}, first at {list(first)}: {int(unequal.sum()):,} of "
-                f"{tensor.numel():,} values, at most {worst:.3g} apart"
-            )
-    return ""
-
-
 def _is_recut(recorded: RunConfig, changed: RunConfig) -> bool:
     return recorded.trainer.micro_batch_tokens != changed.trainer.micro_batch_tokens
 
@@ -376,8 +299,3 @@ def _flat(tree: Mapping[str, object], prefix: str) -> dict[str, object]:
         else:
             found[name] = value
     return found
-
-
-def _norm(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    squares = [float((after[n].float() - t.float()).pow(2).sum()) for n, t in before.items()]
-    return math.sqrt(sum(squares))
