@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fastavro import parse_schema
+from fastavro.schema import SchemaParseException, to_parsing_canonical_form
 from fastavro.schema import fingerprint as _fingerprint
-from fastavro.schema import to_parsing_canonical_form
 
 FOLDER = Path(__file__).parent
 HISTORY = FOLDER / "history"
@@ -42,6 +42,14 @@ def fingerprint(text: str) -> bytes:
     """
     form = to_parsing_canonical_form(json.loads(text))
     return bytes.fromhex(_fingerprint(form, "CRC-64-AVRO"))
+
+
+def fingerprint_of_foreign(text: str) -> bytes | None:
+    """The same of a text that somebody else may have written; None if it is no schema."""
+    try:
+        return fingerprint(text)
+    except (ValueError, SchemaParseException):
+        return None
 
 
 def compatibility_errors(older: str, newer: str) -> list[str]:

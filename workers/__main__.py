@@ -28,6 +28,11 @@ COMMANDS = (
     "chaos",
     "report",
     "doctor",
+    "record",
+    "recordings",
+    "replay",
+    "diff",
+    "rerun-step",
     "config",
 )
 PACKAGES = ("schemas", "streams", "workers")
