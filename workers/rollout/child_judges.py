@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,9 @@ def _text(path: str) -> str:
 
 @functools.cache
 def _scorer(name: str) -> Callable[..., float]:
-    from reasoning_gym import get_score_answer_fn
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # in the sources of what it builds on
+        from reasoning_gym import get_score_answer_fn
 
     return get_score_answer_fn(name)  # type: ignore[no-any-return,unused-ignore]
 
