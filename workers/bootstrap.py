@@ -146,15 +146,14 @@ def make_role(context: Context) -> Role:
 
 def _prompts(context: Context) -> Role:
     from workers.prompts.worker import PromptsWorker
-    from workers.tokenizer import Tokenizer
 
-    return PromptsWorker(context, Tokenizer.load(context.config.model.path))
+    return PromptsWorker(context)
 
 
 def _rollout(context: Context) -> Role:
     from workers.engines.base import Sampling
     from workers.engines.builtin import BuiltinEngine
-    from workers.rollout.reward import make_verifier
+    from workers.rollout.make_verifier import make_verifier
     from workers.rollout.sampling import Sampler
     from workers.rollout.worker import make_worker
     from workers.tokenizer import Tokenizer

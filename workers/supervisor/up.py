@@ -30,6 +30,7 @@ from workers.doctor.diagnose import preflight
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.fleet import Fleet
+from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Interrupts, Supervisor
@@ -62,7 +63,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         StreamsError: the broker, a topic or the configuration cannot be used.
     """
     config = asked.config
-    preflight(config)
+    preflight(config, show)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -110,16 +111,6 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         )
         status = summarize(ended, watcher.state, decode)
         return status if sabotage is None else sabotage.conclude(bus, ended, status)
-
-
-def num_workers(config: RunConfig) -> dict[str, int]:
-    """Processes by role."""
-    return {
-        "prompts": 1,
-        "rollout": config.rollout.workers,
-        "logprob": config.logprob.workers,
-        "trainer": 1,
-    }
 
 
 def _set_threads(config: RunConfig) -> None:

@@ -17,6 +17,7 @@ from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
 from workers.config import RunConfig
 from workers.config_load import from_json, resolved_json
 from workers.context import Context
+from workers.problems.identity import data_hashes
 from workers.trainer.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -104,12 +105,9 @@ def _check_fresh(context: Context, bus: Bus) -> None:
 
 
 def _hashes(config: RunConfig) -> dict[str, str]:
-    files = {
-        "train": Path(config.data.train),
-        "held_out": Path(config.data.held_out),
-        "tokenizer": Path(config.model.path) / "tokenizer.json",
-    }
-    return {name: _sha256(path) for name, path in files.items() if path.is_file()}
+    tokenizer = Path(config.model.path) / "tokenizer.json"
+    hashes = data_hashes(config.data)
+    return hashes | ({"tokenizer": _sha256(tokenizer)} if tokenizer.is_file() else {})
 
 
 def _sha256(path: Path) -> str:
