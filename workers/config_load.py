@@ -97,22 +97,6 @@ def from_json(text: str) -> RunConfig:
     return _build(merged, dict.fromkeys(values, origin))
 
 
-def resolve_secret(value: str) -> str:
-    """`env:NAME` -> the variable, `file:PATH` -> the file without its last newline, else `value`.
-
-    Raises:
-        ConfigError: the variable is not set, or the file cannot be read.
-    """
-    kind, _, name = value.partition(":")
-    if kind == "env":
-        if name not in os.environ:
-            raise ConfigError(f"environment variable {name} is not set (wanted by {value!r})")
-        return os.environ[name]
-    if kind == "file":
-        return _read(Path(name)).rstrip("\r\n")
-    return value
-
-
 def _build(tree: Tree, origins: Mapping[str, str]) -> RunConfig:
     """The dataclasses; what their own checks refuse is prefixed with the field's origin."""
     try:
