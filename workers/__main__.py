@@ -24,6 +24,8 @@ COMMANDS = (
     "audit",
     "dead-letters",
     "chaos",
+    "inspect",
+    "export",
     "report",
     "doctor",
     "config",

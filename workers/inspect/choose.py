@@ -42,6 +42,14 @@ class Query:
     purpose: str = ""  # "train" or "evaluate"; empty: both
     limit: int = 10
 
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ConfigError(f"limit must be at least 1, got {self.limit}")
+        if self.by in (None, Measure.STALENESS) and (self.version is not None or self.purpose):
+            raise ConfigError(
+                "version and purpose narrow a ranking by mismatch, reward, tokens or duration"
+            )
+
     @property
     def wants_lowest(self) -> bool:
         """Whether small values come first."""

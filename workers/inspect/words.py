@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from workers.viewing import spell
 
 _WINDOW, _OVERLAP = 24, 8  # tokens decoded together; kept when the window moves on
 _LONGEST_CHARACTER = 8  # tokens
 _TORN = "\ufffd"  # what decoders give for the first bytes of a character
 
 
-def words(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """How tokens become text."""
+
+    decode: Callable[[Sequence[int]], str]  # special tokens are shown
+    hash: str  # of the tokenizer; empty: tokens are shown as numbers
+
+
+NUMBERS = Spelling(decode=spell, hash="")
+
+
+def words(token_ids: Sequence[int], spelling: Spelling) -> list[str]:
     """One text for each token.
 
     A character that takes several tokens stands at the last of them. Only the tokens of a short
     window are decoded again for the next one, so the time grows with the length, not its square.
     """
+    if not spelling.hash:
+        return [f"{token} " for token in token_ids]
+    decode = spelling.decode
     found: list[str] = []
     start, shown = 0, ""
     torn = 0  # tokens of an unfinished character
