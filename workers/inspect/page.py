@@ -49,8 +49,8 @@ def _overview(stories: Sequence[Story]) -> str:
         for story in stories
     )
     return (
-        f'<div class="wide"><table><thead><tr>{head}<th>text</th><th>differences along the tokens</th></tr>'
-        f"</thead><tbody>{rows}</tbody></table></div>"
+        f'<div class="wide"><table><thead><tr>{head}<th>text</th>'
+        f"<th>differences along the tokens</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 

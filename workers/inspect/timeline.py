@@ -76,6 +76,7 @@ def _grid(scale: _Scale) -> Iterator[str]:
     yield (
         f'<path class="weights" d="M{right - 190} {bottom + 24}l5 5l-5 5l-5 -5z"/>'
         f'<text class="end" x="{right}" y="{bottom + 34}">weights published or loaded</text>'
+    )
 
 
 def _waits(own: Sequence[Hop], scale: _Scale) -> Iterator[str]:
