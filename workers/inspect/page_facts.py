@@ -39,8 +39,9 @@ def segments_table(story: Story) -> str:
         )
         rows.append(f"<tr>{cells}</tr>")
     return (
-        '<h3>Segments</h3><div class="wide"><table><tr><th></th><th>author</th><th>tokens</th>'
-        "<th>version</th><th>weights</th><th>ended by</th><th>scored under</th><th>staleness</th>"
+        '<h3>Segments</h3><div class="wide"><table><tr><th class=num></th><th>author</th>'
+        "<th class=num>tokens</th><th class=num>version</th><th>weights</th><th>ended by</th>"
+        "<th>scored under</th><th>staleness</th>"
         f"</tr>{''.join(rows)}</table></div>"
     )
 

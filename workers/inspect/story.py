@@ -12,6 +12,9 @@ from streams.lineage_hops import Hop, hops, staleness
 from streams.lineage_tokens import TokenTable, mismatch, token_table
 from workers.inspect.words import NUMBERS, Spelling, words
 
+_WORTH_TELLING = 1e-3  # nats
+_LEAST = 1e-30  # equal numbers are no difference
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
@@ -51,12 +54,16 @@ class Story:
         return "".join(word for word, number in pairs if authors[number] == author)
 
     def worst_tokens(self, num: int) -> list[int]:
-        """Where proximal and behavior log-prob differ most, the largest first; at most `num`."""
+        """Where proximal and behavior log-prob differ most, the largest first; at most `num`.
+
+        One at least, where there is any; others only from a thousandth of a nat on.
+        """
         if self.tokens is None:
             return []
         distance_N = np.nan_to_num(np.abs(self.tokens.difference_N), nan=-1.0)
         order = np.argsort(-distance_N, kind="stable")[:num]
-        return [int(at) for at in order if distance_N[at] > 0]
+        floor = min(_WORTH_TELLING, float(distance_N[order[0]])) if order.size else 0.0
+        return [int(at) for at in order if distance_N[at] >= max(floor, _LEAST)]
 
 
 def story(lineage: Lineage, spelling: Spelling) -> Story:

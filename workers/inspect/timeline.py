@@ -13,7 +13,7 @@ from workers.report.svg import number, ticks
 
 ROLES = ("prompts", "rollout", "logprob", "trainer")
 _BAD = ("set aside", "dropped")
-_WIDTH, _LEFT, _RIGHT, _LANE, _AXIS = 1000, 76, 96, 40, 36
+_WIDTH, _LEFT, _RIGHT, _LANE, _AXIS = 1000, 76, 96, 40, 42
 _NARROWEST = 3.0
 _ROOM = 46  # a wait's label needs so much
 

@@ -17,10 +17,11 @@ class Spelling:
     """How tokens become text."""
 
     decode: Callable[[Sequence[int]], str]  # special tokens are shown
+    plain: Callable[[Sequence[int]], str]  # special tokens are left out
     hash: str  # of the tokenizer; empty: tokens are shown as numbers
 
 
-NUMBERS = Spelling(decode=spell, hash="")
+NUMBERS = Spelling(decode=spell, plain=spell, hash="")
 
 
 def words(token_ids: Sequence[int], spelling: Spelling) -> list[str]:
