@@ -44,6 +44,14 @@ def fingerprint(text: str) -> bytes:
     return bytes.fromhex(_fingerprint(form, "CRC-64-AVRO"))
 
 
+def fingerprint_of_foreign(text: str) -> bytes | None:
+    """The same of a text that somebody else may have written; None if it is no schema."""
+    try:
+        return fingerprint(text)
+    except (ValueError, SchemaParseException):
+        return None
+
+
 def compatibility_errors(older: str, newer: str) -> list[str]:
     """Why `newer` may not follow `older` under FULL compatibility; empty if it may.
 

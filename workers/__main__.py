@@ -28,6 +28,11 @@ COMMANDS = (
     "export",
     "report",
     "doctor",
+    "record",
+    "recordings",
+    "replay",
+    "diff",
+    "rerun-step",
     "config",
 )
 PACKAGES = ("schemas", "streams", "workers")

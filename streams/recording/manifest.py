@@ -1,0 +1,120 @@
+"""What a recording is of: run, topics, positions, configuration, versions, hashes of its files.
+
+`manifest.json` is for people and other tools. It is written when a recording begins and once more
+when it is sealed; it then names every file with its SHA-256, and carries its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from streams.recording.envelope import FORMAT
+from streams.recording.errors import DamagedError, ForeignFileError
+
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedFile:
+    """One file of a sealed recording."""
+
+    name: str  # relative to the folder
+    size_bytes: int
+    sha256: str
+    num_records: int = 0  # 0 also for files that hold none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTopic:
+    """One topic, as far as it was recorded."""
+
+    id: str  # of the topic on its cluster
+    partitions: int
+    num_records: int = 0
+    first: dict[str, int] = field(default_factory=dict)  # partition -> first offset that was there
+    next: dict[str, int] = field(default_factory=dict)  # partition -> where recording stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Facts of a recording."""
+
+    format: int = FORMAT
+    run: str
+    state: str = "recording"  # or "sealed"
+    started_at_ms: int
+    finished_at_ms: int = 0
+    cluster_id: str = ""
+    selection: dict[str, str] = field(default_factory=dict)  # what was asked for; empty: all
+    config: str = ""  # the run's configuration as JSON, without secrets
+    versions: dict[str, str] = field(default_factory=dict)  # of code and packages that recorded
+    hashes: dict[str, str] = field(default_factory=dict)  # data set, tokenizer, model: as claimed
+    topics: dict[str, RecordedTopic] = field(default_factory=dict)
+    files: list[RecordedFile] = field(default_factory=list)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it was finished, and nothing of it should change any more."""
+        return self.state == "sealed"
+
+
+def save(manifest: Manifest, folder: Path) -> None:
+    """Write it, whole or not at all."""
+    plain = msgspec.to_builtins(manifest)
+    text = json.dumps({**plain, "manifest_sha256": _digest(plain)}, indent=1, sort_keys=True)
+    temporary = folder / f".{MANIFEST_FILE}.tmp"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(folder / MANIFEST_FILE)
+
+
+def load(folder: Path) -> Manifest:
+    """The manifest of a recording.
+
+    Raises:
+        ForeignFileError: no recording, or one of a newer format.
+        DamagedError: bytes of it were changed or are missing.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        there = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else ""
+        found = f"it holds {there}" if there else "it is empty, or not there"
+        raise ForeignFileError(f"{folder} is no recording: no {MANIFEST_FILE}; {found}") from err
+    except (OSError, ValueError) as err:
+        raise DamagedError(f"{path}: bytes were changed or are missing: {err}") from err
+    if not isinstance(plain, dict) or "format" not in plain:
+        raise ForeignFileError(f"{path} is no manifest of a recording: it names no format")
+    if plain["format"] != FORMAT:
+        raise ForeignFileError(
+            f"{folder} is a recording of format {plain['format']}, this release reads {FORMAT}: "
+            "a newer rlstreams wrote it"
+        )
+    recorded = plain.pop("manifest_sha256", "")
+    if recorded != _digest(plain):
+        raise DamagedError(f"{path}: bytes were changed: its own hash does not fit")
+    try:
+        return msgspec.convert(plain, Manifest)
+    except msgspec.ValidationError as err:
+        raise DamagedError(f"{path}: {err}") from err
+
+
+def _digest(plain: Mapping[str, object]) -> str:
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's content, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

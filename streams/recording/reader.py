@@ -1,0 +1,343 @@
+"""Opens a recording: typed records in order, or any one of them by id, step or position.
+
+    with Recording(Path("recordings/demo")) as recording:
+        for record in recording.events(ScoredTrajectory):
+            print(record.position, record.event.trajectory.reward)
+        raw = recording.at(Position("steps", 0, 17))
+
+A recording that was cut opens up to its last whole block, and `problems` says what is missing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from schemas.events import Event
+from streams.bus import Closing
+from streams.codec import decoded
+from streams.record import Partition, Position, RawRecord, Record
+from streams.recording.container import ContainerReader
+from streams.recording.envelope import OPAQUE, Kind, records_of
+from streams.recording.errors import DamagedError, NotRecordedError, RecordingError
+from streams.recording.index import INDEX_FILE, Entry, Index, IndexedFile
+from streams.recording.manifest import Manifest, load
+from streams.recording.rebuild import rebuild
+
+E = TypeVar("E", bound=Event)
+_BLOCKS_HELD = 32
+
+
+class Recording(Closing):
+    """A recording, opened for reading; also one that is still being written.
+
+    Args:
+        folder: of the recording.
+        on_damage: told of each damaged block that iteration passes by; without it, iteration
+            raises `DamagedError` there.
+
+    Raises:
+        ForeignFileError: no recording, or one of a newer format.
+        DamagedError: the manifest was changed, or there is neither an index nor a file to make
+            one from.
+    """
+
+    def __init__(
+        self, folder: Path | str, *, on_damage: Callable[[DamagedError], None] | None = None
+    ) -> None:
+        self.folder = Path(folder)
+        self.manifest: Manifest = load(self.folder)
+        self._on_damage = on_damage
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._problems: list[str] = []
+        self.index = self._opened_index()
+        self._readers: dict[int, ContainerReader] = {}
+        self._held: OrderedDict[tuple[int, int], list[RawRecord]] = OrderedDict()
+        self.schemas: dict[bytes, str] = {}  # writers' schemas by fingerprint, for `decode`
+        all_files = [file for file in self.index.files() if file.size_bytes]
+        self._by_number = {file.number: file for file in all_files}
+        # Those that can be read, at least in part.
+        self.files: tuple[IndexedFile, ...] = tuple(f for f in all_files if self._is_usable(f))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is missing, one sentence each; empty if everything that counts is there."""
+        return tuple(self._problems)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics of which there are records."""
+        return tuple(sorted({file.kind.partition.topic for file in self.files}))
+
+    @property
+    def num_records(self) -> int:
+        """Records that the index counts."""
+        return sum(file.num_records for file in self.files)
+
+    def records(
+        self, topics: Collection[str] = (), *, start: Mapping[Partition, int] | None = None
+    ) -> Iterator[RawRecord]:
+        """Records of these topics (none named: all) in the order of their timestamps.
+
+        Within a partition they come by offset, whatever their timestamps say; ties are broken by
+        topic and partition. Memory is one block per file.
+
+        Args:
+            topics: names without the run's prefix.
+            start: only these partitions, from these offsets on.
+
+        Raises:
+            DamagedError: a block was changed, and `on_damage` was not given.
+        """
+        partitions = {f.kind.partition for f in self.files}
+        if topics:
+            partitions = {p for p in partitions if p.topic in topics}
+        if start is not None:
+            partitions &= start.keys()
+        streams = [
+            _timed(self.partition(p, start=(start or {}).get(p, 0))) for p in sorted(partitions)
+        ]
+        for _, raw in heapq.merge(*streams, key=lambda item: item[0]):
+            yield raw
+
+    def partition(self, partition: Partition, *, start: int = 0) -> Iterator[RawRecord]:
+        """One partition's records by offset, from offset `start` on."""
+        files = [f for f in self.files if f.kind.partition == partition]
+        streams = [self.file_records(file, start, self._on_damage) for file in files]
+        return heapq.merge(*streams, key=lambda raw: raw.position.offset)
+
+    def events(self, kind: type[E], topics: Collection[str] = ()) -> Iterator[Record[E]]:
+        """Every event of one kind, as `records` orders them."""
+        names = {f.kind.partition.topic for f in self.files if f.kind.event == kind.__name__}
+        for raw in self.records(names & set(topics) if topics else names):
+            event = self.decoded(raw).event
+            if isinstance(event, kind):
+                yield Record(event=event, raw=raw)
+
+    def decoded(self, raw: RawRecord) -> Record[Event]:
+        """The record with its event, under the schema that its file holds.
+
+        Raises:
+            schemas.DecodeError: it was no event when it was recorded either.
+        """
+        return decoded(raw, self.schemas)
+
+    def at(self, position: Position) -> RawRecord:
+        """The record at a position of the recorded log.
+
+        Raises:
+            NotRecordedError: there is none; says what is there of that partition.
+            DamagedError: its block is missing or was changed.
+        """
+        entry = self.index.at(position)
+        if entry is None:
+            raise NotRecordedError(f"{position} is not in {self.folder}: {self._there(position)}")
+        return self.read(entry)
+
+    def read(self, entry: Entry) -> RawRecord:
+        """The record of an entry of the index.
+
+        Raises:
+            DamagedError: its block is missing or was changed.
+        """
+        held = self._block(entry.file, entry.place.block_at)
+        if entry.place.number >= len(held):
+            raise DamagedError(f"{self.folder}: the index does not fit to {entry.position}")
+        raw = held[entry.place.number]
+        if raw.position != entry.position:
+            raise DamagedError(f"{self.folder}: at the place of {entry.position} is {raw.position}")
+        return raw
+
+    def by_id(self, kind: type[E], group_id: str, sample: int | None = None) -> list[Record[E]]:
+        """Events of a sample, or of a group, in the order of their partition."""
+        found: list[Record[E]] = []
+        for entry in self.index.by_id(group_id, sample):
+            if entry.event == kind.__name__:
+                record = self.decoded(self.read(entry))
+                if isinstance(record.event, kind):
+                    found.append(Record(event=record.event, raw=record.raw))
+        return found
+
+    def close(self) -> None:
+        """Release the files; idempotent."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers = {}
+        self.index.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _opened_index(self) -> Index:
+        """The index, or one made anew from the files where it is missing or unusable."""
+        try:
+            return Index(self.folder / INDEX_FILE)
+        except DamagedError as err:
+            problem = str(err)
+        self._scratch = tempfile.TemporaryDirectory(prefix="rlstreams-index-")
+        made = Path(self._scratch.name) / INDEX_FILE
+        self._problems += rebuild(self.folder, made)
+        self._problems.append(f"{problem}; one was made anew from the container files")
+        return Index(made)
+
+    def _is_usable(self, file: IndexedFile) -> bool:
+        """Look at a file's size and header; what is wrong goes to the problems."""
+        path = self.folder / file.name
+        if not path.exists():
+            self._problems.append(f"{file.name} is missing: {_num(file.num_records)}")
+            return False
+        if path.stat().st_size < file.size_bytes:
+            self._problems.append(self._cut(file, path.stat().st_size))
+        try:
+            reader = self._reader(file)
+            if (found := Kind.of(reader.header, file.name)) != file.kind:
+                raise DamagedError(f"{file.name}: its header says that it is {found.file_name}")
+            if found.event != OPAQUE:
+                self.schemas[bytes.fromhex(found.fingerprint)] = event_schema(reader)
+        except (RecordingError, OSError) as err:
+            self._problems.append(f"{err} ({_num(file.num_records)})")
+            return False
+        return True
+
+    def _cut(self, file: IndexedFile, size_bytes: int) -> str:
+        """What a file that is too short lacks."""
+        # The block in which the file ends is not whole, unless it ends right at the next one.
+        borders = [*self.index.blocks(file.number), file.size_bytes]
+        whole_until = max((at for at in borders if at <= size_bytes), default=0)
+        num_whole = self.index.count("r.file = ? AND r.block_at < ?", [file.number, whole_until])
+        first = next(
+            self.index.entries(
+                'r.file = ? AND r.block_at >= ? ORDER BY r."offset" LIMIT 1',
+                [file.number, whole_until],
+            ),
+            None,
+        )
+        since = f", from {first.position} on" if first else ""
+        return (
+            f"{file.name} was cut: it ends at byte {size_bytes} of {file.size_bytes}; "
+            f"{_num(file.num_records - num_whole)} of {file.num_records} are missing{since}"
+        )
+
+    def _reader(self, file: IndexedFile) -> ContainerReader:
+        reader = self._readers.get(file.number)
+        if reader is None:
+            reader = ContainerReader(self.folder / file.name, file.name)
+            self._readers[file.number] = reader
+        return reader
+
+    def file_records(
+        self,
+        file: IndexedFile,
+        start: int = 0,
+        on_damage: Callable[[DamagedError], None] | None = None,
+    ) -> Iterator[RawRecord]:
+        """A file's records from offset `start` on, over a handle of its own."""
+        reader = ContainerReader(self.folder / file.name, file.name)
+        try:
+            yield from self._walk(reader, file, start, on_damage)
+        finally:
+            reader.close()
+
+    def _walk(
+        self,
+        reader: ContainerReader,
+        file: IndexedFile,
+        start: int,
+        on_damage: Callable[[DamagedError], None] | None,
+    ) -> Iterator[RawRecord]:
+        at = self._first_block(file, start)
+        while at is not None and at < file.size_bytes:
+            try:
+                for block in reader.blocks(at, file.size_bytes):
+                    at = block.end
+                    for raw in records_of(block, file.kind, file.name):
+                        if raw.position.offset >= start:
+                            yield raw
+                at = None
+            except DamagedError as err:
+                error = self._explained(err, file)
+                if on_damage is None:
+                    raise error from err
+                on_damage(error)
+                at = self._block_after(file, err.at)
+
+    def _explained(self, error: DamagedError, file: IndexedFile) -> DamagedError:
+        """The error, with the records that lie there."""
+        entries = list(
+            self.index.entries(
+                'r.file = ? AND r.block_at = ? ORDER BY r."offset"', [file.number, error.at]
+            )
+        )
+        if not entries:
+            return error
+        first, last = entries[0].position, entries[-1].position.offset
+        return DamagedError(f"{error}: it held {_num(len(entries))}, {first} to {last}", error.at)
+
+    def _first_block(self, file: IndexedFile, start: int) -> int | None:
+        if start <= 0:
+            return 0
+        where = 'r.file = ? AND r."offset" >= ? ORDER BY r."offset" LIMIT 1'
+        entry = next(self.index.entries(where, [file.number, start]), None)
+        return None if entry is None else entry.place.block_at
+
+    def _block_after(self, file: IndexedFile, at: int) -> int | None:
+        where = "r.file = ? AND r.block_at > ? ORDER BY r.block_at LIMIT 1"
+        entry = next(self.index.entries(where, [file.number, at]), None)
+        return None if entry is None else entry.place.block_at
+
+    def _block(self, number: int, at: int) -> list[RawRecord]:
+        """The records of one block; the last few are held."""
+        key = (number, at)
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        file = self._by_number[number]
+        try:
+            block = self._reader(file).block(at)
+        except OSError as err:
+            raise DamagedError(f"{file.name} cannot be read: {err}") from err
+        except DamagedError as err:
+            raise self._explained(err, file) from err
+        self._held[key] = list(records_of(block, file.kind, file.name))
+        if len(self._held) > _BLOCKS_HELD:
+            self._held.popitem(last=False)
+        return self._held[key]
+
+    def _there(self, position: Position) -> str:
+        topic, number, _ = position
+        span = self.index.spans().get(Partition(topic, number))
+        if span is None:
+            recorded = ", ".join(self.topics) or "nothing"
+            return f"nothing of {topic}[{number}] was recorded, only of {recorded}"
+        where = "f.topic = ? AND f.partition = ?"
+        num = self.index.count(where, [topic, number])
+        return f"{_num(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
+
+
+def event_schema(reader: ContainerReader) -> str:
+    """The writer's schema of the events in a file.
+
+    Raises:
+        DamagedError: the schema is not that of a recording.
+    """
+    try:
+        fields = json.loads(reader.header.schema)["fields"]
+        return json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
+    except (KeyError, TypeError, StopIteration) as err:
+        raise DamagedError(f"{reader.name}: its schema has no event") from err
+
+
+def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int], RawRecord]]:
+    """With what orders them across partitions: time never goes back within one."""
+    now_ms = 0
+    for raw in records:
+        now_ms = max(now_ms, raw.timestamp_ms)
+        yield (now_ms, raw.position.topic, raw.position.partition), raw
+
+
+def _num(count: int) -> str:
+    return "1 record" if count == 1 else f"{count:,} records"

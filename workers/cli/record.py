@@ -1,0 +1,113 @@
+"""`rlstreams record RUN_DIR|CONFIG`: a run's topics as Avro files, live or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.cli.ranges import add_selection
+
+if TYPE_CHECKING:
+    from streams.bus import Bus
+    from streams.recording.recorder import Progress
+    from workers.config import RunConfig
+    from workers.replay.record import Made, Wanted
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "record",
+        help="a run's topics into Avro files with an index, live or afterwards",
+        description="Records up to where the topics end now; --follow goes on until the run is "
+        "done. A recording that was interrupted is gone on with by the same command.",
+    )
+    parser.add_argument(
+        "config",
+        nargs="+",
+        metavar="RUN_DIR or CONFIG",
+        help="a run's folder, or the TOML files that it was started with",
+    )
+    parser.add_argument("--out", default="", metavar="DIR", help="default: recordings/RUN")
+    parser.add_argument("--follow", action="store_true", help="until the run is done, or Ctrl-C")
+    parser.add_argument(
+        "--weights",
+        action="store_true",
+        help="copy the weight versions that the run holds, for replays of the log-prob role",
+    )
+    parser.add_argument(
+        "--checkpoints", action="store_true", help="copy its checkpoints, for rerun-step"
+    )
+    add_selection(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record and say what is there; 0 once the recording is sealed."""
+    from workers.attach import attached
+    from workers.cli.report import configuration
+    from workers.replay.record import record
+    from workers.runtime import Stop
+
+    config = configuration(args.config, args.overrides)
+    stop = Stop()
+    if args.follow:
+        stop.on_signals()
+    with attached(config) as bus:
+        wanted = _wanted(args, bus, config)
+        made = record(
+            bus,
+            config,
+            wanted,
+            stopped=lambda: stop.requested,
+            on_progress=_show if sys.stderr.isatty() else lambda _: None,
+        )
+    _tell(made, wanted)
+    return 0
+
+
+def _wanted(args: argparse.Namespace, bus: Bus, config: RunConfig) -> Wanted:
+    from dataclasses import replace
+
+    from streams.errors import ConfigError
+    from streams.recording.recorder import groups_of_steps
+    from workers.cli.ranges import selection_of, words_of
+    from workers.replay.record import Wanted
+
+    selection = selection_of(args)
+    if selection.steps is not None:
+        groups = groups_of_steps(bus, selection.steps)
+        if not groups:
+            raise ConfigError(f"--steps {args.steps}: the run has completed none of these steps")
+        selection = replace(selection, groups=(selection.groups or groups) & groups)
+    return Wanted(
+        folder=Path(args.out or f"recordings/{config.run.id}"),
+        selection=selection,
+        words=words_of(args),
+        is_followed=args.follow,
+        with_weights=args.weights,
+        with_checkpoints=args.checkpoints,
+    )
+
+
+def _show(progress: Progress) -> None:
+    behind = f", {progress.behind:,} offsets behind" if progress.behind else ""
+    line = f"{progress.num_records:,} records, {progress.num_bytes / 1e6:,.1f} MB{behind}"
+    print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _tell(made: Made, wanted: Wanted) -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    size = sum(file.size_bytes for file in made.manifest.files if file.name.endswith(".avro"))
+    print(f"{'topic':<20} {'records':>10}  offsets")
+    for name, topic in made.manifest.topics.items():
+        spans = " ".join(f"{topic.first[p]}:{topic.next[p]}" for p in sorted(topic.next, key=int))
+        print(f"{name:<20} {topic.num_records:>10,}  {spans}")
+    again = ", gone on with" if made.is_resumed else ""
+    print(
+        f"{wanted.folder}: {made.num_records:,} records, {size / 1e6:,.1f} MB in Avro files "
+        f"({made.num_bytes / 1e6:,.1f} MB read in {made.seconds:.1f} s{again})"
+    )

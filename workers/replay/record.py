@@ -1,0 +1,201 @@
+"""`rlstreams record`: a run's topics into a folder, and its weights and checkpoints beside them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from schemas.events import TrainerStarted
+from streams.bus import Bus
+from streams.codec import now_ms
+from streams.errors import BrokerError
+from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
+from streams.recording.recorder import DONE, ORDER, Progress, Recorder
+from streams.recording.selection import Selection
+from workers.config import RunConfig
+from workers.config_load import resolved_json
+
+WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
+QUIET_S = 5.0  # after the trainer is done: the last evaluation may still come in
+_LIBRARIES = ("rlstreams", "fastavro", "zstandard", "confluent-kafka", "numpy")
+_POLL_S = 0.2
+_COPY_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked for."""
+
+    folder: Path
+    selection: Selection
+    words: dict[str, str]  # the selection as typed, for the manifest
+    is_followed: bool = False
+    with_weights: bool = False
+    with_checkpoints: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What became of it."""
+
+    manifest: Manifest
+    num_records: int  # in the whole recording
+    num_new: int  # by this process
+    num_bytes: int  # of values, read by this process
+    seconds: float
+    is_resumed: bool
+
+
+def record(
+    bus: Bus,
+    config: RunConfig,
+    wanted: Wanted,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Made:
+    """Record to the end of the topics, or until the run is done; seal.
+
+    Args:
+        stopped: asked now and then while a live run is followed.
+        on_progress: told after each commit.
+
+    Raises:
+        RecordingError: the folder cannot be used.
+        DeadlineError, OffsetGoneError: the log does not deliver what is asked for.
+    """
+    started_s = time.monotonic()
+    last = Progress(num_records=0, num_bytes=0, behind=0)
+
+    def progress(now: Progress) -> None:
+        nonlocal last
+        last = now
+        on_progress(now)
+
+    copies = Copies(Path(config.folder), wanted)
+    manifest = _manifest(bus, config, wanted)
+    with RecordingWriter(wanted.folder, manifest) as writer:
+        with Recorder(bus, writer, wanted.selection, on_progress=progress) as recorder:
+            if wanted.is_followed:
+                _follow(recorder, copies, stopped)
+            recorder.up_to_now()
+            copies.take()
+        sealed = writer.seal(extra=_with_claim(writer))
+    return Made(
+        manifest=sealed,
+        num_records=sum(topic.num_records for topic in sealed.topics.values()),
+        num_new=last.num_records,
+        num_bytes=last.num_bytes,
+        seconds=time.monotonic() - started_s,
+        is_resumed=writer.is_resumed,
+    )
+
+
+def _follow(recorder: Recorder, copies: Copies, stopped: Callable[[], bool]) -> None:
+    """Until the run is done and quiet, or the user has seen enough."""
+    last_news_s = time.monotonic()
+    while not stopped():
+        try:
+            num = recorder.step(_POLL_S)
+        except BrokerError:
+            if recorder.trainer_state == DONE:  # `up` stopped the broker of a run that is over
+                return
+            raise
+        copies.take()
+        if num or recorder.trainer_state != DONE:
+            last_news_s = time.monotonic()
+        elif time.monotonic() - last_news_s > QUIET_S:
+            return
+
+
+class Copies:
+    """Weights and checkpoints of the run's folder, copied as they appear; a file has one content.
+
+    Kept versions and checkpoints are removed by the run as new ones come, so a live run is looked
+    at once a second.
+    """
+
+    def __init__(self, run_folder: Path, wanted: Wanted) -> None:
+        names = {WEIGHTS: wanted.with_weights, CHECKPOINTS: wanted.with_checkpoints}
+        self._pairs = [
+            (run_folder / name, wanted.folder / name)
+            for name, is_wanted in names.items()
+            if is_wanted
+        ]
+        self._next_s = 0.0
+
+    def take(self) -> None:
+        """Copy what is new."""
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _COPY_EVERY_S
+        for source, target in self._pairs:
+            for path in _whole_files(source):
+                _copy(path, target / path.relative_to(source))
+
+
+def _whole_files(folder: Path) -> Iterable[Path]:
+    """What has its final name: weights and the files of checkpoints."""
+    yield from sorted(folder.glob("v*.safetensors"))
+    yield from sorted(p for p in folder.glob("[0-9]*/*") if p.is_file())
+
+
+def _copy(source: Path, target: Path) -> None:
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        shutil.copyfile(source, temporary)
+    except FileNotFoundError:  # removed by the run meanwhile: it was no longer the newest
+        temporary.unlink(missing_ok=True)
+        return
+    temporary.rename(target)
+
+
+def _manifest(bus: Bus, config: RunConfig, wanted: Wanted) -> Manifest:
+    selected = wanted.selection.topics
+    names = [topic.name for topic in ORDER if not selected or topic.name in selected]
+    ids = bus.topic_ids(names)
+    return Manifest(
+        run=config.run.id,
+        started_at_ms=now_ms(),
+        cluster_id=bus.cluster_id(),
+        selection=wanted.words,
+        config=resolved_json(config),
+        versions=_versions(),
+        topics={
+            name: RecordedTopic(id=ids[name], partitions=bus.partitions(name)) for name in names
+        },
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _with_claim(writer: RecordingWriter) -> Manifest:
+    """The manifest, with what the newest claim says of data, tokenizer, model and libraries."""
+    with Recording(writer.folder) as recording:
+        claims = [record.event for record in recording.events(TrainerStarted)]
+    if not claims:
+        return writer.manifest
+    newest = max(claims, key=lambda claim: claim.epoch)
+    trained = {f"trainer.{name}": value for name, value in newest.versions.items()}
+    return replace(
+        writer.manifest,
+        config=newest.config,
+        hashes=newest.hashes,
+        versions=writer.manifest.versions | trained,
+    )
