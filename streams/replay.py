@@ -20,6 +20,7 @@ from streams.lineage import Lineage, Outcome, SampleId
 from streams.lineage_hops import Hop, hops, staleness
 from streams.lineage_read import read_lineages
 from streams.lineage_tokens import TokenTable, token_table
+from streams.recorded_log import RecordedLog, is_recording
 from streams.run_folder import RunFolder
 from streams.run_log import BusLog, RunLog
 
@@ -33,8 +34,13 @@ def open_log(where: Path | str) -> Iterator[RunLog]:
 
     Raises:
         ConfigError: neither a run's folder nor a recording.
+        RecordingError: a recording that cannot be read.
         BrokerError: the run's broker cannot be reached or started.
     """
+    if is_recording(where):
+        with RecordedLog(where) as recorded:
+            yield recorded
+        return
     folder = RunFolder.load(where)
     with folder.bus() as bus, BusLog(bus, folder.run) as log:
         yield log
@@ -58,6 +64,7 @@ __all__ = [
     "Hop",
     "Lineage",
     "Outcome",
+    "RecordedLog",
     "RunFolder",
     "RunLog",
     "SampleId",

@@ -38,7 +38,10 @@ class RunFolder:
         """
         file = Path(folder) / CONFIG_FILE
         if not file.is_file():
-            raise ConfigError(f"{folder} is no run's folder: it has no {CONFIG_FILE}")
+            raise ConfigError(
+                f"{folder} is neither a run's folder nor a recording: "
+                f"it has neither {CONFIG_FILE} nor manifest.json"
+            )
         try:
             config: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             broker = config["broker"]

@@ -35,6 +35,11 @@ class RunLog(Closing, Protocol):
     num_unreadable: int
     """Records that `read` passed by since the log was opened."""
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What of it is known to be missing, a sentence each."""
+        return ()
+
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
         """Whole records, each partition in its order; with `groups` only theirs, found faster.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from streams.recorded_log import RecordedLog, is_recording
 from streams.run_log import BusLog, RunLog
 from workers.inspect.words import NUMBERS, Spelling
 
@@ -37,10 +39,24 @@ def opened(names: Sequence[str], overrides: Sequence[str], tokenizer: str = "") 
     from workers.cli.report import configuration
 
     if not names:
-        raise ConfigError("name the run: its folder, or the TOML files that it was started with")
+        raise ConfigError(
+            "name the run: its folder, the TOML files that it was started with, or a recording"
+        )
+    if is_recording(names[0]):
+        if len(names) > 1 or overrides:
+            raise ConfigError(f"{names[0]}: a recording has its own configuration; name it alone")
+        with RecordedLog(names[0]) as recorded:
+            yield Opened(log=recorded, spelling=spelling(tokenizer, model_path(recorded)))
+        return
     config = configuration(names, overrides)
     with attached(config) as bus, BusLog(bus, config.run.id) as log:
         yield Opened(log=log, spelling=spelling(tokenizer, config.model.path))
+
+
+def model_path(log: RecordedLog) -> str:
+    """The model folder of the recorded run, as its configuration names it; empty if none does."""
+    text = log.recording.manifest.config
+    return str(json.loads(text)["model"]["path"]) if text else ""
 
 
 def spelling(named: str, of_run: str) -> Spelling:

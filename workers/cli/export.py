@@ -58,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     check_name(args.out)
     with opened(args.config, args.overrides, args.tokenizer) as source:
         num_rows = write(_rows(source, args), schema, args.out)
-        num_unreadable = source.log.num_unreadable
+        num_unreadable, problems = source.log.num_unreadable, source.log.problems
+    for problem in problems:
+        print(f"{source.log.name}: {problem}", file=sys.stderr)
     left = f"; {num_unreadable} records could not be read" if num_unreadable else ""
     print(f"{num_rows:,} rows of {args.table} in {args.out}{left}", file=sys.stderr)
     return 0

@@ -48,7 +48,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     rank.add_argument("--best", choices=_MEASURES, help="list the best first")
     parser.add_argument("--step", type=int, metavar="N", help="only samples that step N trained on")
     parser.add_argument(
-        "--version", type=int, metavar="N", help="only samples of which version N sampled a token"
+        "--version",
+        type=int,
+        metavar="N",
+        help="only samples begun at or before version N, and ended at or after",
     )
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
     parser.add_argument("--limit", type=int, default=10, metavar="K", help="at most (default: 10)")
@@ -74,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     with opened(names, args.overrides, args.tokenizer) as source:
         stories = [story(one, source.spelling) for one in _lineages(source.log, args, wanted)]
         name, num_unreadable = source.log.name, source.log.num_unreadable
+        problems = source.log.problems
+    for problem in problems:
+        print(f"{name}: {problem}", file=sys.stderr)
     if num_unreadable:
         print(f"{num_unreadable} records of these topics are no event of ours", file=sys.stderr)
     known = [one for one in stories if one.hops]

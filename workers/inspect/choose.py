@@ -13,6 +13,8 @@ from schemas.events import ScoredTrajectory, StepCompleted, TensorError, Traject
 from streams.errors import ConfigError
 from streams.lineage import SampleId
 from streams.lineage_tokens import mismatch
+from streams.recorded_log import RecordedLog
+from streams.recording.facts import Facts
 from streams.run_log import RunLog
 from streams.topics import STEPS
 from streams.view_run import EpochGate
@@ -29,6 +31,11 @@ class Measure(StrEnum):
 
 
 LOWEST_IS_WORST = frozenset({Measure.REWARD})
+# What the index of a recording knows, and of which event.
+_INDEXED = {
+    Measure.MISMATCH: ("ScoredTrajectory", "mismatch"),
+    Measure.REWARD: ("Trajectory", "reward"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +45,7 @@ class Query:
     by: Measure | None = None  # None: in the order of the step's batch
     best: bool = False  # the other end of the measure
     step: int | None = None  # only samples that this step trained on
-    version: int | None = None  # only samples of which this version sampled a token
+    version: int | None = None  # only samples whose oldest and newest version enclose this one
     purpose: str = ""  # "train" or "evaluate"; empty: both
     limit: int = 10
 
@@ -76,8 +83,36 @@ def choose(log: RunLog, query: Query) -> list[Found]:
         return list(itertools.islice(members or (), query.limit))
     if query.by is Measure.STALENESS:
         return _extreme(_trained(log) if members is None else members, query)
+    if members is None and isinstance(log, RecordedLog) and query.by in _INDEXED:
+        return list(_indexed(log, query))
     wanted = None if members is None else frozenset(one.sample for one in members)
     return _extreme(_scanned(log, query, wanted), query)
+
+
+def _indexed(log: RecordedLog, query: Query) -> Iterator[Found]:
+    """By the recording's index: only the records that are shown are read."""
+    kind, column = _INDEXED[query.by] if query.by is not None else ("", "")
+    order = "ASC" if query.wants_lowest else "DESC"
+    where = f"f.event = ? AND r.{column} IS NOT NULL ORDER BY r.{column} {order}, r.timestamp_ms"
+    seen: set[SampleId] = set()
+    for entry in log.recording.index.entries(where, [kind]):
+        facts = entry.facts
+        sample = SampleId(facts.group_id or "", facts.sample or 0)
+        if sample in seen or not _is_among(facts, query):
+            continue
+        seen.add(sample)
+        yield Found(sample=sample, value=float(getattr(facts, column)))
+        if len(seen) == query.limit:
+            return
+
+
+def _is_among(facts: Facts, query: Query) -> bool:
+    if query.purpose not in ("", facts.purpose):
+        return False
+    oldest, newest = facts.oldest_version, facts.version
+    if query.version is None or oldest is None or newest is None:
+        return query.version is None
+    return oldest <= query.version <= newest
 
 
 def _extreme(found: Iterable[Found], query: Query) -> list[Found]:
@@ -157,5 +192,7 @@ def _measured(
 def _is_admitted(trajectory: Trajectory, query: Query) -> bool:
     if query.purpose not in ("", trajectory.purpose):
         return False
-    versions = {s.policy_version for s in trajectory.segments if s.author == "policy"}
-    return query.version is None or query.version in versions
+    versions = [s.policy_version for s in trajectory.segments if s.author == "policy"]
+    return query.version is None or (
+        bool(versions) and (min(versions) <= query.version <= max(versions))
+    )
