@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fastavro import parse_schema
+from fastavro.schema import SchemaParseException, to_parsing_canonical_form
 from fastavro.schema import fingerprint as _fingerprint
-from fastavro.schema import to_parsing_canonical_form
 
 FOLDER = Path(__file__).parent
 HISTORY = FOLDER / "history"
