@@ -7,7 +7,7 @@ where it ended when the reading began.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 from schemas import DecodeError
@@ -83,10 +83,11 @@ class RunLog(Closing, Protocol):
         groups: Collection[str] | None = None,
         *,
         skip_unreadable: bool = False,
+        only: Callable[[RawRecord], bool] = lambda _: True,
     ) -> Iterator[Record[Event]]:
-        """The same for all kinds of one topic, in its order."""
+        """The same for all kinds of one topic, in its order; `only` sorts out before decoding."""
         schemas = self.schemas()
-        for raw in self.records(topic, groups):
+        for raw in filter(only, self.records(topic, groups)):
             try:
                 yield decoded(raw, schemas)
             except DecodeError as err:

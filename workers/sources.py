@@ -35,8 +35,6 @@ def opened(names: Sequence[str], overrides: Sequence[str], tokenizer: str = "") 
         BrokerError: the run's broker cannot be reached or started.
     """
     from streams.errors import ConfigError
-    from workers.attach import attached
-    from workers.cli.report import configuration
 
     if not names:
         raise ConfigError(
@@ -48,6 +46,9 @@ def opened(names: Sequence[str], overrides: Sequence[str], tokenizer: str = "") 
         with RecordedLog(names[0]) as recorded:
             yield Opened(log=recorded, spelling=spelling(tokenizer, model_path(recorded)))
         return
+    from workers.attach import attached
+    from workers.cli.report import configuration
+
     config = configuration(names, overrides)
     with attached(config) as bus, BusLog(bus, config.run.id) as log:
         yield Opened(log=log, spelling=spelling(tokenizer, config.model.path))

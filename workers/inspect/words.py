@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workers.viewing import spell
-
 _WINDOW, _OVERLAP = 24, 8  # tokens decoded together; kept when the window moves on
 _LONGEST_CHARACTER = 8  # tokens
 _TORN = "\ufffd"  # what decoders give for the first bytes of a character
@@ -21,7 +19,12 @@ class Spelling:
     hash: str  # of the tokenizer; empty: tokens are shown as numbers
 
 
-NUMBERS = Spelling(decode=spell, plain=spell, hash="")
+def _numbers(token_ids: Sequence[int]) -> str:
+    return "".join(f"{token} " for token in token_ids)
+
+
+NUMBERS = Spelling(decode=_numbers, plain=_numbers, hash="")
+"""Where there is no tokenizer."""
 
 
 def words(token_ids: Sequence[int], spelling: Spelling) -> list[str]:
