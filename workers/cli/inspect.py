@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         print(f"{name}: {problem}", file=sys.stderr)
     if num_unreadable:
-        print(f"{num_unreadable} records of these topics are no event of ours", file=sys.stderr)
+        print(f"{name}: records that are no event of ours: {num_unreadable}", file=sys.stderr)
     known = [one for one in stories if one.hops]
     if missing := [str(one.lineage.sample) for one in stories if not one.hops]:
         print(f"{name} does not know {', '.join(missing)}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """The table `samples`: a row for each finished rollout, with its prompt, scores and fate.
 
 What fine-tuning, distillation and evaluation want of a run, in one place. Token columns have one
-entry per token of `token_ids`, prompt included.
+entry per token of `token_ids`, prompt included; one that nobody filled is null as a whole.
 """
 
 from __future__ import annotations
@@ -160,5 +160,7 @@ def _tokens(tokens: TokenTable) -> dict[str, Any]:
     }
 
 
-def _floats(array_N: npt.NDArray[np.float32]) -> pa.Array:
-    return pa.array(array_N, mask=np.isnan(array_N))
+def _floats(array_N: npt.NDArray[np.float32]) -> pa.Array | None:
+    """Null where nobody gave a number; no list at all where nobody gave any."""
+    is_missing_N = np.isnan(array_N)
+    return None if is_missing_N.all() else pa.array(array_N, mask=is_missing_N)
