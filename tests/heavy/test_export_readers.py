@@ -10,7 +10,7 @@ import pytest
 
 from streams.record import Position, RawRecord, Record
 from tests import factories
-from tests.unit.export.test_export import FATES, SPELLING
+from tests.heavy.test_export import FATES, SPELLING
 from tests.unit.inspect import told_run
 from workers.export.event_table import EVENT_TABLES, event_row, event_schema
 from workers.export.sample_table import SCHEMA, sample_rows

@@ -108,7 +108,7 @@ def _took(story: Story) -> str:
 def _tokens(story: Story, key: str) -> str:
     if story.tokens is None:
         return ""
-    return f"{text(story, key)}{''.join(_worst(story, key))}"
+    return f"{text(story, key)}{strip(story)}{''.join(_worst(story, key))}"
 
 
 def _worst(story: Story, key: str) -> Iterator[str]:

@@ -61,6 +61,7 @@ __LEVELS__
 #tip td { border: 0; padding: .05rem .9rem .05rem 0; }
 #tip td + td { text-align: right; padding-right: 0; font-variant-numeric: tabular-nums; }
 .strip { display: block; width: 100%; min-width: 8rem; height: 16px; }
+.text + .strip { height: 10px; margin: .4rem 0; }
 .strip rect { fill: color-mix(in srgb, var(--t, var(--b)) var(--p, 22%), transparent); }
 .strip .l { --t: var(--low); } .strip .h { --t: var(--high); }
 .way { overflow-x: auto; } .way svg { min-width: 46rem; }
@@ -162,7 +163,7 @@ SCRIPT = """
         `.text[data-of="${mark.dataset.story}"] span[data-i="${mark.dataset.token}"]`);
       document.querySelectorAll('.text .on').forEach(on => on.classList.remove('on'));
       span.classList.add('on');
-      span.scrollIntoView({ block: 'center', behavior: 'smooth' });
+      span.scrollIntoView({ block: 'center' });
       const box = span.getBoundingClientRect();
       fill(span);
       place(box.left, box.bottom);

@@ -85,8 +85,8 @@ def text(story: Story, key: str) -> str:
     facts = json.dumps(_facts(story, tokens), separators=(",", ":"), ensure_ascii=False)
     safe = facts.replace("<", "\\u003c")  # a text of the run must not end the script
     return (
-        f'<div class="text" data-of="{key}">{spans}</div>'
         f'<script type="application/json" id="data-{key}">{safe}</script>'
+        f'<div class="text" data-of="{key}">{spans}</div>'
     )
 
 

@@ -15,7 +15,7 @@ ROLES = ("prompts", "rollout", "logprob", "trainer")
 _BAD = ("set aside", "dropped")
 _WIDTH, _LEFT, _RIGHT, _LANE, _AXIS = 1000, 76, 96, 40, 42
 _NARROWEST = 3.0
-_ROOM = 46  # a wait's label needs so much
+_ROOM = 84  # a wait's label needs so much
 
 
 def timeline(hops: Sequence[Hop]) -> str:

@@ -1,4 +1,4 @@
-"""Exported tables: one schema for both formats, one row per sample, what is null is null."""
+"""Exported tables: one schema for both formats, one row per sample. pyarrow imports pandas."""
 
 from __future__ import annotations
 
