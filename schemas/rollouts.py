@@ -101,3 +101,7 @@ class ScoredTrajectory:
     trajectory_partition: int = -1
     trajectory_offset: int = -1
     scored_at_ms: int = 0
+    # Which samples were scored together, in which order: padding and batch decide the last bit.
+    window: int = -1  # counted by the instance; -1: not told
+    window_place: int = -1  # in the window, from 0
+    window_size: int = -1  # records of the window

@@ -14,6 +14,7 @@ ID_HEADER = "rlstreams-id"
 PURPOSE_HEADER = "rlstreams-purpose"
 PART_HEADER = "rlstreams-part"
 RECORD_HEADER = "rlstreams-record"
+WINDOW_HEADER = "rlstreams-window"
 
 
 class Partition(NamedTuple):

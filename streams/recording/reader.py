@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from schemas import DecodeError
 from schemas.events import Event
 from streams.bus import Closing
 from streams.codec import decoded
@@ -118,6 +119,13 @@ class Recording(Closing):
             event = self.decoded(raw).event
             if isinstance(event, kind):
                 yield Record(event=event, raw=raw)
+
+    def event(self, raw: RawRecord) -> Event | None:
+        """The record's event, or None where it was no event when it was recorded either."""
+        try:
+            return self.decoded(raw).event
+        except DecodeError:
+            return None
 
     def decoded(self, raw: RawRecord) -> Record[Event]:
         """The record with its event, under the schema that its file holds.

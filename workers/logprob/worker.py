@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.events import (
     TRAIN,
@@ -26,6 +26,7 @@ from workers.engines.base import Scorer
 from workers.logprob.bisect import score_in_halves
 from workers.logprob.scoring import Load, num_tokens, plan_anchors, score_window
 from workers.logprob.versions import Anchor
+from workers.logprob.windows import is_prescribed, next_window
 from workers.policy import PolicyFollower
 from workers.pulls import PullLog
 from workers.reporter import Reporter
@@ -71,9 +72,12 @@ class LogprobStage:
         self._window: tuple[list[Record[Trajectory]], Future[list[Scored]]] | None = None
         self._passed: list[Finished] = []
         self._busy_s = 0.0
+        self._num_windows = 0
 
     def room(self) -> int:
         """Two windows: one that is scored, one that is filled."""
+        if self._pending and is_prescribed(self._pending[0]) and not self._is_due():
+            return 256  # the rest of its window is to come
         tokens = sum(num_tokens(record.event) for record in self._pending)
         return 0 if tokens > 2 * self._config.token_budget else 256
 
@@ -171,9 +175,14 @@ class LogprobStage:
         self._loads[version] = Load(weight_hash=pulled.weight_hash, load_id=load_id)
         self._reporter.count(pulls=1, pull_s=pulled.seconds, pulled_bytes=pulled.num_bytes)
 
+    def _wanted_by(self, records: Sequence[Record[Trajectory]], held: set[int]) -> set[int]:
+        return {version for record in records for version in self._wanted(record.event, held)}
+
     def _is_due(self) -> bool:
         if not self._pending:
             return False
+        if is_prescribed(self._pending[0]):
+            return next_window(self._pending) is not None
         tokens = sum(num_tokens(record.event) for record in self._pending)
         waited_s = time.monotonic() - self._pending_since
         return tokens >= self._config.token_budget or waited_s >= self._config.window_s
@@ -183,21 +192,24 @@ class LogprobStage:
         announced = self._announced()
         if not announced:
             return
-        oldest = announced[0]
         held = set(self._scorer.versions)
-        missing = sorted(self._wanted(oldest.event, held) - held)
+        prescribed = next_window(announced)
+        needed = prescribed or announced[:1]
+        missing = sorted(self._wanted_by(needed, held) - held)
         if missing:
             published = self._follower.view.get(missing[0])
             assert published is not None  # `_wanted` names served versions only
             self._start_pull(published)
             return
-        window = [r for r in announced if self._wanted(r.event, held) <= held]
+        window = prescribed or [r for r in announced if self._wanted(r.event, held) <= held]
         taken = {record.position for record in window}
         self._pending = [r for r in self._pending if r.position not in taken]
         self._pending_since = time.monotonic()
         anchors = plan_anchors([record.event for record in window], held, set())
         reach(CrashPoint.FORWARD_BEFORE)
-        self._window = (window, self._compute.submit(self._score, window, anchors))
+        self._num_windows += 1
+        number = self._num_windows
+        self._window = (window, self._compute.submit(self._score, window, anchors, number))
 
     def _announced(self) -> list[Record[Trajectory]]:
         """Pending records whose versions are known here, oldest first.
@@ -240,7 +252,7 @@ class LogprobStage:
         }
 
     def _score(
-        self, window: list[Record[Trajectory]], anchors: Mapping[int, Anchor]
+        self, window: list[Record[Trajectory]], anchors: Mapping[int, Anchor], number: int
     ) -> list[Scored]:
         """In the compute thread."""
 
@@ -253,8 +265,15 @@ class LogprobStage:
         scores = score_in_halves(window, score)
         self._busy_s += time.monotonic() - started_s
         return [
-            found if isinstance(found, Exception) else self._scored(record, found)
-            for record, found in zip(window, scores, strict=True)
+            found
+            if isinstance(found, Exception)
+            else replace(
+                self._scored(record, found),
+                window=number,
+                window_place=place,
+                window_size=len(window),
+            )
+            for place, (record, found) in enumerate(zip(window, scores, strict=True))
         ]
 
     def _scored(

@@ -1,0 +1,192 @@
+"""`rlstreams replay RECORDING`: a recording into a fresh run, or into one role alone."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.cli.ranges import add_selection
+
+if TYPE_CHECKING:
+    from streams.recording import Recording
+    from streams.recording.selection import Selection
+    from workers.replay.filters import Asked
+    from workers.replay.player import Played
+    from workers.replay.target import Target
+
+INTO = ("trainer", "logprob", "rollout")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="play a recording into a fresh run, or into one role alone",
+        description="Records keep their bytes, keys and partitions, and say in the header "
+        "rlstreams-replay-of where they lay. A run that has records is never replayed into.",
+    )
+    parser.add_argument("recording", metavar="RECORDING", help="its folder")
+    parser.add_argument(
+        "--as", dest="run_id", default="", metavar="RUN", help="id of the fresh run"
+    )
+    parser.add_argument("--dir", default="", help="its folder (runs/RUN)")
+    parser.add_argument(
+        "--bootstrap", default="", metavar="HOST:PORT", help="a broker; default: an embedded one"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the embedded broker running")
+    role = parser.add_argument_group("one role alone")
+    role.add_argument("--into", choices=INTO, help="run this role, and compare what it writes")
+    role.add_argument(
+        "--weights",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of weight versions or of checkpoints, beside those of the recording",
+    )
+    role.add_argument(
+        "--keep-weights", action="store_true", help="trainer: keep every version that it makes"
+    )
+    play = parser.add_argument_group("how it is played")
+    play.add_argument("--speed", default="max", metavar="X", help="1 as recorded, 10, ... (max)")
+    play.add_argument("--from", dest="begin", default="", metavar="WHEN", help="seek: step:7, "
+                      "version:5, +30 (seconds), or an ISO time")  # fmt: skip
+    play.add_argument("--to", dest="end", default="", metavar="WHEN", help="the same; end there")
+    play.add_argument("--paused", action="store_true", help="begin paused")
+    play.add_argument(
+        "--ordered", action="store_true", help="keep the recorded order across partitions too"
+    )
+    play.add_argument("--dry-run", action="store_true", help="only count what would be played")
+    add_selection(parser)
+    more = parser.add_argument_group("which samples (all that are given must hold)")
+    more.add_argument("--rewards", default="", metavar="A:B")
+    more.add_argument("--staleness", default="", metavar="A:B", help="of trained samples")
+    more.add_argument("--dead-letters", choices=("only", "without"), default="")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play; 0 if everything asked for was played, and with --into only if nothing differs."""
+    from streams.recording import Recording
+    from workers.replay.filters import resolve
+
+    with Recording(args.recording) as recording:
+        for problem in recording.problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        if args.into:
+            from workers.cli.replay_into import run_into
+
+            return run_into(args, recording)
+        selection = resolve(recording, _asked(args))
+        if args.dry_run:
+            return _count(recording, selection)
+        with fresh_target(args, recording) as target:
+            played = _play(args, recording, target, selection)
+            _tell(played, target)
+    return 0
+
+
+def fresh_target(args: argparse.Namespace, recording: Recording) -> AbstractContextManager[Target]:
+    """The fresh run that the options name, as a context."""
+    from workers.replay.target import fresh_run, replay_config
+
+    config = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap=args.bootstrap)
+    return fresh_run(config, keep=args.keep)
+
+
+def speed_of(text: str) -> float:
+    """Recorded seconds per second.
+
+    Raises:
+        ConfigError: not above 0.
+    """
+    from streams.errors import ConfigError
+
+    try:
+        speed = math.inf if text == "max" else float(text.removesuffix("x"))
+    except ValueError:
+        speed = 0.0
+    if not speed > 0:
+        raise ConfigError(f"--speed must be a number above 0, or max, got {text!r}")
+    return speed
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    from workers.cli.ranges import range_of, selection_of
+    from workers.replay.filters import Asked
+
+    return Asked(
+        selection=selection_of(args),
+        rewards=range_of(args.rewards, "--rewards", float),
+        staleness=range_of(args.staleness, "--staleness"),
+        dead_letters=args.dead_letters,
+        begin=args.begin,
+        end=args.end,
+    )
+
+
+def _count(recording: Recording, selection: Selection) -> int:
+    from collections import Counter
+
+    from workers.replay.filters import chosen
+
+    counts = Counter(raw.position.topic for raw in chosen(recording, selection))
+    for topic, count in sorted(counts.items()):
+        print(f"{topic:<20} {count:>10,}")
+    print(f"{counts.total():,} records would be played")
+    return 0
+
+
+def _play(
+    args: argparse.Namespace, recording: Recording, target: Target, selection: Selection
+) -> Played:
+    from schemas.events import StepCompleted
+    from workers.replay.filters import chosen
+    from workers.replay.keys import HELP, press
+    from workers.replay.player import Pace, Player
+    from workers.replay.progress import Bar
+    from workers.supervisor.keyboard import Keyboard
+
+    pace = Pace(speed=speed_of(args.speed), is_paused=args.paused)
+    with Keyboard() as keyboard, Bar(recording, pace) as bar:
+        if sys.stdin.isatty():
+            print(HELP, file=sys.stderr)
+
+        def look() -> None:
+            for key in keyboard.pressed():
+                press(pace, key)
+
+        def pause(seconds: float) -> None:
+            look()
+            bar.show()
+            time.sleep(seconds)
+
+        def progress(played: Played) -> None:
+            look()
+            bar.show(played)
+
+        player = Player(
+            target.bus,
+            recording.manifest.run,
+            pace,
+            in_order=args.ordered,
+            is_step=lambda raw: isinstance(recording.event(raw), StepCompleted),
+            on_progress=progress,
+            sleep=pause,
+        )
+        return player.play(chosen(recording, selection))
+
+
+def _tell(played: Played, target: Target) -> None:
+    for topic, count in sorted(played.by_topic.items()):
+        print(f"{topic:<20} {count:>10,}")
+    rate = played.num_records / max(played.seconds, 1e-9)
+    print(
+        f"{played.num_records:,} records, {played.num_bytes / 1e6:,.1f} MB in "
+        f"{played.seconds:.1f} s ({rate:,.0f} a second) into run {target.config.run.id}, "
+        f"folder {Path(target.config.folder)}"
+    )

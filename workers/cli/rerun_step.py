@@ -1,0 +1,107 @@
+"""`rlstreams rerun-step N RUN_DIR|RECORDING`: a recorded step again, as it was, or changed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams.bus import Bus
+    from workers.config import RunConfig
+    from workers.trainer.rerun import Rerun
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "rerun-step",
+        help="do a recorded step again and compare it; with --set, changed",
+        description="Loads the newest checkpoint before the step, redoes what lies between, then "
+        "the step. Nothing is written but a plot of a changed re-run.",
+    )
+    parser.add_argument("step", type=int, metavar="N", help="the step")
+    parser.add_argument(
+        "config", nargs="+", metavar="RECORDING, RUN_DIR or CONFIG", help="where it is recorded"
+    )
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="re-run it a second time with this changed: trainer.loss.*, trainer.optimizer.*, "
+        "trainer.micro_batch_tokens, trainer.control; repeatable",
+    )
+    parser.add_argument(
+        "--checkpoints", action="append", default=[], metavar="DIR", help="look here too"
+    )
+    parser.add_argument("--model", default="", metavar="DIR", help="where the model folder is now")
+    parser.add_argument("--plot", default="", metavar="FILE", help="default: rerun-step-N.png")
+    parser.add_argument("--json", action="store_true", help="the findings as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Re-run; 0 if everything is equal to what was recorded."""
+    import os
+
+    from workers.replay.change import changed_config
+
+    with _source(args) as (bus, found_config, folder):
+        path = args.model or found_config.model.path
+        config = replace(found_config, model=replace(found_config.model, path=path))
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ[name] = str(config.model.threads)
+        from workers.trainer.rerun import rerun
+
+        extra = [Path(name) for name in args.checkpoints]
+        found = rerun(
+            bus,
+            config,
+            args.step,
+            checkpoints=[folder / "checkpoints", *extra],
+            weights=[folder / "weights"],
+            change=partial(changed_config, settings=args.settings) if args.settings else None,
+        )
+    return _tell(args, found)
+
+
+@contextmanager
+def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
+    """The log, a configuration, and the folder that may hold checkpoints and weights."""
+    from streams.recording import Recording
+    from streams.recording.bus import RecordingBus
+    from workers.attach import attached
+    from workers.cli.report import configuration
+    from workers.replay.target import recorded_config
+
+    first = Path(args.config[0])
+    if (first / "manifest.json").is_file():
+        with Recording(first) as recording:
+            yield RecordingBus(recording), recorded_config(recording), first
+        return
+    config = configuration(args.config, args.overrides)
+    with attached(config) as bus:
+        yield bus, config, Path(config.folder)
+
+
+def _tell(args: argparse.Namespace, found: Rerun) -> int:
+    import json
+
+    from workers.replay.rerun_text import as_json, lines, save_plot
+
+    if args.json:
+        print(json.dumps(as_json(found)))
+    else:
+        print("\n".join(lines(found)))
+    if found.change is not None:
+        path = Path(args.plot or f"rerun-step-{found.step}.png")
+        save_plot(found, path)
+        if not args.json:
+            print(f"plot: {path}")
+    return 0 if found.is_equal else 1

@@ -1,0 +1,97 @@
+"""A fresh run to replay into: a broker, empty topics, a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from streams.admin import apply
+from streams.bus import Bus
+from streams.errors import ConfigError
+from streams.recording import Recording
+from streams.topics import SCHEMAS, TOPICS
+from workers.bootstrap import bootstrap_of, client_options, embedded_broker, open_bus, topic_plan
+from workers.config import RunConfig
+from workers.config_load import from_json, resolved_json
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where records go."""
+
+    config: RunConfig
+    bus: Bus
+    config_file: Path  # for roles that read from here
+
+    @property
+    def folder(self) -> Path:
+        """Of the fresh run."""
+        return Path(self.config.folder)
+
+    def configured(self, config: RunConfig) -> Target:
+        """The same place under another configuration, written for the next role."""
+        self.config_file.write_text(resolved_json(config) + "\n", encoding="utf-8")
+        return replace(self, config=config)
+
+
+def recorded_config(recording: Recording) -> RunConfig:
+    """The configuration that the recorded run was under, at its newest claim.
+
+    Raises:
+        ConfigError: it names a field that this release does not know.
+    """
+    return from_json(recording.manifest.config)
+
+
+def replay_config(recording: Recording, *, run_id: str, folder: str, bootstrap: str) -> RunConfig:
+    """The recorded configuration, for a fresh run: same partitions, other prefix and folder."""
+    config = recorded_config(recording)
+    name = run_id or f"{recording.manifest.run}-replay"
+    return replace(
+        config,
+        run=replace(config.run, id=name, dir=folder or "runs/{id}"),
+        broker=replace(config.broker, bootstrap=bootstrap, port=0, replication=1, options={})
+        if not bootstrap
+        else replace(config.broker, bootstrap=bootstrap),
+        demo=replace(config.demo, kills=()),
+    )
+
+
+@contextmanager
+def fresh_run(config: RunConfig, *, keep: bool = False) -> Iterator[Target]:
+    """The run, its topics made and empty; an embedded broker runs while this is open.
+
+    Args:
+        config: of the fresh run.
+        keep: leave the embedded broker running.
+
+    Raises:
+        ConfigError: the run has records already: nothing is ever replayed into a run that lives.
+        BrokerError: the broker cannot be reached or started.
+    """
+    folder = Path(config.folder)
+    with ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not config.broker.bootstrap:
+            broker = embedded_broker(config)
+            broker.attach_or_start()
+            if not keep:
+                stack.callback(broker.stop)
+        apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
+        bus = stack.enter_context(open_bus(config))
+        _refuse_used(bus, config)
+        target = Target(config=config, bus=bus, config_file=folder / CONFIG_FILE)
+        yield target.configured(config)
+
+
+def _refuse_used(bus: Bus, config: RunConfig) -> None:
+    for topic in TOPICS:
+        if topic.name != SCHEMAS.name and any(bus.ends(topic.name).values()):
+            raise ConfigError(
+                f"run.id {config.run.id!r} has records in {topic.name} already: a recording is "
+                "replayed into a fresh run only; name another one with --as NAME"
+            )
