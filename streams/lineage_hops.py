@@ -74,8 +74,8 @@ def _closed(lineage: Lineage) -> Iterator[Hop]:
             yield Hop(
                 role="trainer",
                 what=f"version {made}",
-                detail=f"published: weights {published.weight_hash[:_HASH]}, "
-                f"{published.num_bytes / 1e6:,.1f} MB",
+                detail=f"made by step {trained.step.step}: weights "
+                f"{published.weight_hash[:_HASH]}, {published.num_bytes / 1e6:,.1f} MB",
                 at_ms=published.published_at_ms,
                 until_ms=published.published_at_ms,
                 is_own=False,
@@ -86,12 +86,12 @@ def _closed(lineage: Lineage) -> Iterator[Hop]:
 
 def _issued(record: Record[Prompt]) -> Hop:
     event = record.event
-    replaces = f", in place of group {event.replaces}" if event.replaces is not None else ""
+    replaces = f"; in place of group {event.replaces}" if event.replaces is not None else ""
     return Hop(
         role="prompts",
         what="issued",
-        detail=f"row {event.row} of epoch {event.dataset_epoch}, one of {event.group_size}, "
-        f"to be sampled under version {event.min_policy_version} or newer{replaces}",
+        detail=f"row {event.row}, epoch {event.dataset_epoch}, one of {event.group_size}; "
+        f"for version {event.min_policy_version} or newer{replaces}",
         at_ms=event.issued_at_ms,
         until_ms=event.issued_at_ms,
         position=record.position,
@@ -102,8 +102,8 @@ def _loaded(load: PolicyLoaded) -> Hop:
     return Hop(
         role=load.role,
         what=f"version {load.policy_version}",
-        detail=f"{load.worker} holds it: weights {load.weight_hash[:_HASH]}, by {load.channel} "
-        f"in {load.seconds:.3f} s, paused {load.paused_s:.3f} s",
+        detail=f"{load.worker} has it by {load.channel} in {load.seconds:.3f} s, "
+        f"paused {load.paused_s:.3f} s",
         at_ms=load.loaded_at_ms - round(load.seconds * 1000),
         until_ms=load.loaded_at_ms,
         is_own=False,
@@ -115,12 +115,13 @@ def _rolled_out(event: Trajectory, position: Position | None) -> Hop:
     versions = list(dict.fromkeys(segment.policy_version for segment in sampled))
     num_tokens = sum(len(segment.token_ids) for segment in sampled)
     ends = ", ".join(dict.fromkeys(s.finish_reason for s in sampled if s.finish_reason))
+    ended = f"; {ends}" if ends else ""
     again = f", attempt {event.attempt}" if event.attempt else ""
     return Hop(
         role="rollout",
         what="sampled",
-        detail=f"{event.worker} ({event.engine}){again}: {num_tokens} tokens under "
-        f"{_versions(versions)}, ended by {ends or 'nothing'}, reward {event.reward:g}",
+        detail=f"{event.worker}{again}: {num_tokens} tokens, {_versions(versions)}{ended}; "
+        f"reward {event.reward:g}",
         at_ms=event.started_at_ms,
         until_ms=event.finished_at_ms,
         position=position,
@@ -129,8 +130,8 @@ def _rolled_out(event: Trajectory, position: Position | None) -> Hop:
 
 def _scored(record: Record[ScoredTrajectory]) -> Hop:
     event = record.event
-    told = "; ".join(
-        f"segment {score.segment} under {_versions([score.policy_version])} ({score.anchor})"
+    told = ", ".join(
+        f"segment {score.segment} under {score.policy_version} ({score.anchor})"
         for score in event.scores
     )
     return Hop(
@@ -152,7 +153,7 @@ def _trained(lineage: Lineage, trained: TrainedIn) -> Hop:
         what=f"step {step.step}",
         detail=f"sample {trained.index + 1} of {trained.num_samples}, micro-batch "
         f"{trained.micro_batch + 1}, advantage {ref.advantage:+.3f}, staleness {told or '-'}"
-        f"{masked}; made version {step.policy_version}, weights {step.weight_hash[:_HASH]}",
+        f"{masked}",
         at_ms=step.started_at_ms,
         until_ms=step.finished_at_ms,
         position=trained.position,

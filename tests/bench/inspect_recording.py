@@ -136,6 +136,20 @@ def _raw(
     )
 
 
+# The peak that `wait4` tells begins with what the parent had; this one is of the process alone.
+_AND_TELL = """
+import re, sys, time
+from workers.__main__ import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as end:
+    status = end.code
+peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]
+print(time.process_time(), peak, file=sys.stderr)
+sys.exit(status)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Of one process."""
@@ -152,18 +166,20 @@ def cost(words: list[str], cwd: Path) -> Cost:
         RuntimeError: it failed.
     """
     start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workers", *words],
+    done = subprocess.run(
+        [sys.executable, "-c", _AND_TELL, *words],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"rlstreams {' '.join(words)} ended with {process.returncode}")
     wall_s = time.perf_counter() - start
-    return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    if done.returncode:
+        raise RuntimeError(f"rlstreams {' '.join(words)} failed: {done.stderr}")
+    cpu_s, peak_kb = done.stderr.split()[-2:]
+    return Cost(wall_s, float(cpu_s), float(peak_kb) / 1024)
 
 
 def measure(folder: Path, num_samples: int) -> dict[str, object]:
@@ -173,7 +189,7 @@ def measure(folder: Path, num_samples: int) -> dict[str, object]:
     written_s = time.perf_counter() - start
     middle = num_samples // 2 // GROUP
     questions = {
-        "start of Python and --help": ["--help"],
+        "--help": ["--help"],
         "by id": ["inspect", f"{middle}/3", str(folder)],
         "a group": ["inspect", f"{middle}", str(folder)],
         "worst mismatch": ["inspect", str(folder)],

@@ -160,7 +160,7 @@ def _print(stories: Sequence[Story], args: argparse.Namespace, title: str) -> No
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
     if args.full or len(stories) == 1:
         for story in stories:
-            console.print(whole(story, args.color))
+            console.print(whole(story, args.color, console.width))
         return
     console.print(table(stories, title))
     first = stories[0].lineage.sample

@@ -146,7 +146,7 @@ def _short(array_N: npt.NDArray[np.float32]) -> list[float | None]:
 
 def strip(story: Story) -> str:
     """The differences of all tokens at a glance: a column each, or for several the largest."""
-    if story.tokens is None:
+    if story.tokens is None or not story.words:
         return ""
     values = np.nan_to_num(story.tokens.difference_N, nan=0.0)
     is_policy = story.tokens.is_policy_N

@@ -30,11 +30,12 @@ _OUTCOMES = {
     Outcome.DEAD: "red",
     Outcome.ABSENT: "red",
 }
+WIDE = 120  # columns, from which on places in the log have one of their own
 _WORST = 5
 _SNIPPET = 48
 
 
-def whole(story: Story, color: str = "version") -> RenderableType:
+def whole(story: Story, color: str = "version", width: int = WIDE) -> RenderableType:
     """One sample: figures, tokens coloured by `color`, its worst tokens, its lineage."""
     parts: list[RenderableType] = [
         Rule(Text(f" {story.lineage.sample} ", "bold"), align="left", style="bright_black"),
@@ -45,7 +46,7 @@ def whole(story: Story, color: str = "version") -> RenderableType:
         parts += [_worst(story)] if story.worst_tokens(1) else []
     if story.problem:
         parts.append(Text(story.problem, "red"))
-    parts += [_heading("lineage"), _lineage(story)]
+    parts += [_heading("lineage"), _lineage(story, is_wide=width >= WIDE)]
     if story.lineage.copies:
         told = ", ".join(map(str, story.lineage.copies))
         parts.append(Text(f"later records of the same sample, which nobody uses: {told}", "yellow"))
@@ -172,20 +173,23 @@ def _worst(story: Story) -> RenderableType:
     return drawn
 
 
-def _lineage(story: Story) -> RenderableType:
+def _lineage(story: Story, *, is_wide: bool) -> RenderableType:
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
     for name in ("  time (UTC)", "after", "role", "what"):
         drawn.add_column(name, no_wrap=True, justify="right" if name == "after" else "left")
     drawn.add_column("how", ratio=1)
-    drawn.add_column("where", no_wrap=True, style="bright_black")
+    if is_wide:
+        drawn.add_column("where", no_wrap=True, style="bright_black")
     before: Hop | None = None
     for hop in story.hops:
         after = "" if before is None else seconds_text((hop.at_ms - before.until_ms) / 1000)
         style = "" if hop.is_own else "bright_black"
+        where = "" if hop.position is None else str(hop.position)
+        how = f"{hop.detail}  {where}".rstrip() if not is_wide else hop.detail
         drawn.add_row(
             f"  {clock_text(hop.at_ms)}", after if hop.is_own else "", hop.role,
-            Text(hop.what, "bold" if hop.is_own else ""), hop.detail,
-            "" if hop.position is None else str(hop.position), style=style,
+            Text(hop.what, "bold" if hop.is_own else ""), how,
+            *([where] if is_wide else []), style=style,
         )  # fmt: skip
         before = hop if hop.is_own else before
     return drawn

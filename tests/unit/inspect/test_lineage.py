@@ -120,7 +120,7 @@ def test_hops_are_in_the_order_of_time() -> None:
     assert sorted(hop.at_ms for hop in told) == [hop.at_ms for hop in told]
     sampled = next(hop for hop in told if hop.what == "sampled")
     assert 250 == sampled.until_ms - sampled.at_ms
-    assert "3 tokens under version 0, ended by stop, reward 1" in sampled.detail
+    assert "3 tokens, version 0; stop; reward 1" in sampled.detail
     assert str(sampled.position).startswith("trajectories[")
 
 

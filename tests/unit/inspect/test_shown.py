@@ -147,10 +147,18 @@ def test_the_terminal_tells_the_same() -> None:
         "+5.00e-01",
         "issued",
         "trajectories[",
-        "made version 2",
+        "made by step 2",
         "later records of the same sample, which nobody uses: trajectories[",
     ):
         assert words in told
+
+
+def test_a_narrow_terminal_has_the_places_too() -> None:
+    """Behind the words instead of in a column of their own."""
+    wide, narrow = (printed(whole(stories("0/0")[0], width=width)) for width in (120, 100))
+    assert "where" in wide
+    assert "where" not in narrow
+    assert "reward 1  trajectories[" in narrow
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -235,6 +243,15 @@ def test_seconds_are_told_as_people_do() -> None:
     """Milliseconds where they matter, minutes where they do not."""
     expected = ["+0.120 s", "-0.001 s", "+12.3 s", "+3 min"]
     assert expected == [seconds_text(s) for s in (0.12, -0.001, 12.345, 181.0)]
+
+
+def test_a_rollout_without_a_token_is_shown() -> None:
+    """An engine that was stopped at once."""
+    event = f.trajectory(group_id="7", sample=0, segments=())
+    (found,) = read_lineages(told_run.bus_log([event]), [SampleId("7", 0)])
+    shown = story(found, SPELLING)
+    assert "7/0" in render([shown, shown], "told")
+    assert "7/0" in printed(whole(shown))
 
 
 def test_a_tensor_of_experts_that_is_empty_is_not_drawn() -> None:
