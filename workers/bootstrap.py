@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from streams import crash_points
 from streams.bus import Bus
 from streams.errors import ConfigError
+from streams.run_folder import BROKER_FOLDER
+from streams.secrets import resolve_secret
 from streams.topic_plan import TopicPlan
 from workers.config import RunConfig
-from workers.config_load import resolve_secret
 from workers.context import Context
 from workers.runtime import Role
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from workers.weights.file import FileWeightChannel
 
 WEIGHTS_FOLDER = "weights"
-BROKER_FOLDER = "broker"
 
 
 def bootstrap_of(config: RunConfig) -> str:

@@ -6,7 +6,6 @@ Files merge deeply from left to right, each behind what it extends; overrides co
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 
 from streams.errors import ConfigError
+from streams.secrets import resolve_secret
 from workers.config import RunConfig
 from workers.config_layers import (
     Layer,
@@ -24,7 +24,6 @@ from workers.config_layers import (
     override_layer,
     pairs,
     put,
-    read,
     takes_references,
     tree_layer,
 )
@@ -91,29 +90,6 @@ def from_json(text: str) -> RunConfig:
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin}: must be an object, got {type(tree).__name__}")
     return _merged([tree_layer(tree, origin)]).config
-
-
-def resolve_secret(value: str, field: str = "") -> str:
-    """`env:NAME` -> the variable, `file:PATH` -> the file without its last newline, else `value`.
-
-    Args:
-        field: of the configuration, for messages.
-
-    Raises:
-        ConfigError: the variable is not set, or the file cannot be read.
-    """
-    kind, _, name = value.partition(":")
-    wanted_by = f"wanted by {field} = {value!r}" if field else f"wanted by {value!r}"
-    if kind == "env":
-        if name not in os.environ:
-            raise ConfigError(f"environment variable {name} is not set ({wanted_by})")
-        return os.environ[name]
-    if kind == "file":
-        try:
-            return read(Path(name)).rstrip("\r\n")
-        except ConfigError as err:
-            raise ConfigError(f"{err} ({wanted_by})") from err
-    return value
 
 
 def check_secrets(loaded: Loaded) -> None:

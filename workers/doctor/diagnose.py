@@ -70,7 +70,7 @@ def _model(config: RunConfig) -> tuple[ModelFolder | None, list[Check]]:
 def _embedded(config: RunConfig) -> str | None:
     """Where the run's own broker serves; None: it does not run."""
     from streams.broker import EmbeddedBroker
-    from workers.bootstrap import BROKER_FOLDER
+    from streams.run_folder import BROKER_FOLDER
 
     state = EmbeddedBroker(Path(config.folder) / BROKER_FOLDER).status()
     return state.bootstrap if state else None

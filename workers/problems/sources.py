@@ -22,8 +22,8 @@ from typing import Any
 
 from streams.errors import ConfigError
 from streams.jars import cache_folder
+from streams.secrets import resolve_secret
 from workers.config_data import GYM, HUB, DataSection
-from workers.config_load import resolve_secret
 from workers.problems.files import content_hash, files_below
 from workers.problems.row import Fields
 

@@ -21,9 +21,9 @@ from schemas.events import (
 from streams.bus import Bus
 from streams.codec import now_ms
 from streams.errors import BrokerError, DeadlineError
+from streams.run_folder import BROKER_FOLDER
 from streams.topics import CONTROL
 from streams.views import WATCHED, Feed, Views, ViewState
-from workers.bootstrap import BROKER_FOLDER
 from workers.config import RunConfig
 from workers.live import KillMark, LiveInput, LiveView, ProcessInfo
 from workers.supervisor.limits_watch import LimitsWatch, ask_holdings

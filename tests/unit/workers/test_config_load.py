@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from streams.errors import ConfigError
+from streams.secrets import resolve_secret
 from workers.config import RunConfig
 from workers.config_load import (
     from_json,
     load,
     load_with_origins,
-    resolve_secret,
     resolved_json,
 )
 

@@ -1,4 +1,4 @@
-"""Kafka's murmur2 partitioner, so that both buses choose the same partition for a key."""
+"""Kafka's murmur2 partitioner: buses choose the same partition for a key, readers find it."""
 
 from __future__ import annotations
 

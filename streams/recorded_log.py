@@ -1,0 +1,60 @@
+"""A recording as a run's log: groups are found by its index, nothing else is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from streams.record import RawRecord
+from streams.recording import Recording
+from streams.recording.manifest import MANIFEST_FILE
+from streams.run_log import RunLog
+from streams.topic import Topic
+
+
+class RecordedLog(RunLog):
+    """The port `RunLog` on a recording; partitions follow each other by time.
+
+    Args:
+        folder: of the recording.
+
+    Raises:
+        RecordingError: no recording, one of a newer format, or one that was damaged.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.name = str(folder)
+        self.num_unreadable = 0
+        self.recording = Recording(folder)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """See `RunLog`: files of it that are missing or were cut."""
+        return self.recording.problems
+
+    def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
+        """See `RunLog`.
+
+        Raises:
+            DamagedError: a block that is needed was changed; names it.
+        """
+        if groups is None:
+            yield from self.recording.records([topic.name])
+            return
+        # A step's record is of no group: the index knows those that the topic is keyed by.
+        for group in sorted(groups):
+            for entry in self.recording.index.by_id(group, topic=topic.name):
+                yield self.recording.read(entry)
+
+    def schemas(self) -> Mapping[bytes, str]:
+        """See `RunLog`: those that its files hold."""
+        return self.recording.schemas
+
+    def close(self) -> None:
+        """Release the files; idempotent."""
+        self.recording.close()
+
+
+def is_recording(folder: Path | str) -> bool:
+    """Whether a folder holds a recording, whole or not."""
+    return (Path(folder) / MANIFEST_FILE).is_file()

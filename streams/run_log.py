@@ -1,0 +1,175 @@
+"""A run's records to look at, from a live broker or from a recording: one port for both.
+
+Nothing here commits a position or joins a group: whoever looks changes nothing. A log is read up to
+where it ended when the reading began.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Protocol, TypeVar
+
+from schemas import DecodeError
+from schemas.events import EVENTS, Event
+from streams.bus import Bus, Closing, Reader
+from streams.codec import decoded
+from streams.errors import DeadlineError
+from streams.partitioner import partition_of
+from streams.record import Partition, RawRecord, Record
+from streams.topic import Topic
+from streams.topics import PROMPTS, SCHEMAS, TOPICS
+
+E = TypeVar("E", bound=Event)
+
+READ_DEADLINE_S = 30.0
+_BATCH = 1000
+_POLL_S = 0.2
+
+
+class RunLog(Closing, Protocol):
+    """The records of one run. Belongs to one thread; read one topic at a time."""
+
+    name: str
+    """What people call it: the run's id, or the recording's folder."""
+    num_unreadable: int
+    """Records that `read` passed by since the log was opened."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What of it is known to be missing, a sentence each."""
+        return ()
+
+    def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
+        """Whole records, each partition in its order; with `groups` only theirs, found faster.
+
+        How partitions follow each other is the log's own, and the same each time.
+
+        Raises:
+            DeadlineError: a partition did not deliver up to its end; names it.
+        """
+
+    def schemas(self) -> Mapping[bytes, str]:
+        """Schema texts that came with the run, by fingerprint: for events of other releases."""
+
+    def read(
+        self,
+        kind: type[E],
+        groups: Collection[str] | None = None,
+        *,
+        skip_unreadable: bool = False,
+    ) -> Iterator[Record[E]]:
+        """Every event of one kind, `Trajectory` for example, with its envelope.
+
+        Args:
+            kind: says the topic; the order is that of `records`.
+            groups: only events of these groups; for topics whose key is the group.
+            skip_unreadable: count what cannot be decoded in `num_unreadable`, and go on.
+
+        Raises:
+            schemas.DecodeError: a record that is no event of ours; names its position.
+            ValueError: `groups` for a topic that has another key.
+        """
+        topic = topic_of(kind)
+        if groups is not None and topic.key != "group_id":
+            raise ValueError(f"{topic.name} is keyed by {topic.key}: it cannot be read by group")
+        for record in self.read_topic(topic, groups, skip_unreadable=skip_unreadable):
+            if isinstance(record.event, kind):
+                yield Record(event=record.event, raw=record.raw)
+
+    def read_topic(
+        self,
+        topic: Topic,
+        groups: Collection[str] | None = None,
+        *,
+        skip_unreadable: bool = False,
+        only: Callable[[RawRecord], bool] = lambda _: True,
+    ) -> Iterator[Record[Event]]:
+        """The same for all kinds of one topic, in its order; `only` sorts out before decoding."""
+        schemas = self.schemas()
+        for raw in filter(only, self.records(topic, groups)):
+            try:
+                yield decoded(raw, schemas)
+            except DecodeError as err:
+                if not skip_unreadable:
+                    raise DecodeError(f"{raw.position}: {err}") from err
+                self.num_unreadable += 1
+
+
+def topic_of(kind: type[object]) -> Topic:
+    """The topic that carries this kind of event.
+
+    Raises:
+        ValueError: not one of our events.
+    """
+    for topic in TOPICS:
+        if kind in topic.events:
+            return topic
+    known = ", ".join(event.__name__ for event in EVENTS)
+    raise ValueError(f"{kind.__name__} is no event of ours; known: {known}")
+
+
+class BusLog(RunLog):
+    """A log that lies on a broker: partition after partition, one reader for all.
+
+    Args:
+        name: what people call it.
+        deadline_s: longest wait for the next record below a known end.
+    """
+
+    def __init__(self, bus: Bus, name: str, deadline_s: float = READ_DEADLINE_S) -> None:
+        self.name = name
+        self.num_unreadable = 0
+        self._bus = bus
+        self._deadline_s = deadline_s
+        self._schemas: dict[bytes, str] | None = None
+
+    def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
+        """See `RunLog`; a group's records lie in one partition, the others are not read."""
+        keys = None if groups is None else {group.encode() for group in groups}
+        ends = self._bus.ends(topic.name)
+        with self._bus.reader() as reader:
+            for partition, begin in sorted(self._bus.beginnings(topic.name).items()):
+                if keys is not None and not _may_hold(partition, keys, len(ends)):
+                    continue
+                for raw in self._partition(reader, partition, begin, ends.get(partition, 0)):
+                    if keys is None or raw.key in keys:
+                        yield raw
+
+    def schemas(self) -> Mapping[bytes, str]:
+        """See `RunLog`; read once, from the topic `schemas`."""
+        if self._schemas is None:
+            texts = {raw.key: bytes(raw.value).decode() for raw in self.records(SCHEMAS)}
+            self._schemas = {bytes.fromhex(key.decode()): text for key, text in texts.items()}
+        return self._schemas
+
+    def _partition(
+        self, reader: Reader, partition: Partition, begin: int, end: int
+    ) -> Iterator[RawRecord]:
+        reader.seek({partition: begin})
+        until_s = time.monotonic() + self._deadline_s
+        at = begin
+        while at < end:
+            records = reader.poll(_BATCH, _POLL_S)
+            yield from (raw for raw in records if raw.position.offset < end)
+            before, at = at, reader.positions().get(partition, at)
+            if records or at != before:
+                until_s = time.monotonic() + self._deadline_s
+            elif time.monotonic() > until_s:
+                raise DeadlineError(
+                    f"reading {partition}: at offset {at} of {end}, "
+                    f"nothing delivered for {self._deadline_s:g} s"
+                )
+
+    def close(self) -> None:
+        """The bus belongs to who gave it."""
+
+
+def _may_hold(partition: Partition, keys: Collection[bytes], num_partitions: int) -> bool:
+    """Whether records with one of these keys can lie in this partition.
+
+    `prompts` chooses partitions itself (training groups by number), so all of its may.
+    """
+    if partition.topic == PROMPTS.name:
+        return True
+    return any(partition.number == partition_of(key, num_partitions) for key in keys)

@@ -1,0 +1,200 @@
+"""Exported tables: one schema for both formats, one row per sample. pyarrow imports pandas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.events import EVENTS, Tensor
+from schemas.shapes import fields_of, shape_of
+from streams.errors import ConfigError
+from streams.record import Position, RawRecord, Record
+from tests import factories as f
+from tests.unit.inspect import told_run
+from workers.__main__ import main
+from workers.export.event_table import EVENT_TABLES, TENSORS, event_row, event_schema
+from workers.export.sample_table import SCHEMA, sample_rows
+from workers.export.write import batches, write
+from workers.inspect.words import Spelling
+
+SPELLING = Spelling(decode=told_run.decode, plain=told_run.decode, hash=f.HASH)
+FATES = {
+    "0/0": ("trained", None, 1),
+    "0/1": ("trained", None, 1),
+    "1/0": ("trained", None, 2),
+    "1/1": ("left out", "reward", None),
+    "2/0": ("dropped", "stale", None),
+    "4/1": ("in flight", None, None),
+    "e1-7/0": ("evaluated", None, None),
+}
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    """The table `samples` of the told run, by id, as a reader gets it."""
+    found = batches(sample_rows(told_run.bus_log(), SPELLING), SCHEMA)
+    return {row["id"]: row for batch in found for row in batch.to_pylist()}
+
+
+def test_every_rollout_has_one_row() -> None:
+    """With what became of it; a copy has none."""
+    found = rows()
+    assert FATES == {name: (r["outcome"], r["reason"], r["step"]) for name, r in found.items()}
+
+
+def test_a_row_has_prompt_completion_and_tokens() -> None:
+    """Aligned with `token_ids`; null where no policy sampled or nobody rescored."""
+    row = rows()["1/0"]
+    assert ("2 + 3 =", "56<eos>56<eos>", "5") == (row["prompt"], row["completion"], row["expected"])
+    assert [0] * 5 + [1] * 6 == row["completion_mask"]
+    assert [None] * 5 + [0] * 3 + [1] * 3 == row["policy_versions"]
+    assert [None, -0.5, -0.375] == row["proximal_logprobs"][4:7]
+    assert row["reference_logprobs"] is None
+    assert (1, 2, 0.5, "stop", 6) == (
+        row["staleness"],
+        row["made_version"],
+        row["mismatch"],
+        row["finish_reason"],
+        row["num_sampled"],
+    )
+    assert [{"name": "exact", "value": 1.0}] == row["reward_parts"]
+    assert f.NOW_MS == row["issued_at"].timestamp() * 1000
+
+
+def test_an_evaluation_has_no_scores() -> None:
+    """And is there all the same."""
+    row = rows()["e1-7/0"]
+    assert ("evaluate", None, None) == (row["purpose"], row["mismatch"], row["scored_at"])
+    assert row["proximal_logprobs"] is None
+    assert [None] * 5 == row["behavior_logprobs"][:5]
+
+
+def test_every_column_is_described() -> None:
+    """A sentence in the file's metadata, in the order that `--schema` prints."""
+    assert all(field.metadata[b"doc"] for field in SCHEMA)
+
+
+def test_every_tensor_of_every_event_has_a_type() -> None:
+    """A new one must be added to the table of types."""
+
+    def tensors(cls: type) -> Iterator[str]:
+        for name, kind in fields_of(cls):
+            shape, inner = shape_of(kind)
+            if shape == "optional":
+                shape, inner = shape_of(inner)
+            if inner is Tensor:
+                yield name
+            elif shape in ("record", "array") and hasattr(inner, "__dataclass_fields__"):
+                yield from tensors(inner)
+
+    assert set(TENSORS) == {name for event in EVENTS for name in tensors(event)}
+
+
+@pytest.mark.parametrize("name", EVENT_TABLES)
+def test_every_event_makes_a_row_in_both_formats(name: str, tmp_path: Path) -> None:
+    """The same values, whichever is read back."""
+    event = f.one_of_each()[EVENT_TABLES[name].__name__]
+    raw = RawRecord(
+        position=Position("t", 1, 7), offsets=(7,), key=b"k", value=b"", timestamp_ms=f.NOW_MS
+    )
+    schema = event_schema(type(event))
+    row = event_row(Record(event=event, raw=raw))
+    assert 1 == write(iter([row]), schema, str(tmp_path / "t.parquet"))
+    assert 1 == write(iter([row]), schema, str(tmp_path / "t.jsonl"))
+    (parquet,) = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    (line,) = (tmp_path / "t.jsonl").read_text("utf-8").splitlines()
+    assert (1, 7) == (parquet["log_partition"], parquet["log_offset"])
+    told = json.loads(line)
+    assert parquet.keys() == told.keys()
+    same = [name for name in told if not isinstance(told[name], str)]
+    assert [parquet[n] for n in same if n != "routed_experts"] == [
+        told[n] for n in same if n != "routed_experts"
+    ]
+
+
+def test_routed_experts_keep_their_axes() -> None:
+    """Tokens, layers, experts."""
+    raw = RawRecord(position=Position("t", 0, 0), offsets=(0,), key=b"", value=b"", timestamp_ms=0)
+    row = event_row(Record(event=f.with_experts(), raw=raw))
+    (batch,) = batches(iter([row]), event_schema(type(f.with_experts())))
+    expected = f.with_experts().routed_experts
+    assert expected is not None
+    assert expected.numpy().tolist() == batch.to_pylist()[0]["routed_experts"]
+
+
+def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    """An error leaves nothing behind, and what was there before."""
+    out = tmp_path / "new" / "t.parquet"
+
+    def broken() -> Iterator[dict[str, Any]]:
+        yield {"id": "1/0"}
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        write(broken(), SCHEMA, str(out))
+    assert [] == list(out.parent.iterdir())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(told_run.recorded(tmp_path_factory.mktemp("told") / "told", told_run.memory_bus()))
+
+
+def test_the_command_writes_what_was_asked_for(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Filtered, and it says how many rows there are."""
+    out = tmp_path / "right.parquet"
+    words = ["export", folder, "--out", str(out), "--min-reward", "1", "--purpose", "train"]
+    assert 0 == main(words)
+    assert "4 rows of samples in " in capsys.readouterr().err
+    assert {1.0} == set(pq.read_table(out)["reward"].to_pylist())
+
+
+def test_lines_go_to_standard_output(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """For pipes; a step's samples, or a kind of event."""
+    assert 0 == main(["export", folder, "--out", "-", "--step", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ["0/0", "0/1"] == [json.loads(line)["id"] for line in lines]
+    assert 0 == main(["export", folder, "--out", "-", "--table", "step_completed"])
+    assert [1, 2, 3] == [json.loads(x)["step"] for x in capsys.readouterr().out.splitlines()]
+
+
+def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a run."""
+    assert 0 == main(["export", "--schema"])
+    assert "under the policy that sampled, nats" in capsys.readouterr().out
+    assert 0 == main(["export", "--schema", "--table", "trajectory"])
+    assert "local retries in the worker" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["export", "FOLDER"], "export needs --out"),
+        (["export", "FOLDER", "--out", "x.csv"], "must end in .parquet or .jsonl"),
+        (["export", "FOLDER", "--out", "-", "--table", "step"], "--table 'step' is unknown"),
+        (["export", "FOLDER", "--out", "-", "--table", "prompts"], "did you mean prompt?"),
+        (
+            ["export", "FOLDER", "--out", "-", "--table", "prompt", "--step", "1"],
+            "narrow the table samples only",
+        ),
+        (["export", "--out", "-"], "name the run"),
+    ],
+)
+def test_refusals(
+    folder: str, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, exit 78."""
+    assert 78 == main([folder if word == "FOLDER" else word for word in words])
+    assert expected in capsys.readouterr().err
+
+
+def test_names_are_checked_before_anything_is_read(tmp_path: Path) -> None:
+    """A suffix that no format has."""
+    with pytest.raises(ConfigError, match=r"got 'x\.txt'"):
+        write(iter([]), SCHEMA, "x.txt")

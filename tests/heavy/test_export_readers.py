@@ -1,0 +1,64 @@
+"""What is exported is read by polars and by Hugging Face datasets, which take seconds to import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from streams.record import Position, RawRecord, Record
+from tests import factories
+from tests.heavy.test_export import FATES, SPELLING
+from tests.unit.inspect import told_run
+from workers.export.event_table import EVENT_TABLES, event_row, event_schema
+from workers.export.sample_table import SCHEMA, sample_rows
+from workers.export.write import write
+
+RAW = RawRecord(position=Position("t", 0, 0), offsets=(0,), key=b"", value=b"", timestamp_ms=1)
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The told run's samples in both formats."""
+    folder = tmp_path_factory.mktemp("samples")
+    for suffix in ("parquet", "jsonl"):
+        write(sample_rows(told_run.bus_log(), SPELLING), SCHEMA, str(folder / f"s.{suffix}"))
+    return folder
+
+
+def test_polars_reads_samples(samples: Path) -> None:
+    """Both formats, to the same numbers."""
+    parquet = pl.read_parquet(samples / "s.parquet")
+    lines = pl.read_ndjson(samples / "s.jsonl", infer_schema_length=None)
+    assert list(FATES) == sorted(parquet["id"])
+    assert parquet["behavior_logprobs"].to_list() == lines["behavior_logprobs"].to_list()
+    assert {"trained": 3} == dict(
+        parquet.filter(pl.col("step") > 0).group_by("outcome").len().iter_rows()
+    )
+
+
+def test_datasets_reads_samples_and_events(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every table's types are known to it; nothing is asked of a network."""
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    monkeypatch.setitem(os.environ, "HF_HOME", str(tmp_path / "home"))
+    import datasets
+
+    datasets.disable_progress_bars()
+    cache = str(tmp_path / "cache")
+    for suffix, load in (
+        ("parquet", datasets.Dataset.from_parquet),
+        ("jsonl", datasets.Dataset.from_json),
+    ):
+        found = load(str(samples / f"s.{suffix}"), cache_dir=cache)
+        assert list(FATES) == sorted(found["id"])
+        assert found[0]["prompt"] == "2 + 3 ="
+    for name, kind in EVENT_TABLES.items():
+        event = factories.one_of_each()[kind.__name__]
+        row = event_row(Record(event=event, raw=RAW))
+        write(iter([row]), event_schema(kind), str(tmp_path / f"{name}.parquet"))
+        (read,) = datasets.Dataset.from_parquet(str(tmp_path / f"{name}.parquet"), cache_dir=cache)
+        assert row.keys() == read.keys()

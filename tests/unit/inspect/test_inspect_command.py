@@ -1,0 +1,90 @@
+"""`rlstreams inspect` on a recording: no broker, every form of output, refusals in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.inspect import told_run
+from workers.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(told_run.recorded(tmp_path_factory.mktemp("told") / "told", told_run.memory_bus()))
+
+
+def test_a_sample_by_its_id(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of it; tokens are numbers where no tokenizer is known."""
+    assert 0 == main(["inspect", "1/0", folder])
+    shown = capsys.readouterr()
+    assert "step 2" in shown.out
+    assert "lineage" in shown.out
+    assert "100 " in shown.out
+    assert "" == shown.err
+
+
+def test_records_that_cannot_be_read_are_counted(
+    folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where they are met: a question that the index answers meets none."""
+    assert 0 == main(["inspect", folder, "--worst", "duration"])
+    assert f"{folder}: records that are no event of ours: 1\n" == capsys.readouterr().err
+
+
+def test_a_group_is_a_list(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each, and how to see all of one."""
+    assert 0 == main(["inspect", "0", folder])
+    shown = capsys.readouterr().out
+    assert "0/0" in shown
+    assert f"rlstreams inspect 0/0 {folder}" in shown
+    assert 0 == main(["inspect", "0", folder, "--full"])
+    assert 2 == capsys.readouterr().out.count("lineage")
+
+
+def test_the_worst_are_listed(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON lines for pipes."""
+    assert 0 == main(["inspect", folder, "--worst", "reward", "--limit", "2", "--json"])
+    lines = capsys.readouterr().out.splitlines()
+    assert ["0/1", "2/0"] == [json.loads(line)["sample"] for line in lines]
+
+
+def test_a_page_is_written(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it was asked for."""
+    page = tmp_path / "worst.html"
+    assert 0 == main(["inspect", folder, "--step", "1", "--html", str(page)])
+    assert f"page: {page}\n" == capsys.readouterr().out
+    assert ": step 1" in page.read_text("utf-8")
+
+
+def test_what_is_not_there_is_named(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 1, also where others were found."""
+    assert 1 == main(["inspect", "77/0", "1/0", folder])
+    assert "does not know 77/0" in capsys.readouterr().err
+    assert 1 == main(["inspect", "77", folder])
+    assert "nothing in " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["inspect", "1/0"], "name the run: its folder"),
+        (["inspect", "nowhere"], "nowhere"),
+        (["inspect", "1/0", "FOLDER", "--worst", "reward"], "name samples, or rank them"),
+        (["inspect", "FOLDER", "--run.id", "x"], "a recording has its own configuration"),
+        (["inspect", "FOLDER", "--limit", "0"], "limit must be at least 1, got 0"),
+        (["inspect", "FOLDER", "--step", "9"], "it has steps 1 to 2"),
+        (["inspect", "FOLDER", "--tokenizer", "nowhere"], "--tokenizer: nowhere"),
+    ],
+)
+def test_refusals(
+    folder: str, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr, exit 78."""
+    assert 78 == main([folder if word == "FOLDER" else word for word in words])
+    captured = capsys.readouterr()
+    assert "" == captured.out
+    assert expected in captured.err
+    assert 1 == len(captured.err.splitlines())

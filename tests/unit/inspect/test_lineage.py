@@ -1,0 +1,136 @@
+"""The story of a sample: every fate, in any order of topics, first records only."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from schemas.events import PolicyLoaded, Prompt, StepCompleted
+from streams.lineage import Lineage, LineageFold, Outcome, SampleId, is_group
+from streams.lineage_hops import hops, staleness
+from streams.lineage_read import read_lineages
+from streams.topics import TOPICS
+from tests.unit.inspect import told_run
+
+FATES = {
+    "0/0": Outcome.TRAINED,
+    "0/1": Outcome.TRAINED,
+    "1/0": Outcome.TRAINED,
+    "1/1": Outcome.ABSENT,
+    "2/0": Outcome.DROPPED,
+    "3/0": Outcome.ISSUED,
+    "4/0": Outcome.DEAD,
+    "4/1": Outcome.SCORED,  # the step that names it is of a trainer that was dethroned
+    "e1-7/0": Outcome.EVALUATED,
+    "99/0": Outcome.UNKNOWN,
+}
+
+
+def lineage_of(sample: str) -> Lineage:
+    (found,) = read_lineages(told_run.bus_log(), [SampleId.parse(sample)])
+    return found
+
+
+@pytest.mark.parametrize(("sample", "expected"), FATES.items())
+def test_every_fate_is_told(sample: str, expected: Outcome) -> None:
+    """What became of a sample, whatever it was."""
+    assert expected == lineage_of(sample).outcome
+
+
+def test_a_trained_sample_leads_from_its_prompt_to_who_uses_the_result() -> None:
+    """Prompt, trajectory, scores, step and place in it, weights before and after, their users."""
+    found = lineage_of("1/0")
+    assert found.prompt is not None
+    assert found.scored is not None
+    assert found.trained is not None
+    assert (2, 0, 0, 1) == (
+        found.trained.step.step,
+        found.trained.index,
+        found.trained.micro_batch,
+        found.trained.num_samples,
+    )
+    assert {1: 1, 2: 0} == staleness(found)
+    assert [0, 1, 2] == sorted(found.published)
+    expected = ["logprob-0/0", "logprob-0/1", "rollout-0/0", "rollout-0/1"]
+    assert expected == sorted(found.loads)
+    assert {"rollout-0", "logprob-0"} == {load.worker for load in found.used_by}
+    assert {2} == {load.policy_version for load in found.used_by}
+
+
+def test_later_records_of_a_sample_are_copies() -> None:
+    """The first by offset counts; of a later one only the place is told."""
+    found = lineage_of("1/0")
+    assert found.trajectory is not None
+    assert 3 == len(found.trajectory.event.segments)
+    assert ["trajectories"] == [position.topic for position in found.copies]
+
+
+def test_a_dropped_group_names_its_successor() -> None:
+    """The prompt that replaces it lies under another group's id."""
+    assert "3" == lineage_of("2/0").replaced_by
+    assert "stale; issued again as group 3" in hops(lineage_of("2/0"))[-1].detail
+
+
+def test_all_samples_of_a_group() -> None:
+    """However many there are; also one that only a step or a letter knows."""
+    found = read_lineages(told_run.bus_log(), [], ["1", "4"])
+    fates = ("1/0 trained", "1/1 left out", "4/0 dead-lettered", "4/1 scored")
+    assert list(fates) == sorted(f"{one.sample} {one.outcome}" for one in found)
+
+
+def test_topics_may_come_in_any_order() -> None:
+    """The fold needs the order within a topic only."""
+    log = told_run.bus_log()
+    by_topic = [list(log.read_topic(topic, skip_unreadable=True)) for topic in TOPICS[:-1]]
+    told = set()
+    for seed in range(5):
+        random.Random(seed).shuffle(by_topic)
+        fold = LineageFold([], ["0", "1", "2", "4"])
+        for records in by_topic:
+            for record in records:
+                fold.apply(record)
+        told.add(frozenset(f"{one.sample} {one.outcome} {one.loads}" for one in fold.lineages()))
+    assert 1 == len(told)
+
+
+def test_the_fold_keeps_nothing_of_others() -> None:
+    """A step is kept with the samples of the wanted group only."""
+    found = lineage_of("0/1")
+    assert found.trained is not None
+    assert {"0"} == {ref.group_id for ref in found.trained.step.samples}
+    fold = LineageFold([SampleId("0", 1)])
+    for kind in (Prompt, StepCompleted, PolicyLoaded):
+        for record in told_run.bus_log().read(kind):
+            fold.apply(record)
+    assert ["0/1"] == [str(one.sample) for one in fold.lineages()]
+
+
+def test_hops_are_in_the_order_of_time() -> None:
+    """Each names who, what and where; weights are told apart from the sample's own way."""
+    told = hops(lineage_of("0/0"))
+    own = [(hop.role, hop.what) for hop in told if hop.is_own]
+    expected = [
+        ("prompts", "issued"),
+        ("rollout", "sampled"),
+        ("logprob", "scored"),
+        ("trainer", "step 1"),
+    ]
+    assert expected == own
+    assert sorted(hop.at_ms for hop in told) == [hop.at_ms for hop in told]
+    sampled = next(hop for hop in told if hop.what == "sampled")
+    assert 250 == sampled.until_ms - sampled.at_ms
+    assert "3 tokens, version 0; stop; reward 1" in sampled.detail
+    assert str(sampled.position).startswith("trajectories[")
+
+
+@pytest.mark.parametrize("text", ["12", "12/", "/3", "e1/2", "-1/0", "12/3/0", ""])
+def test_a_sample_that_is_written_wrongly_is_refused(text: str) -> None:
+    """With an example of how it is written."""
+    with pytest.raises(ValueError, match="GROUP/SAMPLE, as 12/3"):
+        SampleId.parse(text)
+
+
+def test_names_of_groups() -> None:
+    """Numbers, and evaluations by version and row."""
+    assert [True, True, False, False] == [is_group(t) for t in ("7", "e0-3", "7/1", "runs/demo")]

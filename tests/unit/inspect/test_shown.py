@@ -1,0 +1,262 @@
+"""What people see of a sample: on the terminal, on the page, in pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console, RenderableType
+
+from schemas.events import Tensor, Trajectory
+from streams.lineage import SampleId
+from streams.lineage_read import read_lineages
+from tests import factories as f
+from tests.unit.inspect import told_run
+from workers.inspect.as_json import json_line
+from workers.inspect.page import render
+from workers.inspect.page_style import CSS, SCRIPT
+from workers.inspect.page_tokens import WAYS
+from workers.inspect.story import Story, story
+from workers.inspect.terminal import seconds_text, table, whole
+from workers.inspect.timeline import timeline
+from workers.inspect.words import NUMBERS, Spelling
+
+SPELLING = Spelling(decode=told_run.decode, plain=told_run.decode, hash=f.HASH)
+VOID = {"meta", "br", "path", "rect", "circle", "input"}
+SAMPLES = ("0/0", "1/0", "2/0", "3/0", "4/0", "4/1", "e1-7/0")
+
+
+def stories(*samples: str, spelling: Spelling = SPELLING) -> list[Story]:
+    ids = [SampleId.parse(sample) for sample in samples]
+    return [story(one, spelling) for one in read_lineages(told_run.bus_log(), ids)]
+
+
+def printed(drawn: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=180, color_system=None)
+    console.print(drawn)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+class Balance(HTMLParser):
+    """Every tag that opens closes, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, ("1/0",), ("3/0",), ("4/0",)], ids=str)
+def test_the_page_is_whole_and_needs_nothing_else(samples: tuple[str, ...]) -> None:
+    """Tags balance, pictures are well-formed, no address is fetched."""
+    page = render(stories(*samples), "told", "today")
+    balance = Balance()
+    balance.feed(page)
+    assert [] == balance.open
+    for picture in re.findall(r"<svg.*?</svg>", page):
+        assert "img" == ElementTree.fromstring(picture).get("role")
+    assert not re.search(r"https?://|src=|@import|url\(", page)
+
+
+def test_every_way_to_colour_has_its_switch_and_its_rules() -> None:
+    """The page works without its script: classes of tokens, and rules that a switch turns on."""
+    page = render(stories("1/0"), "told")
+    for way in WAYS:
+        assert f'id="by-{way}"' in page
+        assert f"main:has(#by-{way}:checked)" in CSS
+    tokens = re.findall(r'<span class="([^"]*)" data-i', page)
+    assert "ap o" == tokens[0]
+    assert "ao v0 dl2 s1 e2" == tokens[6]
+    assert "ao v1 dh3 s2 e2" == tokens[10]
+
+
+def test_tips_have_the_numbers_of_every_token() -> None:
+    """As JSON beside the text; what nobody gave is null."""
+    page = render(stories("1/0"), "told")
+    text = re.search(r'<script type="application/json" id="data-s0">(.*?)</script>', page)
+    assert text is not None
+    facts = json.loads(text[1])
+    assert 11 == len(facts["ids"])
+    assert [None, -0.375] == [facts["proximal"][4], facts["proximal"][6]]
+    assert [None, 0, 1] == [segment["version"] for segment in facts["segments"]]
+
+
+def test_a_text_of_the_run_cannot_end_the_script_or_become_markup() -> None:
+    """What a model wrote is escaped everywhere."""
+    evil = Spelling(decode=lambda ids: "</script><b>" * len(ids), plain=str, hash=f.HASH)
+    page = render(stories("0/0", "1/0", spelling=evil), "told <b>")
+    assert 5 == len(re.findall("</script>", page)) + 2  # two of facts, one of the page
+    assert "<b></b>" not in page.replace(SCRIPT, "")
+    assert "told &lt;b&gt;" in page
+
+
+def test_the_page_tells_group_segments_and_facts() -> None:
+    """What an advantage compares with, who scored what, the expected answer, experts."""
+    page = render(stories("0/1", "1/0"), "told")
+    for words in (
+        "Its group in the step",
+        "<tr class=self><td>0/1</td>",
+        "left out: reward",
+        "1 (sampled)",
+        "expected answer",
+        "trained in step",
+        "0,1 → 2",
+    ):
+        assert words in page
+
+
+def test_experts_are_drawn_by_layer() -> None:
+    """A cell for each expert that a token went to."""
+    event = told_run.rollout("7", 0, 0)[1]
+    assert isinstance(event, Trajectory)
+    routed = f.with_experts().routed_experts
+    fields = {name: getattr(event, name) for name in Trajectory.__slots__}
+    log = told_run.bus_log([Trajectory(**{**fields, "routed_experts": routed})])
+    (found,) = read_lineages(log, [SampleId("7", 0)])
+    page = render([story(found, SPELLING)], "told")
+    assert "2 layers, 2 of 28 experts a token" in page
+    assert "layer 1, expert 3: 14% of the tokens" in page
+
+
+def test_a_timeline_has_a_bar_for_each_hop() -> None:
+    """Waits are dashed, weights are diamonds, what went wrong is red."""
+    (trained, dead) = stories("0/0", "4/0")
+    assert 4 == timeline(trained.hops).count('class="work"')
+    assert 3 == timeline(trained.hops).count('class="wait"')
+    assert 1 == timeline(dead.hops).count('class="work bad"')
+    assert "" == timeline(())
+
+
+def test_the_terminal_tells_the_same() -> None:
+    """Figures, tokens, worst tokens and every hop with its place."""
+    told = printed(whole(stories("1/0")[0], "difference"))
+    for words in (
+        "trained   step 2   reward 1   mismatch 0.5   staleness 0,1   tokens 6   versions 0,1",
+        "<bos>2+3=56<eos>56<eos>",
+        "+5.00e-01",
+        "issued",
+        "trajectories[",
+        "made by step 2",
+        "later records of the same sample, which nobody uses: trajectories[",
+    ):
+        assert words in told
+
+
+def test_a_narrow_terminal_has_the_places_too() -> None:
+    """Behind the words instead of in a column of their own."""
+    wide, narrow = (printed(whole(stories("0/0")[0], width=width)) for width in (120, 100))
+    assert "where" in wide
+    assert "where" not in narrow
+    assert "reward 1  trajectories[" in narrow
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("color", ["author", "version", "difference"])
+def test_every_fate_can_be_shown(sample: str, color: str) -> None:
+    """Also of what was never sampled."""
+    assert sample in printed(whole(stories(sample)[0], color))
+
+
+def test_a_list_has_a_line_for_each() -> None:
+    """With the text that it is about."""
+    lines = printed(table(stories(*SAMPLES), "told: all")).splitlines()
+    assert "told: all" == lines[0].strip()
+    assert list(SAMPLES) == [line.split()[0] for line in lines[2:]]
+    assert "2 + 3 =" in lines[2]
+
+
+def test_json_has_everything() -> None:
+    """One line; nulls where nobody gave a number; floats as short as they were sent."""
+    line = json_line(stories("1/0")[0])
+    assert "\n" not in line
+    told = json.loads(line)
+    assert ("trained", 2, [0, 1], [1, 0]) == (
+        told["outcome"],
+        told["made_version"],
+        told["versions"],
+        told["staleness"],
+    )
+    assert [None, 0.0, -0.125, 0.5] == told["tokens"]["difference"][4:8]
+    assert told["hops"][0]["position"] is None or "@" in told["hops"][0]["position"]
+    unsampled = json.loads(json_line(stories("3/0")[0]))
+    assert (None, None, "issued") == (
+        unsampled["tokens"],
+        unsampled["mismatch"],
+        unsampled["outcome"],
+    )
+
+
+def test_another_tokenizer_is_noticed() -> None:
+    """Wrong words would be worse than none."""
+    other = Spelling(decode=told_run.decode, plain=told_run.decode, hash="other")
+    (found,) = stories("0/0", spelling=other)
+    assert "tokens are numbers: the run had another tokenizer" == found.problem
+    assert "5 " == found.words[5]
+    assert "" == stories("0/0", spelling=NUMBERS)[0].problem
+
+
+def test_tensors_that_do_not_fit_are_named() -> None:
+    """The lineage is shown all the same."""
+    prompt, trajectory, scored = told_run.scored("7", 0, 0)
+    del scored
+    broken = f.scored(trajectory, scores=(f.score(2, 0),))  # type: ignore[arg-type]
+    (found,) = read_lineages(told_run.bus_log([prompt, trajectory, broken]), [SampleId("7", 0)])
+    shown = story(found, SPELLING)
+    assert "its tokens cannot be read: a segment of 3 tokens" in shown.problem
+    assert 3 == len(shown.hops)
+    assert "cannot be read" in printed(whole(shown))
+    assert "cannot be read" in render([shown], "told")
+
+
+def test_a_long_text_is_cut_in_a_list_only() -> None:
+    """A strip of differences has a bounded number of columns too."""
+    prompt, *_ = told_run.rollout("7", 0, 0)
+    long = f.trajectory(
+        group_id="7",
+        sample=0,
+        segments=(
+            f.prompt_segment(5),
+            f.policy_segment(3000, 0, token_ids=f.int32s(3000)),
+        ),
+    )
+    (found,) = read_lineages(told_run.bus_log([prompt, long]), [SampleId("7", 0)])
+    shown = story(found, SPELLING)
+    page = render([shown, shown], "told")
+    assert 3005 == len(shown.words)
+    assert "…" in printed(table([shown], ""))
+    strips = re.findall(r'<svg class="strip".*?</svg>', page)
+    assert 160 == strips[0].count("<rect")
+
+
+def test_seconds_are_told_as_people_do() -> None:
+    """Milliseconds where they matter, minutes where they do not."""
+    expected = ["+0.120 s", "-0.001 s", "+12.3 s", "+3 min"]
+    assert expected == [seconds_text(s) for s in (0.12, -0.001, 12.345, 181.0)]
+
+
+def test_a_rollout_without_a_token_is_shown() -> None:
+    """An engine that was stopped at once."""
+    event = f.trajectory(group_id="7", sample=0, segments=())
+    (found,) = read_lineages(told_run.bus_log([event]), [SampleId("7", 0)])
+    shown = story(found, SPELLING)
+    assert "7/0" in render([shown, shown], "told")
+    assert "7/0" in printed(whole(shown))
+
+
+def test_a_tensor_of_experts_that_is_empty_is_not_drawn() -> None:
+    """A model without experts sends none, or none of any layer."""
+    none = Tensor(dtype="uint8", shape=(7, 0, 2), codec="raw", data=b"")
+    event = f.trajectory(group_id="7", sample=0, routed_experts=none)
+    (found,) = read_lineages(told_run.bus_log([event]), [SampleId("7", 0)])
+    assert "<h3>Experts" not in render([story(found, SPELLING)], "told")

@@ -1,0 +1,1 @@
+"""Runs and recordings as tables for other tools: Parquet or JSON lines, one documented schema."""

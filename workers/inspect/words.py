@@ -1,0 +1,55 @@
+"""The text of each token of a sequence, such that joined they are the text of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_WINDOW, _OVERLAP = 24, 8  # tokens decoded together; kept when the window moves on
+_LONGEST_CHARACTER = 8  # tokens
+_TORN = "\ufffd"  # what decoders give for the first bytes of a character
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """How tokens become text."""
+
+    decode: Callable[[Sequence[int]], str]  # special tokens are shown
+    plain: Callable[[Sequence[int]], str]  # special tokens are left out
+    hash: str  # of the tokenizer; empty: tokens are shown as numbers
+
+
+def _numbers(token_ids: Sequence[int]) -> str:
+    return "".join(f"{token} " for token in token_ids)
+
+
+NUMBERS = Spelling(decode=_numbers, plain=_numbers, hash="")
+"""Where there is no tokenizer."""
+
+
+def words(token_ids: Sequence[int], spelling: Spelling) -> list[str]:
+    """One text for each token.
+
+    A character that takes several tokens stands at the last of them. Only the tokens of a short
+    window are decoded again for the next one, so the time grows with the length, not its square.
+    """
+    if not spelling.hash:
+        return [f"{token} " for token in token_ids]
+    decode = spelling.decode
+    found: list[str] = []
+    start, shown = 0, ""
+    torn = 0  # tokens of an unfinished character
+    for end in range(1, len(token_ids) + 1):
+        whole = decode(token_ids[start:end])
+        is_torn = whole.endswith(_TORN) and torn + 1 < _LONGEST_CHARACTER
+        if is_torn and end < len(token_ids):
+            torn += 1
+            found.append("")
+            continue
+        torn = 0
+        found.append(whole[len(shown) :])
+        shown = whole
+        if end - start >= _WINDOW:
+            start = end - _OVERLAP
+            shown = decode(token_ids[start:end])
+    return found
