@@ -8,7 +8,9 @@ from typing import Literal
 
 from streams.errors import ConfigError
 from workers.config_checks import not_negative, positive
+from workers.config_data import DataSection
 from workers.config_operation import DeadLettersSection, DeadlinesSection, DemoSection
+from workers.config_reward import RewardSection
 from workers.config_trainer import TrainerSection
 
 
@@ -71,16 +73,6 @@ class BrokerSection:
                 f"broker.replication is {self.replication}, but broker.bootstrap is empty: "
                 "the embedded broker is one node"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSection:
-    """Problems: JSON lines with `prompt` (text or chat messages), `answer`, free fields."""
-
-    train: str = ""
-    """File to learn from."""
-    held_out: str = ""
-    """File to evaluate on; empty: no evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,22 +151,6 @@ class RolloutSection:
         not_negative("rollout", temperature=self.temperature, top_k=self.top_k)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"rollout.top_p must be in (0, 1], got {self.top_p}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardSection:
-    """Judging answers."""
-
-    verifier: str = "exact"
-    """`exact`, `numeric`, or `file.py:function` called with (prompt, completion, answer, metadata)
-    in a process of its own."""
-    require_stop: bool = True
-    """An answer cut at max_new_tokens earns 0."""
-    timeout_s: float = 10.0
-    """Longest time for one judgement by user code."""
-
-    def __post_init__(self) -> None:
-        positive("reward", timeout_s=self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,15 @@
 """TOML files and dotted overrides into a `RunConfig`, every value with its origin.
 
-Files merge deeply from left to right, overrides come last. Each layer is checked by itself before
-it is merged, so that an error names the file that holds it.
+Files merge deeply from left to right, each behind what it extends; overrides come last.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-import tomllib
-import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +17,38 @@ import msgspec
 
 from streams.errors import ConfigError
 from workers.config import RunConfig
+from workers.config_layers import (
+    Layer,
+    Tree,
+    file_layers,
+    override_layer,
+    pairs,
+    put,
+    read,
+    tree_layer,
+)
 
-Tree = dict[str, Any]
 
-_TYPES: dict[Any, Mapping[str, Any]] = {}  # of each dataclass, resolved once
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One layer's word on a field."""
 
-_PATHS = frozenset({"data.train", "data.held_out", "model.path", "broker.jars_dir"})
-_SECRET = re.compile(r"(password|passphrase|secret|key\.pem|private\.key)$")
+    value: Any  # as the layer has it; a secret is a reference
+    place: str  # `file:line:column`, or the override
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A configuration, and who set which field: dotted name -> file or override."""
+    """A configuration, and who set which field."""
 
     config: RunConfig
-    origins: Mapping[str, str]
+    history: Mapping[str, tuple[Setting, ...]]
+    """By dotted name, first to last: the last one counts. Defaults are not in it."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """One source of values, by dotted name."""
-
-    origin: str
-    values: Mapping[str, Any]
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Where each value that is no default comes from, by dotted name."""
+        return {name: settings[-1].place for name, settings in self.history.items()}
 
 
 def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
@@ -61,15 +66,9 @@ def load(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfi
 
 def load_with_origins(paths: Sequence[str | Path], overrides: Sequence[str] = ()) -> Loaded:
     """As `load`, with the origin of every value that is not a default."""
-    layers = [_file_layer(Path(path)) for path in paths]
-    layers += [_override_layer(name, text) for name, text in _pairs(overrides)]
-    merged: Tree = {}
-    origins: dict[str, str] = {}
-    for layer in layers:
-        for name, value in layer.values.items():
-            _set(merged, name, value)
-            origins[name] = layer.origin
-    return Loaded(config=_build(merged, origins), origins=origins)
+    layers = [layer for path in paths for layer in file_layers(Path(path))]
+    layers += [override_layer(name, text) for name, text in pairs(overrides)]
+    return _merged(layers)
 
 
 def resolved_json(config: RunConfig) -> str:
@@ -90,27 +89,42 @@ def from_json(text: str) -> RunConfig:
         raise ConfigError(f"{origin}: line {err.lineno}, column {err.colno}: {err.msg}") from err
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin}: must be an object, got {type(tree).__name__}")
-    values = dict(_leaves(RunConfig, tree, "", origin))
-    merged: Tree = {}
-    for name, value in values.items():
-        _set(merged, name, value)
-    return _build(merged, dict.fromkeys(values, origin))
+    return _merged([tree_layer(tree, origin)]).config
 
 
-def resolve_secret(value: str) -> str:
+def resolve_secret(value: str, field: str = "") -> str:
     """`env:NAME` -> the variable, `file:PATH` -> the file without its last newline, else `value`.
+
+    Args:
+        field: of the configuration, for messages.
 
     Raises:
         ConfigError: the variable is not set, or the file cannot be read.
     """
     kind, _, name = value.partition(":")
+    wanted_by = f"wanted by {field} = {value!r}" if field else f"wanted by {value!r}"
     if kind == "env":
         if name not in os.environ:
-            raise ConfigError(f"environment variable {name} is not set (wanted by {value!r})")
+            raise ConfigError(f"environment variable {name} is not set ({wanted_by})")
         return os.environ[name]
     if kind == "file":
-        return _read(Path(name)).rstrip("\r\n")
+        try:
+            return read(Path(name)).rstrip("\r\n")
+        except ConfigError as err:
+            raise ConfigError(f"{err} ({wanted_by})") from err
     return value
+
+
+def _merged(layers: Sequence[Layer]) -> Loaded:
+    tree: Tree = {}
+    history: dict[str, tuple[Setting, ...]] = {}
+    for layer in layers:
+        for name, value in layer.values.items():
+            put(tree, name, value)
+            setting = Setting(value=value, place=layer.at(name))
+            history[name] = (*history.get(name, ()), setting)
+    loaded = {name: settings[-1].place for name, settings in history.items()}
+    return Loaded(config=_build(tree, loaded), history=history)
 
 
 def _build(tree: Tree, origins: Mapping[str, str]) -> RunConfig:
@@ -135,208 +149,14 @@ def _check_across(config: RunConfig) -> None:
             f"trainer.min_group_samples is {trainer.min_group_samples}, "
             f"but prompts.group_size is {prompts.group_size}: no group could be trained"
         )
-    if prompts.evaluate_every and not config.data.held_out:
+    if prompts.evaluate_every and not config.data.has_held_out:
         raise ConfigError(
             f"prompts.evaluate_every is {prompts.evaluate_every}, "
-            "but data.held_out is empty: there is nothing to evaluate on"
+            "but data.held_out is empty: there is nothing to evaluate on; name a file, or set "
+            "data.held_out_rows or data.held_out_fraction"
         )
     if trainer.micro_batch_tokens <= longest:
         raise ConfigError(
             f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "
             f"but rollout.max_new_tokens is {longest}: the longest sample would fit no micro-batch"
         )
-
-
-def _file_layer(path: Path) -> _Layer:
-    text = _read(path)
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        what, _, where = str(err).partition(" (at ")
-        where = where.rstrip(")") or "line 1, column 1"
-        if where == "end of document":
-            lines = text.split("\n")
-            where = f"line {len(lines)}, column {len(lines[-1]) + 1}"
-        raise ConfigError(f"{path}: {where}: malformed TOML: {what}") from err
-    folder = path.absolute().parent
-    values = {
-        name: _located(name, value, folder)
-        for name, value in _leaves(RunConfig, tree, "", str(path))
-    }
-    return _Layer(origin=str(path), values=values)
-
-
-def _override_layer(name: str, text: str) -> _Layer:
-    origin = f"override --{name}"
-    kind, path = _field(name.split("."), origin)
-    value = _scalar(text)
-    if _wrong(kind, value) and not _wrong(kind, text):
-        value = text  # `--run.id 7`: a text that happens to look like a number
-    tree: Tree = {}
-    _set(tree, path, value)
-    folder = Path.cwd()
-    values = {n: _located(n, v, folder) for n, v in _leaves(RunConfig, tree, "", origin)}
-    return _Layer(origin=origin, values=values)
-
-
-def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    words = iter(overrides)
-    for word in words:
-        name, equals, text = word.removeprefix("--").partition("=")
-        if not equals:
-            following = next(words, None)
-            if following is None:
-                raise ConfigError(f"override {word} has no value; write {word} VALUE")
-            text = following
-        yield name, text
-
-
-def _scalar(text: str) -> Any:  # noqa: ANN401
-    """`text` as a TOML value, or itself where it is none."""
-    try:
-        tree = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return tree["value"] if len(tree) == 1 else text
-
-
-def _leaves(cls: type, tree: Tree, prefix: str, origin: str) -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of a layer, each known and well-typed."""
-    for key, value in tree.items():
-        kind, name = _field([*prefix.split("."), key] if prefix else [key], origin)
-        if is_dataclass(kind) and isinstance(kind, type):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{origin}: {name} is a table, got {value!r}")
-            yield from _leaves(kind, value, name, origin)
-        elif typing.get_origin(kind) is dict and isinstance(value, dict):
-            for option, text in _flat(value, name):
-                _check(str, option, text, origin)
-                yield option, text
-        else:
-            _check(kind, name, value, origin)
-            yield name, value
-
-
-def _flat(tree: Tree, prefix: str) -> Iterator[tuple[str, Any]]:
-    """`sasl.username = ...` without quotes nests in TOML, but is one property to librdkafka."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}.{key}")
-        else:
-            yield f"{prefix}.{key}", value
-
-
-def _check(kind: Any, name: str, value: Any, origin: str) -> None:  # noqa: ANN401
-    secret = name.startswith("broker.options.") and _SECRET.search(name)
-    if secret and not str(value).startswith(("env:", "file:")):
-        raise ConfigError(f"{origin}: {name} is a secret: give it as env:NAME or file:PATH")
-    if wrong := _wrong(kind, value):
-        raise ConfigError(f"{origin}: {name} must be {_wanted(kind)}, got {value!r} ({wrong})")
-    item = next(iter(typing.get_args(kind)), None)
-    if is_dataclass(item) and isinstance(value, list):
-        for number, table in enumerate(value):
-            for key in set(table) - set(_types(item)):
-                known = ", ".join(_types(item))
-                raise ConfigError(f"{origin}: unknown field {name}[{number}].{key}; known: {known}")
-
-
-def _wrong(kind: Any, value: Any) -> str:  # noqa: ANN401
-    """Why `value` is no `kind`; empty if it is one."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "not a finite number"
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError as err:
-        return str(err)
-    return ""
-
-
-def _wanted(kind: Any) -> str:  # noqa: ANN401
-    if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return "an array"
-    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-    return names.get(kind, str(kind))
-
-
-def _field(names: Sequence[str], origin: str) -> tuple[Any, str]:
-    """The type of a dotted field and its name; a property of a free table is `str`."""
-    kind: Any = RunConfig
-    for depth, name in enumerate(names):
-        if typing.get_origin(kind) is dict:
-            return str, ".".join(names)
-        known = _types(kind) if is_dataclass(kind) else {}
-        if name not in known:
-            here, wanted = ".".join(names[:depth]), ".".join(names[: depth + 1])
-            raise ConfigError(f"{origin}: unknown field {wanted}{_nearest(here, name)}")
-        kind = known[name]
-    return kind, ".".join(names)
-
-
-def _types(cls: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    if cls not in _TYPES:
-        hints = typing.get_type_hints(cls)
-        _TYPES[cls] = {f.name: hints[f.name] for f in fields(cls)}
-    return _TYPES[cls]
-
-
-def _all_names(cls: Any, prefix: str = "") -> Iterator[str]:  # noqa: ANN401
-    for name, kind in _types(cls).items():
-        yield f"{prefix}{name}"
-        if is_dataclass(kind):
-            yield from _all_names(kind, f"{prefix}{name}.")
-
-
-def _nearest(section: str, name: str) -> str:
-    """`; did you mean ...?`: a like name here, else the same name elsewhere, else the likest."""
-    import difflib
-
-    known = list(_all_names(RunConfig))
-    dotted = f"{section}.{name}" if section else name
-    siblings = [n for n in known if n.rpartition(".")[0] == section]
-    namesakes = [n for n in known if n.rpartition(".")[2] == name]
-    # The namesake in a section below this one is meant more often than one far away.
-    namesakes.sort(key=lambda n: not n.startswith(f"{section}."))
-    close = (
-        difflib.get_close_matches(dotted, siblings, n=1, cutoff=0.85)
-        or namesakes
-        or difflib.get_close_matches(dotted, siblings, n=1)
-        or difflib.get_close_matches(dotted, known, n=1)
-    )
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
-    """`value`, with a path in it made absolute against the folder of who set it."""
-    if name in _PATHS:
-        return _absolute(value, folder) if value else value
-    if name == "reward.verifier" and ".py:" in value:
-        file, _, function = value.rpartition(":")
-        return f"{_absolute(file, folder)}:{function}"
-    if name.startswith("broker.options.") and value.startswith("file:"):
-        return f"file:{_absolute(value.removeprefix('file:'), folder)}"
-    return value
-
-
-def _absolute(path: str, folder: Path) -> str:
-    return os.path.normpath(folder / Path(path).expanduser())
-
-
-def _set(tree: Tree, name: str, value: Any) -> None:  # noqa: ANN401
-    """Put a value under its dotted name; what lies below a free table keeps its dots."""
-    *sections, leaf = name.split(".")
-    if name.startswith("broker.options."):
-        sections, leaf = ["broker", "options"], name.removeprefix("broker.options.")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-    tree[leaf] = value
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as err:
-        raise ConfigError(f"{path}: byte {err.start} is not UTF-8") from err
-    except OSError as err:
-        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from streams.errors import ConfigError
 
 if TYPE_CHECKING:
-    from workers.config import RewardSection
+    from workers.config_reward import RewardSection
 
 STOP = "stop"  # finish reason of an answer that its policy ended (engines.base.FinishReason)
 Metadata = Mapping[str, Any]

@@ -15,7 +15,8 @@ from streams.memory_log import MemoryLog
 from streams.topic import Topic
 from streams.topics import PROMPTS, STEPS, TOPICS
 from tests.factories import step_completed, trainer_started
-from workers.config import DataSection, ModelSection, PromptsSection, RunConfig
+from workers.config import ModelSection, PromptsSection, RunConfig
+from workers.config_data import DataSection
 from workers.config_trainer import TrainerSection
 from workers.context import Context
 from workers.prompts.dataset import ChatMessages

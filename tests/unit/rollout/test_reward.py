@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import ConfigError
-from workers.config import RewardSection
+from workers.config_reward import RewardSection
 from workers.rollout.reward import Judgement, RewardError, Verifier, make_verifier
 
 

@@ -79,7 +79,7 @@ def test_config_show(tmp_path, capsys):
     tree = tomllib.loads(text)
     assert 0 == main([*words, "--json"])
     assert json.loads(capsys.readouterr().out) == tree
-    assert f'id = "shown"  # {file}' in text
+    assert f'id = "shown"  # {file}:2:1' in text
     assert "steps = 7  # override --trainer.steps" in text
 
 

@@ -63,20 +63,20 @@ def test_override_types():
     [
         (
             "[trainer]\nstps = 3",
-            r"run.toml: unknown field trainer.stps; did you mean trainer.steps\?",
+            r"run.toml:2:1: unknown field trainer.stps; did you mean trainer.steps\?",
         ),
-        ("[trainr]\nsteps = 3", r"run.toml: unknown field trainr; did you mean trainer\?"),
+        ("[trainr]\nsteps = 3", r"run.toml:1:1: unknown field trainr; did you mean trainer\?"),
         ("[trainer]\nlr = 3", r"did you mean trainer.optimizer.lr\?"),
         ("[demo]\nkills = [{role='rollout', at=0.3, when=1}]", r"demo.kills\[0\].when"),
-        ("[trainer]\nsteps = 'ten'", r"run.toml: trainer.steps must be a whole number, got 'ten'"),
+        ("[trainer]\nsteps = 'ten'", r":2:1: trainer.steps must be a whole number, got 'ten'"),
         ("[trainer]\nsteps = 1.5", r"trainer.steps must be a whole number, got 1.5"),
         ("[trainer]\nsteps = true", r"trainer.steps must be a whole number, got True"),
         ("[trainer]\non_stale = 'keep'", r"trainer.on_stale must be one of 'mask', 'drop'"),
         ("[trainer.optimizer]\nlr = nan", r"trainer.optimizer.lr .*not a finite number"),
-        ("trainer = 3", r"run.toml: trainer is a table, got 3"),
-        ("[demo]\nkills = 3", r"demo.kills must be an array, got 3"),
-        ("[trainer]\nsteps = 0", r"run.toml: trainer.steps must be above 0, got 0"),
-        ("[run]\nid = 'a/b'", r"run.toml: run.id must be 1 to 100 letters"),
+        ("trainer = 3", r"run.toml:1:1: trainer is a table, got 3"),
+        ("[demo]\nkills = 3", r"demo.kills must be an array of tables, got 3"),
+        ("[trainer]\nsteps = 0", r"run.toml:2:1: trainer.steps must be above 0, got 0"),
+        ("[run]\nid = 'a/b'", r"run.toml:2:1: run.id must be 1 to 100 letters"),
         ("[run]\nid = ''", r"run.id must be"),
         ("[run]\ndir = 'runs/{name}'", r"run.dir must be a path with no other braces"),
         ("[trainer]\nmin_group_samples = 9", r"trainer.min_group_samples is 9, but prompts.group"),
@@ -84,9 +84,9 @@ def test_override_types():
         ("[broker]\nreplication = 3", r"broker.replication is 3, but broker.bootstrap is empty"),
         ("[rollout]\nmax_new_tokens = 20000", r"the longest sample would fit no micro-batch"),
         ("[broker.options]\n'sasl.password' = 'x'", r"'?sasl.password is a secret: give it as env"),
-        ("[trainer\nsteps = 3", r"run.toml: line 1, column 9: malformed TOML"),
-        ("[trainer]\nsteps = ", r"run.toml: .*line 2, column 9: malformed TOML"),
-        ("[trainer]\nname = 'x", r"run.toml: line 2, column \d+: malformed TOML"),
+        ("[trainer\nsteps = 3", r"run.toml:1:9: malformed TOML"),
+        ("[trainer]\nsteps = ", r"run.toml:2:9: malformed TOML"),
+        ("[trainer]\nname = 'x", r"run.toml:2:\d+: malformed TOML"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, text, message):
@@ -211,6 +211,6 @@ def test_origins(tmp_path):
     origins = load_with_origins([file], ["trainer.steps=6"]).origins
     expected = {
         "trainer.steps": "override --trainer.steps",
-        "trainer.groups_per_step": str(file),
+        "trainer.groups_per_step": f"{file}:3:1",
     }
     assert expected == origins
