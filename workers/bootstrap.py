@@ -16,6 +16,7 @@ from streams.topic_plan import TopicPlan
 from workers.config import RunConfig
 from workers.config_load import resolve_secret
 from workers.context import Context
+from workers.hub import model_folder
 from workers.runtime import Role
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _prompts(context: Context) -> Role:
     from workers.prompts.worker import PromptsWorker
     from workers.tokenizer import Tokenizer
 
-    return PromptsWorker(context, Tokenizer.load(context.config.model.path))
+    return PromptsWorker(context, Tokenizer.load(model_folder(context.config.model.path)))
 
 
 def _rollout(context: Context) -> Role:
@@ -157,7 +158,7 @@ def _rollout(context: Context) -> Role:
 
     config = context.config.rollout
     engine = BuiltinEngine(
-        Path(context.config.model.path),
+        model_folder(context.config.model.path),
         slots=config.slots,
         threads=context.config.model.threads,
         capture_experts=config.capture_experts,
@@ -166,7 +167,7 @@ def _rollout(context: Context) -> Role:
     sampler = Sampler(
         engine=engine,
         verifier=make_verifier(context.config.reward),
-        tokenizer=Tokenizer.load(context.config.model.path),
+        tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
         sampling=Sampling(
             temperature=config.temperature,
             top_p=config.top_p,
@@ -184,7 +185,7 @@ def _logprob(context: Context) -> Role:
     from workers.logprob.worker import make_worker
 
     scorer = BuiltinScorer(
-        Path(context.config.model.path),
+        model_folder(context.config.model.path),
         versions_held=context.config.logprob.versions_held,
         pull_deadline_s=context.config.weights.pull_deadline_s,
         threads=context.config.model.threads,
@@ -198,7 +199,7 @@ def _trainer(context: Context) -> Role:
     from workers.weights.file import FileWeightServer
 
     config = context.config
-    training = Training(Path(config.model.path), config.trainer, config.model.threads)
+    training = Training(model_folder(config.model.path), config.trainer, config.model.threads)
     server = FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=config.weights.versions_served)
     return TrainerWorker(context, context.bus, training, server)
 

@@ -15,11 +15,12 @@ from tests.contract.engine_rigs import announced, collect, drive, request
 from tests.unit.trainer.trainer_builders import random_samples
 from workers.config_trainer import TrainerSection
 from workers.engines import selfcheck
-from workers.engines.attention import EAGER, SDPA, Attention, attention_of
+from workers.engines.attention import Attention, attention_of
 from workers.engines.base import EngineError, SampleRequest, TokenSequence
 from workers.engines.builtin import BuiltinEngine
 from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.model import load_model, weights_of
+from workers.engines.library import EAGER, SDPA, library_model
+from workers.engines.model import load_model, model_class, read_config, weights_of
 from workers.engines.selfcheck import check_scoring, padding_difference
 from workers.trainer.advantage import group_advantages
 from workers.trainer.packing import pack
@@ -149,3 +150,15 @@ def test_attention_is_computed_by_what_the_family_needs(tmp_path: Path) -> None:
     assert [{"full_attention": None}, mixed, mixed, {"sliding_attention": 5}] == [
         dict(attention.windows) for attention in found
     ]
+
+
+@pytest.mark.parametrize("name", families.SAMPLED)
+def test_what_loading_chooses_is_known_before(name: str, tmp_path: Path) -> None:
+    """`doctor` reads from sources what the classes say of themselves."""
+    folder = families.make(name, tmp_path)
+    config = read_config(folder)
+    found = library_model(config)
+    cls = model_class(folder)
+    assert found is not None
+    assert (True, bool(cls._supports_sdpa)) == (found.has_class, found.has_sdpa)
+    assert cls._can_set_experts_implementation() == found.has_expert_kernels

@@ -14,14 +14,10 @@ from dataclasses import dataclass, field
 import torch
 
 from workers.engines.base import EngineError
+from workers.engines.library import FULL, KNOWN_LAYERS, LINEAR, SDPA, SLIDING
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
 _Seen = Callable[[int | None], torch.Tensor]
-
-FULL, SLIDING = "full_attention", "sliding_attention"
-LINEAR = "linear_attention"  # a state instead of keys: whole sequences only, no cache of ours
-_KNOWN = {FULL, SLIDING, LINEAR}
-SDPA, EAGER = "sdpa", "eager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +89,10 @@ def attention_of(model: torch.nn.Module) -> Attention:
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
-    if foreign := sorted(kinds - _KNOWN):
+    if foreign := sorted(kinds - KNOWN_LAYERS):
         raise EngineError(
             f"a {config.model_type} has layers of kind {', '.join(foreign)}; "
-            f"known are {', '.join(sorted(_KNOWN))}"
+            f"known are {', '.join(sorted(KNOWN_LAYERS))}"
         )
     if SLIDING in kinds and window is None:
         raise EngineError(f"a {config.model_type} has sliding layers and no sliding_window")
@@ -104,14 +100,3 @@ def attention_of(model: torch.nn.Module) -> Attention:
         kinds = {FULL if window is None else SLIDING}
     windows = {kind: window if kind == SLIDING else None for kind in sorted(kinds)}
     return Attention(implementation=config._attn_implementation, windows=windows)
-
-
-def implementation_for(model_class: type, config: Mapping[str, object]) -> str:
-    """`sdpa` where it computes what the model defines, else `eager`.
-
-    sdpa has no place for attention sinks (such classes say that they do not support it), nor for
-    soft-capped scores (Gemma 2, https://arxiv.org/abs/2408.00118), which it would leave out.
-    """
-    if config.get("attn_logit_softcapping") or not getattr(model_class, "_supports_sdpa", False):
-        return EAGER
-    return SDPA

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.engines.attention import SDPA, Attention, implementation_for
+from workers.engines.attention import Attention
 from workers.engines.base import EngineError
 from workers.engines.folder import (
     eos_ids_of,
     module_name,
     num_experts_of,
     read_config,
-    text_fields,
 )
+from workers.engines.library import SDPA, chosen_attention
 from workers.weights.channel import WeightError
 from workers.weights.layout import layout_difference, layout_of
 
@@ -112,7 +112,7 @@ def load_model(folder: Path | str, dtype: str = "float32") -> torch.nn.Module:
         model = cls.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
-            attn_implementation=implementation_for(cls, text_fields(config)),
+            attn_implementation=chosen_attention(config, has_sdpa=bool(cls._supports_sdpa)),
             local_files_only=True,
             **extra,
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from schemas.events import NO_VERSION, Prompt
 from streams.codec import outgoing
@@ -22,6 +21,7 @@ from streams.topics import PROMPTS, STEPS
 from workers.context import Context
 from workers.control import RUNNING, ControlFollower
 from workers.foreign import ForeignRecords
+from workers.hub import model_folder
 from workers.prompts.dataset import Dataset, Order
 from workers.prompts.issue import PlannedGroup, PromptEncoder, PromptWriter
 from workers.prompts.issued import Issued, read_issued
@@ -236,7 +236,7 @@ class PromptsWorker:
 def _tokenizer(model_path: str) -> PromptEncoder:
     from workers.tokenizer import Tokenizer
 
-    return Tokenizer.load(model_path)
+    return Tokenizer.load(model_folder(model_path))
 
 
 def longest_sequence(model_path: str) -> int | None:
@@ -245,7 +245,7 @@ def longest_sequence(model_path: str) -> int | None:
     Raises:
         ConfigError: no readable `config.json` there.
     """
-    file = Path(model_path) / "config.json"
+    file = model_folder(model_path) / "config.json"
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:

@@ -17,6 +17,7 @@ from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
 from workers.config import RunConfig
 from workers.config_load import from_json, resolved_json
 from workers.context import Context
+from workers.hub import model_folder
 from workers.trainer.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -107,8 +108,9 @@ def _hashes(config: RunConfig) -> dict[str, str]:
     files = {
         "train": Path(config.data.train),
         "held_out": Path(config.data.held_out),
-        "tokenizer": Path(config.model.path) / "tokenizer.json",
     }
+    if config.model.path:
+        files["tokenizer"] = model_folder(config.model.path) / "tokenizer.json"
     return {name: _sha256(path) for name, path in files.items() if path.is_file()}
 
 
