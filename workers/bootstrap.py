@@ -151,7 +151,7 @@ def _prompts(context: Context) -> Role:
 def _rollout(context: Context) -> Role:
     from workers.engines.base import Sampling
     from workers.engines.builtin import BuiltinEngine
-    from workers.rollout.reward import make_verifier
+    from workers.rollout.make_verifier import make_verifier
     from workers.rollout.sampling import Sampler
     from workers.rollout.worker import make_worker
     from workers.tokenizer import Tokenizer

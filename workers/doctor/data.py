@@ -12,7 +12,8 @@ from workers.doctor.check import Check, ok
 from workers.doctor.model import ModelFolder
 from workers.prompts.dataset import Dataset, Row
 from workers.prompts.issue import PromptWriter, text_of
-from workers.rollout.reward import STOP, RewardError, make_verifier
+from workers.rollout.make_verifier import make_verifier
+from workers.rollout.reward import STOP, RewardError
 
 WHOLE_FILE_BYTES = 64_000_000  # a larger one is left to the role, which reads it beside the others
 

@@ -1,28 +1,18 @@
-"""Judge an answer: built-in verifiers, and a user's function in processes of its own.
+"""What it is to judge an answer: the port that rollout workers, `try` and `doctor` use.
 
-`judge` may be called from any thread. Built-ins take microseconds; a user's function takes up to
-`reward.timeout_s`, so call it from a thread pool, never from an event loop.
+`judge` may be called from any thread. It takes up to `reward.timeout_s`, so call it from a thread
+pool, never from an event loop. `make_verifier` is in `make_verifier.py`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
-
-from streams.errors import ConfigError
-
-if TYPE_CHECKING:
-    from workers.config_reward import RewardSection
+from typing import Any, Protocol, Self
 
 STOP = "stop"  # finish reason of an answer that its policy ended (engines.base.FinishReason)
 Metadata = Mapping[str, Any]
-
-# A sign counts only where no number stands before it: the last number of "10-3" is 3.
-_NUMBER = re.compile(r"(?:(?<![0-9.])[-+])?(?:[0-9]+(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)")
 
 
 class RewardError(Exception):
@@ -71,37 +61,9 @@ class Verifier(Protocol):
         """Close."""
 
 
-class Judge(Protocol):
-    """What gives the reward of a whole answer."""
-
-    def __call__(self, prompt: str, completion: str, answer: str, metadata: Metadata) -> Judgement:
-        """See `Verifier.judge`."""
-
-
-def exact(prompt: str, completion: str, answer: str, metadata: Metadata) -> Judgement:
-    """1 if completion and answer are equal but for white space around them."""
-    del prompt, metadata
-    return Judgement(reward=float(completion.strip() == answer.strip()))
-
-
-def numeric(prompt: str, completion: str, answer: str, metadata: Metadata) -> Judgement:
-    """1 if the completion's last number equals the answer; commas separate numbers.
-
-    Raises:
-        RewardError: the answer is not a number.
-    """
-    del prompt, metadata
-    try:
-        wanted = Decimal(answer.strip())
-    except InvalidOperation:
-        wanted = Decimal("NaN")
-    if not wanted.is_finite():
-        raise RewardError(f"verifier numeric: the row's answer {answer!r} is not a number")
-    numbers = _NUMBER.findall(completion)
-    return Judgement(reward=float(bool(numbers) and Decimal(numbers[-1]) == wanted))
-
-
-BUILT_IN: dict[str, Judge] = {"exact": exact, "numeric": numeric}
+# Gives the reward of a whole answer: (prompt, completion, answer, metadata), as `Verifier.judge`;
+# keyword arguments are options.
+Judge = Callable[..., Judgement]
 
 
 class RuleVerifier:
@@ -136,23 +98,3 @@ class RuleVerifier:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def make_verifier(section: RewardSection) -> Verifier:
-    """The verifier that the configuration names, ready to judge.
-
-    Raises:
-        ConfigError: an unknown name, or a file or function that cannot be loaded.
-    """
-    if section.verifier in BUILT_IN:
-        return RuleVerifier(BUILT_IN[section.verifier], require_stop=section.require_stop)
-    file, colon, function = section.verifier.rpartition(":")
-    if not colon or not file or not function:
-        raise ConfigError(
-            f"reward.verifier must be one of {', '.join(BUILT_IN)} or `file.py:function`, "
-            f"got {section.verifier!r}"
-        )
-    from workers.rollout.user_verifier import UserVerifier
-
-    user = UserVerifier(file, function, section.timeout_s)
-    return RuleVerifier(user, require_stop=section.require_stop, close=user.close)

@@ -1,82 +1,186 @@
-"""The child process that runs a user's reward function: one JSON line in, one JSON line out.
+"""The child process that runs a reward function: one JSON line in, one JSON line out.
 
 Started by path with `python -P`, so it imports nothing of ours and nothing of ours is importable
-under a short name. Arguments: the file descriptor of a connected socket, the user's file, the
-name of the function. First it says `{"ready": true}` or `{"error": ...}`; then it answers each
-request, an object of `prompt`, `completion`, `answer` and `metadata`, with
-`{"reward": number, "parts": {name: number}}` or `{"error": text}`.
+under a short name. Arguments: the file descriptor of a connected socket, and a JSON object of
+`file` or `module`, `function`, `options` (keyword arguments for it) and `memory_mb`. First it says
+`{"ready": "file:line"}` or `{"error": ...}`; then it answers each request, an object of `prompt`,
+`completion`, `answer` and `metadata`, with `{"reward": number, "parts": {name: number}}` or
+`{"error": text}`. The request `{"where": true}` is answered at once, amid user code, with
+`{"where": "file:line"}` of what that code is doing.
+
+Standard output is the worker's standard error, so nothing that user code prints can be taken for
+an answer.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import importlib.util
+import inspect
 import json
 import math
 import numbers
 import os
 import queue
+import resource
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 Reply = dict[str, Any]
 
+WANTED = "(prompt, completion, answer, metadata)"
+OUT_OF_MEMORY = 137  # exit status, as of a process that the kernel killed for it
+_MEMORY_POLL_S = 0.05
 
-class NoFunctionError(Exception):
-    """The file has been run, and has not what was named."""
+
+class UnusableError(Exception):
+    """The code has been run, and cannot be called as wanted; says why."""
 
 
-def load(file: Path, name: str) -> Callable[..., object]:
-    """The function `name` of `file`; modules beside the file can be imported by it.
+def load(spec: Reply) -> tuple[Callable[..., object], str]:
+    """The function that `spec` names, and the file it was looked for in.
+
+    Modules beside a file can be imported by it; a module is looked for in the working folder last.
 
     Raises:
-        NoFunctionError: the file has no such function.
-        Exception: whatever the file raises.
+        UnusableError: no such function, or one that does not take what it is called with.
+        Exception: whatever the user's code raises.
     """
-    sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    name = spec["function"]
+    if file := spec.get("file", ""):
+        sys.path.insert(0, str(Path(file).parent))
+        module_spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+        if module_spec is None or module_spec.loader is None:
+            raise UnusableError(f"{file} is not a Python file")
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules[module_spec.name] = module
+        module_spec.loader.exec_module(module)
+    else:
+        sys.path.append(str(Path.cwd()))
+        module = importlib.import_module(spec["module"])
+        file = getattr(module, "__file__", None) or spec["module"]
     function = getattr(module, name, None)
     if not callable(function):
-        known = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == spec.name]
-        raise NoFunctionError(f"{file} has no function {name!r} (it has: {', '.join(known)})")
-    return function  # type: ignore[no-any-return]
+        own = [
+            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
+        ]
+        raise UnusableError(f"{file} has no function {name!r} (it has: {', '.join(own)})")
+    _check_signature(function, spec["options"], file)
+    return function, file
 
 
-def where(error: BaseException, file: Path) -> str:
+def place_of(function: Callable[..., object], file: str) -> str:
+    """`file:line` of the function's definition, as far as that is known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else file
+
+
+def where(error: BaseException, file: str) -> str:
     """`file:line` of the innermost frame in the user's file, or of the innermost at all."""
-    frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
-    own = [frame for frame in frames if frame.filename == str(file)]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
     innermost = (own or list(frames))[-1]
     return f"{innermost.filename}:{innermost.lineno}"
 
 
-def reply_of(returned: object, function: str) -> Reply:
-    """What the function returned: a number, or a number and named parts of it."""
+def reply_of(returned: object, place: str) -> Reply:
+    """What the function returned: a number, named parts, or a number and named parts of it.
+
+    Of a mapping alone the part called `reward` is the reward; without one it is their sum.
+    """
     reward = returned
-    parts: dict[str, object] = {}
-    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
+    parts: dict[Any, object] = {}
+    if isinstance(returned, dict) and returned:
+        parts = dict(returned)
+        reward = parts.pop("reward", None) if "reward" in parts else _sum(parts)
+    elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict):
         reward, parts = returned
     values: dict[str, float] = {}
     for name, value in (*parts.items(), ("", reward)):
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             what = f"part {name!r} is" if name else "returned"
             return {
-                "error": f"{function} {what} {_brief(value)}; wanted a finite number, "
-                "or (number, {part: number})"
+                "error": f"{place} {what} {_brief(value)}; wanted a finite number, "
+                "{part: number}, or (number, {part: number})"
             }
         values[str(name)] = float(value)
     return {"reward": values.pop(""), "parts": values}
+
+
+def answer(
+    function: Callable[..., object], request: Reply, spec: Reply, runner: asyncio.Runner
+) -> Reply:
+    """Call the user's function; whatever it raises becomes the reply."""
+    file = spec.get("file", "")
+    try:
+        returned = function(
+            request["prompt"],
+            request["completion"],
+            request["answer"],
+            request["metadata"],
+            **spec["options"],
+        )
+        if inspect.iscoroutine(returned):
+            returned = runner.run(returned)
+    except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
+        return {
+            "error": f"{where(err, file)}: {spec['function']} raised {type(err).__name__}: {err}"
+        }
+    return reply_of(returned, place_of(function, file))
+
+
+def limit_memory(memory_mb: int, *, by_kernel: bool = sys.platform == "linux") -> None:
+    """Let this process have no more than `memory_mb` of memory; 0: no limit.
+
+    On Linux an allocation beyond it fails (RLIMIT_DATA counts what is private and writable, so a
+    library that only reserves addresses costs nothing). Elsewhere no limit of the kernel's holds,
+    so a thread watches the peak and ends the process.
+    """
+    size = memory_mb << 20
+    if not size:
+        return
+    if by_kernel:
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    else:
+        threading.Thread(target=_watch_memory, args=(size,), name="memory", daemon=True).start()
+
+
+def _watch_memory(size: int) -> NoReturn:
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, bytes
+    while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit <= size:
+        time.sleep(_MEMORY_POLL_S)
+    os._exit(OUT_OF_MEMORY)
+
+
+def _check_signature(function: Callable[..., object], options: Reply, file: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a compiled function: the first call will tell
+        return
+    try:
+        signature.bind("", "", "", {}, **options)
+    except TypeError as err:
+        name = getattr(function, "__name__", "it")
+        extra = f" and the options {', '.join(options)} by keyword" if options else ""
+        raise UnusableError(
+            f"{place_of(function, file)}: {name}{signature} cannot be called with {WANTED}{extra}: "
+            f"{err}"
+        ) from None
+
+
+def _sum(parts: dict[Any, object]) -> object:
+    values = [value for value in parts.values() if isinstance(value, numbers.Real)]
+    return math.fsum(values) if len(values) == len(parts) else 0.0  # the wrong part is named anyway
 
 
 def _brief(value: object) -> str:
@@ -84,50 +188,61 @@ def _brief(value: object) -> str:
     return f"{text[:80]}{'...' if len(text) > 80 else ''} of type {type(value).__name__}"
 
 
-def answer(function: Callable[..., object], request: Reply, file: Path, name: str) -> Reply:
-    """Call the user's function; whatever it raises becomes the reply."""
-    try:
-        returned = function(
-            request["prompt"], request["completion"], request["answer"], request["metadata"]
-        )
-    except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
-        return {"error": f"{where(err, file)}: {name} raised {type(err).__name__}: {err}"}
-    return reply_of(returned, f"{file}:{name}")
+def _busy_at(file: str) -> str:
+    """`file:line` of what the main thread is doing, in the user's file if it is there."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    innermost = frame
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    found = frame or innermost
+    return f"{found.f_code.co_filename}:{found.f_lineno}" if found else ""
 
 
-def _requests(link: socket.socket) -> queue.Queue[bytes]:
-    """Lines from `link`. When it closes the worker is gone: end, even amid user code."""
-    lines: queue.Queue[bytes] = queue.Queue()
+class _Link:
+    """The socket to the worker. When it closes the worker is gone: end, even amid user code."""
 
-    def read() -> None:
-        for line in link.makefile("rb"):
-            lines.put(line)
-        os._exit(0)
+    def __init__(self, fd: int, file: str) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._file = file
+        self._lock = threading.Lock()
+        self.requests: queue.Queue[Reply] = queue.Queue()
+        threading.Thread(target=self._read, name="worker-watch", daemon=True).start()
 
-    threading.Thread(target=read, name="worker-watch", daemon=True).start()
-    return lines
+    def send(self, reply: Reply) -> None:
+        with self._lock:
+            self._socket.sendall(json.dumps(reply).encode() + b"\n")
+
+    def _read(self) -> None:
+        try:
+            for line in self._socket.makefile("rb"):
+                request = json.loads(line)
+                if "where" in request:
+                    self.send({"where": _busy_at(self._file)})
+                else:
+                    self.requests.put(request)
+        finally:  # also out of memory: nobody could reach this process any more
+            os._exit(0)
 
 
-def main(fd: int, file: Path, name: str) -> None:
+def main(fd: int, spec: Reply) -> None:
     """Load, say so, then answer until the worker closes the link."""
-    link = socket.socket(fileno=fd)
-    lines = _requests(link)
-
-    def send(reply: Reply) -> None:
-        link.sendall(json.dumps(reply).encode() + b"\n")
-
+    link = _Link(fd, spec.get("file", ""))
     try:
-        function = load(file, name)
-    except NoFunctionError as err:
-        send({"error": str(err)})
+        limit_memory(spec["memory_mb"])
+        function, file = load(spec)
+    except UnusableError as err:
+        link.send({"error": str(err)})
         return
     except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
-        send({"error": f"{where(err, file)}: {type(err).__name__}: {err}"})
+        place = where(err, spec.get("file", ""))
+        link.send({"error": f"{place}: {type(err).__name__}: {err}"})
         return
-    send({"ready": True})
-    while True:
-        send(answer(function, json.loads(lines.get()), file, name))
+    spec = {**spec, "file": file}
+    link.send({"ready": place_of(function, file)})
+    with asyncio.Runner() as runner:
+        while True:
+            link.send(answer(function, link.requests.get(), spec, runner))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

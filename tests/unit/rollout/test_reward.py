@@ -10,7 +10,8 @@ import pytest
 
 from streams.errors import ConfigError
 from workers.config_reward import RewardSection
-from workers.rollout.reward import Judgement, RewardError, Verifier, make_verifier
+from workers.rollout.make_verifier import make_verifier
+from workers.rollout.reward import Judgement, RewardError, Verifier
 
 
 def verifier(name: str, *, require_stop: bool = True, timeout_s: float = 10.0) -> Verifier:
