@@ -17,7 +17,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Looks at packages, Java, disk, model, data, verifier and broker. Starts "
         "nothing. Exit status 0 if no check fails.",
     )
-    parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    parser.add_argument(
+        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
+    )
     parser.add_argument("--json", action="store_true", help="print the checks as a JSON array")
     parser.set_defaults(run=run)
 
