@@ -143,9 +143,8 @@ def make_role(context: Context) -> Role:
 
 def _prompts(context: Context) -> Role:
     from workers.prompts.worker import PromptsWorker
-    from workers.tokenizer import Tokenizer
 
-    return PromptsWorker(context, Tokenizer.load(model_folder(context.config.model.path)))
+    return PromptsWorker(context)
 
 
 def _rollout(context: Context) -> Role:

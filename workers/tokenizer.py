@@ -19,8 +19,18 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """A Hugging Face tokenizer as far as prompts and answers need it."""
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        template: Path | str = "",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         """Load `tokenizer.json` and the special tokens of `tokenizer_config.json`.
+
+        Args:
+            template: file of a chat template instead of the folder's.
+            options: variables for the template, such as `enable_thinking`.
 
         Raises:
             TokenizerError: a file is missing or not readable; names it.
@@ -40,6 +50,9 @@ class Tokenizer:
             **_read_json(self._folder / "special_tokens_map.json"),
             **_read_json(self._folder / "tokenizer_config.json"),
         }
+        self._template_file = Path(template) if template else None
+        self._options = dict(options or {})
+        self._compiled: Any = None  # the chat template, at its first use
         self.bos_id = self._special_id("bos_token")
         """Begins a sequence; None: the model has none."""
         self.eos_id = self._special_id("eos_token")
@@ -84,33 +97,37 @@ class Tokenizer:
             TokenizerError: the folder has no chat template, or it refuses the messages.
         """
         import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _refuse
         try:
-            rendered: str = environment.from_string(self._template()).render(
-                messages=list(messages),
-                add_generation_prompt=True,
-                bos_token=_text_of(self._config.get("bos_token")) or "",
-                eos_token=_text_of(self._config.get("eos_token")) or "",
+            self._compiled = self._compiled or _compiled(self._template())
+            rendered: str = self._compiled.render(
+                **{
+                    "messages": list(messages),
+                    "add_generation_prompt": True,
+                    "bos_token": _text_of(self._config.get("bos_token")) or "",
+                    "eos_token": _text_of(self._config.get("eos_token")) or "",
+                    **self._options,
+                }
             )
         except jinja2.TemplateError as err:
-            raise TokenizerError(f"the chat template of {self._folder} fails: {err}") from err
+            source = self._template_file or f"of {self._folder}"
+            raise TokenizerError(f"the chat template {source} fails: {err}") from err
         return rendered
 
     def _template(self) -> str:
-        path = self._folder / "chat_template.jinja"
-        if path.exists():
-            return path.read_text(encoding="utf-8")
+        path = self._template_file or self._folder / "chat_template.jinja"
+        if self._template_file or path.exists():
+            try:
+                return path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as err:
+                raise TokenizerError(f"chat template {path} cannot be read: {err}") from err
         template = self._config.get("chat_template")
         if isinstance(template, list):  # several, by name
             template = {t["name"]: t["template"] for t in template}.get("default")
         if not isinstance(template, str):
             raise TokenizerError(
-                f"{self._folder} has no chat template: give `prompt` as text, not as messages"
+                f"{self._folder} has no chat template: give `prompt` as text, not as messages, or "
+                "name a template's file in data.template"
             )
         return template
 
@@ -156,6 +173,16 @@ def _text_of(token: object) -> str | None:
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
+
+
+def _compiled(template: str) -> Any:  # noqa: ANN401
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _refuse
+    return environment.from_string(template)
 
 
 def _refuse(message: str) -> None:

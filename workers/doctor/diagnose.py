@@ -37,15 +37,18 @@ def diagnose(config: RunConfig) -> list[Check]:
     return checks
 
 
-def preflight(config: RunConfig) -> None:
-    """What is cheap to know before anything is started.
+def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -> None:
+    """What is cheap to know before anything is started; and the index of a large data set.
+
+    Args:
+        progress: told now and then how far a first pass over the data is.
 
     Raises:
         ConfigError: data, model, verifier or port cannot be used; names field, file and value.
         BrokerError: the broker that is named does not answer.
     """
     model = read_model(config.model.path)
-    for _ in data_checks(config, model):
+    for _ in data_checks(config, model, progress):
         pass
     verifier_check(config)
     if config.broker.bootstrap:

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from schemas.events import EVALUATE, TRAIN, Prompt, Tensor
 from streams.codec import now_ms
 from streams.errors import ConfigError
-from workers.prompts.dataset import ChatMessages, Dataset, Row
-
-SPARE_TOKENS = 16  # special tokens that a tokenizer may add around a text
-
-
-class PromptEncoder(Protocol):
-    """The part of a tokenizer that issuing needs."""
-
-    @property
-    def hash(self) -> str:
-        """Names the tokenizer's files."""
-
-    def encode_prompt(self, prompt: str | ChatMessages) -> list[int]:
-        """Token ids, special tokens included; the chat template is applied to messages."""
+from workers.problems.dataset import Dataset
+from workers.problems.limits import PromptEncoder, encoded
+from workers.problems.row import PromptText, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,26 +37,6 @@ class PromptWriter:
         self._encoder = encoder
         self._seed = seed
 
-    def check_lengths(self, max_tokens: int) -> None:
-        """Refuse rows that leave the model no room for a single token.
-
-        A token stands for at least one byte, so that rows which are short enough in bytes are not
-        tokenised for this.
-
-        Raises:
-            ConfigError: names the line, its tokens and the limit.
-        """
-        for dataset in (self._train, self._held_out):
-            for row in _rows(dataset):
-                if isinstance(row.prompt, str) and row.num_bytes + SPARE_TOKENS <= max_tokens:
-                    continue
-                num_tokens = len(self._encoded(row))
-                if num_tokens > max_tokens:
-                    raise ConfigError(
-                        f"{row.place}: prompt of {num_tokens} tokens; the model takes at most "
-                        f"{max_tokens} so that one can follow; shorten or remove the row"
-                    )
-
     def group(self, plan: PlannedGroup, group_size: int, version: int) -> list[Prompt]:
         """All samples of a training group."""
         first = self._prompt(self._train.row(plan.row), str(plan.number), group_size, version)
@@ -88,7 +55,7 @@ class PromptWriter:
         return dataclasses.replace(prompt, purpose=EVALUATE)
 
     def _prompt(self, row: Row, group_id: str, group_size: int, version: int) -> Prompt:
-        ids = self._encoded(row)
+        ids = encoded(self._encoder, row.prompt, row.place)
         if not ids:
             raise ConfigError(f"{row.place}: `prompt` has no tokens")
         return Prompt(
@@ -108,21 +75,9 @@ class PromptWriter:
             issued_at_ms=now_ms(),
         )
 
-    def _encoded(self, row: Row) -> list[int]:
-        try:
-            return self._encoder.encode_prompt(row.prompt)
-        except ValueError as err:  # a tokenizer that has no chat template, or refuses the messages
-            raise ConfigError(f"{row.place}: {err}") from err
 
-
-def text_of(prompt: str | ChatMessages) -> str:
+def text_of(prompt: PromptText) -> str:
     """The prompt for verifiers and people: a chat as `role: content` lines."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
-
-
-def _rows(dataset: Dataset | None) -> Iterator[Row]:
-    if dataset is not None:
-        for number in range(len(dataset)):
-            yield dataset.row(number)

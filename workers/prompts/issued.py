@@ -14,7 +14,7 @@ from streams.codec import decoded
 from streams.errors import DeadlineError
 from streams.record import ID_HEADER, PURPOSE_HEADER, Partition, RawRecord
 from streams.topics import PROMPTS
-from workers.prompts.dataset import Order
+from workers.problems.order import Order
 from workers.prompts.issue import PlannedGroup
 
 POLL_S = 0.05

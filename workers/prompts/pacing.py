@@ -48,6 +48,7 @@ class Ledger:
         self.watermark = 0  # every group below it is closed
         self.last_step = 0
         self.step_target = 0
+        self.data_hash = ""  # of the training data, as the newest claim has it
         self.newest_version = NO_VERSION
         self.to_replace: deque[Replacement] = deque()  # oldest first; the issuer takes from it
 
@@ -109,6 +110,7 @@ class Ledger:
         if event.epoch > self._epoch:
             self._epoch = event.epoch
             self.step_target = event.step_target
+            self.data_hash = event.hashes.get("train", "")
             self.newest_version = max(self.newest_version, event.policy_version)
 
     def _fold(self, event: StepCompleted | GroupsDropped | RedoDrifted) -> None:

@@ -20,10 +20,15 @@ from streams.record import Outgoing
 from streams.topics import PROMPTS, STEPS
 from workers.context import Context
 from workers.control import RUNNING, ControlFollower
+from workers.engines.folder import max_tokens_of
 from workers.foreign import ForeignRecords
 from workers.hub import model_folder
-from workers.prompts.dataset import Dataset, Order
-from workers.prompts.issue import PlannedGroup, PromptEncoder, PromptWriter
+from workers.log import get as get_log
+from workers.problems.identity import data_hashes
+from workers.problems.limits import PromptEncoder
+from workers.problems.open import open_problems, prompt_encoder
+from workers.problems.order import Order
+from workers.prompts.issue import PlannedGroup, PromptWriter
 from workers.prompts.issued import Issued, read_issued
 from workers.prompts.pacing import Ledger, evaluation_due
 from workers.prompts.replacing import Replacements
@@ -50,13 +55,12 @@ class PromptsWorker:
         self, context: Context, encoder: PromptEncoder | None = None, *, poll_s: float = POLL_S
     ) -> None:
         self._config = config = context.config
-        encoder = encoder or _tokenizer(config.model.path)
-        train = Dataset("data.train", config.data.train)
-        held_out = Dataset("data.held_out", config.data.held_out) if config.data.held_out else None
+        encoder = encoder or prompt_encoder(config)
+        problems = open_problems(config.data, encoder, longest_sequence(config.model.path))
+        train, held_out = problems.train, problems.held_out
+        self._watch = problems.watch
+        self._data_hash = data_hashes(config.data).get("train")
         self._writer = PromptWriter(train, held_out, encoder, config.run.seed)
-        max_tokens = longest_sequence(config.model.path)
-        if max_tokens is not None:
-            self._writer.check_lengths(max_tokens - 1)
         limit = config.prompts.evaluate_rows or len(held_out or ())
         self._held_out_rows = range(min(limit, len(held_out or ())))
         self._order = Order(config.run.seed, len(train))
@@ -67,6 +71,9 @@ class PromptsWorker:
         self._draining = False
         self._mended = False
         self._aborts = 0
+        log = get_log("prompts", context.worker, context.instance)
+        for told in problems.told:
+            log.info("data_opened", data=told)
         self._connect(context)
 
     def _connect(self, context: Context) -> None:
@@ -86,6 +93,7 @@ class PromptsWorker:
 
     def turn(self) -> None:
         """Fold what `steps` and operators brought, issue what is due."""
+        self._watch.check()
         reach(CrashPoint.POLL_BEFORE)
         raws = self._steps.poll(MAX_POLL, self._poll_s)
         reach(CrashPoint.POLL_AFTER)
@@ -93,6 +101,7 @@ class PromptsWorker:
             self._ledger.apply(record.event)
         self._replacements.poll()
         self._check_closed()
+        self._check_data()
         why_not = self._why_not_issue()
         issued = why_not == "" and self._issue()
         if issued:
@@ -145,6 +154,14 @@ class PromptsWorker:
                 f"topic steps closed group {self._ledger.highest_closed}, but topic prompts ends "
                 f"with group {self._issued.highest}: its records are gone, or it was re-created; "
                 "start a new run id"
+            )
+
+    def _check_data(self) -> None:
+        claimed = self._ledger.data_hash
+        if claimed and self._data_hash != claimed:
+            raise ConfigError(
+                f"data.train has SHA-256 {self._data_hash}, but the trainer's claim is about "
+                f"{claimed}: give both roles the same data and the same [data]"
             )
 
     def _issue(self) -> bool:
@@ -233,14 +250,8 @@ class PromptsWorker:
         return True
 
 
-def _tokenizer(model_path: str) -> PromptEncoder:
-    from workers.tokenizer import Tokenizer
-
-    return Tokenizer.load(model_folder(model_path))
-
-
 def longest_sequence(model_path: str) -> int | None:
-    """`max_position_embeddings` of the model folder; None if it does not say.
+    """Tokens that the model takes, as its folder says; None if it does not.
 
     Raises:
         ConfigError: no readable `config.json` there.
@@ -250,6 +261,4 @@ def longest_sequence(model_path: str) -> int | None:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise ConfigError(f"model.path: cannot read {file}: {err}") from err
-    text = fields.get("text_config") or {}
-    longest = fields.get("max_position_embeddings") or text.get("max_position_embeddings")
-    return int(longest) if longest else None
+    return max_tokens_of(fields)

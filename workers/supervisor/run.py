@@ -118,7 +118,7 @@ class Supervisor:
         if run.step < run.step_target:
             self._begin_drain(f"the trainer drained at step {run.step} of {run.step_target}")
             return
-        if not self._config.data.held_out or self._watcher.is_evaluated():
+        if not self._config.data.has_held_out or self._watcher.is_evaluated():
             self.outcome = Outcome.COMPLETE
             self._begin_drain("the run is complete")
             return

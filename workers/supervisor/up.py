@@ -63,7 +63,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         StreamsError: the broker, a topic or the configuration cannot be used.
     """
     config = asked.config
-    preflight(config)
+    preflight(config, show)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

@@ -18,6 +18,7 @@ from workers.config import RunConfig
 from workers.config_load import from_json, resolved_json
 from workers.context import Context
 from workers.hub import model_folder
+from workers.problems.identity import data_hashes
 from workers.trainer.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -105,13 +106,11 @@ def _check_fresh(context: Context, bus: Bus) -> None:
 
 
 def _hashes(config: RunConfig) -> dict[str, str]:
-    files = {
-        "train": Path(config.data.train),
-        "held_out": Path(config.data.held_out),
-    }
-    if config.model.path:
-        files["tokenizer"] = model_folder(config.model.path) / "tokenizer.json"
-    return {name: _sha256(path) for name, path in files.items() if path.is_file()}
+    hashes = data_hashes(config.data)
+    if not config.model.path:
+        return hashes
+    tokenizer = model_folder(config.model.path) / "tokenizer.json"
+    return hashes | ({"tokenizer": _sha256(tokenizer)} if tokenizer.is_file() else {})
 
 
 def _sha256(path: Path) -> str:

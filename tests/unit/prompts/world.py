@@ -19,7 +19,7 @@ from workers.config import ModelSection, PromptsSection, RunConfig
 from workers.config_data import DataSection
 from workers.config_trainer import TrainerSection
 from workers.context import Context
-from workers.prompts.dataset import ChatMessages
+from workers.problems.row import ChatMessages
 from workers.prompts.worker import PromptsWorker
 
 PARTITIONS = 3

@@ -1,0 +1,176 @@
+"""Rows of a data set: how they are read, what is refused and how it is named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from tests.unit.problems.rows import dataset, everything, problems, write
+from workers.config_data import ColumnsSection, DataSection, Example
+from workers.problems.files import content_hash
+from workers.problems.open import FileWatch, first_rows
+
+CHAT = [{"role": "user", "content": "?"}]
+
+
+def test_rows_are_read_by_number(tmp_path: Path) -> None:
+    """Blank lines have no number, free fields are metadata, other answers become JSON text."""
+    rows = dataset(
+        tmp_path,
+        '{"prompt": "1+1=", "answer": "2", "x": 3}',
+        "",
+        '{"prompt": "é", "answer": 4}',
+    )
+    assert len(rows) == 2
+    second, first = rows.row(1), rows.row(0)
+    assert (first.prompt, first.answer, first.metadata) == ("1+1=", "2", '{"x": 3}')
+    assert (second.prompt, second.answer, second.metadata) == ("é", "4", "{}")
+    assert second.place.endswith("rows.jsonl:3")
+
+
+def test_a_chat_is_a_prompt(tmp_path: Path) -> None:
+    """A list of messages is kept as it is."""
+    rows = dataset(tmp_path, '{"prompt": [{"role": "user", "content": "hi"}]}')
+    assert rows.row(0).prompt == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"answer": "2"}', r"rows\.jsonl:2: no `prompt` \(fields: answer\)"),
+        ("{", r"rows\.jsonl:2:2: not a line of JSON"),
+        ("[1]", r"rows\.jsonl:2: not a JSON object: \[1\]"),
+        ('{"prompt": ""}', r"rows\.jsonl:2: `prompt` must be text .* got \"\""),
+        ('{"prompt": 3}', r"rows\.jsonl:2: `prompt` must be text .* got 3"),
+        ('{"prompt": [{"role": "user"}]}', r"rows\.jsonl:2: `prompt` must be"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, told: str) -> None:
+    """Field of the configuration, file, line and what is there are in the message."""
+    with pytest.raises(ConfigError, match="data.train: .*" + told):
+        dataset(tmp_path, '{"prompt": "fine"}', line)
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    """Empty, missing and unnamed files are told apart."""
+    with pytest.raises(ConfigError, match="has no rows"):
+        dataset(tmp_path, "", "")
+    with pytest.raises(ConfigError, match="there is no file 'nowhere'"):
+        problems(train="nowhere")
+    with pytest.raises(ConfigError, match=r"data\.train is empty"):
+        problems(train="")
+
+
+def test_prompts_are_all_of_one_kind(tmp_path: Path) -> None:
+    """Text and messages in one file: both places are named."""
+    with pytest.raises(
+        ConfigError, match=r"rows\.jsonl:2: the prompt is a list .* of .*:1 is text"
+    ):
+        dataset(tmp_path, {"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]})
+
+
+def test_columns_may_have_other_names(tmp_path: Path) -> None:
+    """Also inside of others; the named ones alone are metadata."""
+    row = {"q": "1+1=", "out": {"gold": 2, "x": 1}, "level": 3, "rest": None}
+    columns = ColumnsSection(prompt="q", answer="out.gold", metadata=("level",))
+    found = dataset(tmp_path, row, columns=columns).row(0)
+    assert ("1+1=", "2", '{"level": 3}') == (found.prompt, found.answer, found.metadata)
+
+
+@pytest.mark.parametrize(
+    ("preset", "row", "answer"),
+    [
+        ("verl", {"prompt": CHAT, "reward_model": {"ground_truth": "4"}}, "4"),
+        ("trl", {"prompt": "?", "solution": "5"}, "5"),
+        ("trl", {"prompt": "?", "answer": "6"}, "6"),
+        ("gsm8k", {"question": "?", "answer": "3 + 4 = 7\n#### 7"}, "7"),
+        ("verifiers", {"question": "?", "answer": "8"}, "8"),
+    ],
+)  # fmt: skip
+def test_presets_know_the_columns_of_others(
+    tmp_path: Path, preset: str, row: dict[str, object], answer: str
+) -> None:
+    """Data sets made for other systems are read as they are."""
+    assert answer == dataset(tmp_path, row, preset=preset).row(0).answer
+
+
+def test_a_missing_column_lists_what_is_there(tmp_path: Path) -> None:
+    """And says which field of the configuration names it."""
+    told = (
+        r"rows\.jsonl:1: no `question` \(fields: answer, prompt\); name it: data\.columns\.prompt"
+    )
+    with pytest.raises(ConfigError, match=told):
+        dataset(tmp_path, {"prompt": "?", "answer": "3"}, preset="gsm8k")
+    told = r"rows\.jsonl:1: no `gold` \(fields: prompt\); name it: data\.columns\.answer"
+    with pytest.raises(ConfigError, match=told):
+        dataset(tmp_path, {"prompt": "?"}, columns=ColumnsSection(answer="gold")).row(0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"), [("(", "unterminated subpattern"), ("a+", "has no group: put")]
+)
+def test_a_pattern_that_cannot_cut_is_refused(tmp_path: Path, pattern: str, told: str) -> None:
+    """Before any row is read."""
+    with pytest.raises(ConfigError, match=rf"data\.columns\.answer_pattern: .*{told}"):
+        dataset(tmp_path, {"prompt": "?"}, columns=ColumnsSection(answer_pattern=pattern))
+
+
+def test_prompts_are_dressed(tmp_path: Path) -> None:
+    """System prompt and solved problems make a chat of text; without the first it stays text."""
+    shots = (Example(prompt="1+1=", answer="2"),)
+    row = {"prompt": "2+2="}
+    text = dataset(tmp_path, row, few_shot=shots, few_shot_join="\n").row(0)
+    assert "1+1=2\n2+2=" == text.prompt
+    chat = dataset(tmp_path, row, few_shot=shots, system_prompt="Be brief.").row(0)
+    assert [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "2+2="},
+    ] == chat.prompt
+    own = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "?"}]
+    assert own == dataset(tmp_path, {"prompt": own}, system_prompt="Be brief.").row(0).prompt
+    assert [{"role": "user", "content": "2+2="}] == dataset(tmp_path, row, chat="always").row(
+        0
+    ).prompt
+
+
+def test_prompts_of_another_length_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Both ends; what stays is numbered anew; nothing left is an error with the counts."""
+    rows = [{"prompt": "x" * length} for length in (2, 5, 9, 4)]
+    file = write(tmp_path, *rows)
+    found = problems(train=file, min_prompt_tokens=3, max_prompt_tokens=8)
+    assert ["xxxxx", "xxxx"] == everything(found.train)
+    assert [f"{file}: 4 rows, left out: 1 too short, 1 too long"] == found.told
+    with pytest.raises(ConfigError, match="4 rows, left out: 4 too short: none is left"):
+        problems(train=file, min_prompt_tokens=30)
+    with pytest.raises(ConfigError, match=r":3: prompt of 9 tokens; .*data\.max_prompt_tokens = 7"):
+        problems(8, train=file)
+
+
+def test_a_file_changed_under_a_run_is_noticed(tmp_path: Path) -> None:
+    """By the row that is read, and by the watch; a file that was only touched is not."""
+    file = write(tmp_path, {"prompt": "aaa"}, {"prompt": "bbb"})
+    found = problems(train=file)
+    watch = FileWatch({Path(file): content_hash(Path(file))}, every_s=0.0)
+    os.utime(file, ns=(1, 1))
+    watch.check()
+    write(tmp_path, {"prompt": "aaa"}, {"prompt": "bcb"})
+    assert "aaa" == found.train.row(0).prompt
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:2 was changed while the run goes on"):
+        found.train.row(1)
+    with pytest.raises(
+        ConfigError, match=r"rows\.jsonl was changed while the run goes on \(its SHA"
+    ):
+        watch.check()
+
+
+def test_first_rows_need_no_pass(tmp_path: Path) -> None:
+    """What lies behind them is not looked at."""
+    file = write(tmp_path, {"prompt": "a"}, "not json")
+    assert ["a"] == [row.prompt for row in first_rows(DataSection(train=file), "data.train", 1)]
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:2:1: not a line of JSON"):
+        first_rows(DataSection(train=file), "data.train", 2)

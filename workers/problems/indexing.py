@@ -1,0 +1,217 @@
+"""The first pass over a file of JSON lines: every row is checked once, and its place written down.
+
+A small file is indexed anew at each start. The index of a large one is kept in the cache, under all
+that decides what is in it; so the next start reads no row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streams.errors import ConfigError
+from streams.jars import cache_folder
+from workers.problems.files import REMEMBERED_BYTES, content_hash, signature
+from workers.problems.index import (
+    HELD_OUT,
+    TRAIN,
+    Entry,
+    Index,
+    IndexFacts,
+    Split,
+    SplitWriter,
+    digest,
+)
+from workers.problems.limits import Limits
+from workers.problems.row import Fields, PromptText, RowReader, brief
+from workers.problems.split import Share, divide
+
+_VERSION = 1  # of what an index holds
+_FACTS = "facts.json"
+_PROGRESS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """All that decides what an index holds."""
+
+    name: str  # of the field of the configuration
+    title: str  # what the user called it
+    path: Path
+    reader: RowReader
+    limits: Limits
+    share: Share  # kept out to evaluate on
+    shape: Mapping[str, Any]  # of the data section
+    progress: Callable[[str], None] = field(default=lambda _: None)
+
+    def place(self, line: int) -> str:
+        """`file:line` in the user's own file, else `name: row`."""
+        own = str(self.path) == self.title
+        return f"{self.path}:{line}" if own else f"{self.title}: row {line}"
+
+
+def open_index(wanted: Pass) -> Index:
+    """The index of a file: the one that is kept, or a new one.
+
+    Raises:
+        ConfigError: names field, file and line, and what is wrong there.
+    """
+    try:
+        size = signature(wanted.path).size
+        if size < REMEMBERED_BYTES:
+            with tempfile.TemporaryDirectory(prefix="rlstreams-") as name:
+                return _load(Path(name), _build(wanted, Path(name)), in_memory=True)
+        return _kept(wanted)
+    except OSError as err:
+        raise ConfigError(f"{wanted.name}: cannot read {wanted.title!r}: {err.strerror}") from err
+
+
+def parse(line: bytes, place: str, field: str) -> Fields:
+    """The fields of a line.
+
+    Raises:
+        ConfigError: names the place, with the column, and what is there.
+    """
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as err:
+        raise ConfigError(f"{field}: {place}:{err.colno}: not a line of JSON: {err.msg}") from err
+    except ValueError as err:  # UnicodeDecodeError
+        raise ConfigError(f"{field}: {place}: not a line of JSON: {err}") from err
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{field}: {place}: not a JSON object: {brief(fields)}")
+    return fields
+
+
+def _kept(wanted: Pass) -> Index:
+    folder = cache_folder() / "indexes" / _key(wanted)
+    if not (folder / _FACTS).is_file():
+        beside = folder.with_name(f"{folder.name}.{os.getpid()}")
+        beside.mkdir(parents=True)
+        try:
+            facts = _build(wanted, beside)
+            (beside / _FACTS).write_bytes(msgspec.json.encode(facts))
+            if not folder.exists():  # else another process was as quick, with the same content
+                beside.rename(folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=IndexFacts)
+    return _load(folder, facts, in_memory=False)
+
+
+def _key(wanted: Pass) -> str:
+    known = [
+        _VERSION,
+        str(wanted.path.resolve()),
+        list(signature(wanted.path)),
+        dict(wanted.shape),
+        wanted.limits.key,
+        [wanted.share.num_rows, wanted.share.fraction],
+    ]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _load(folder: Path, facts: IndexFacts, *, in_memory: bool) -> Index:
+    has_held_out = (folder / f"{HELD_OUT}.rows").exists()
+    held_out = Split(folder, HELD_OUT, in_memory=in_memory) if has_held_out else None
+    train = Split(folder, TRAIN, in_memory=in_memory)
+    return Index(facts=facts, train=train, held_out=held_out)
+
+
+def _build(wanted: Pass, folder: Path) -> IndexFacts:
+    before = signature(wanted.path)
+    left_out: Counter[str] = Counter()
+    with SplitWriter(folder, TRAIN) as writer:
+        num_read = _read(wanted, writer, left_out)
+    if not num_read:
+        raise ConfigError(f"{wanted.name}: {wanted.title} has no rows")
+    if num_read == left_out.total():
+        raise ConfigError(
+            f"{wanted.name}: {wanted.title}: {told(num_read, left_out)}: none is left"
+        )
+    if wanted.share:
+        left_out["also held out"] = divide(folder, wanted.share, wanted.title)
+    content = content_hash(wanted.path)
+    if signature(wanted.path) != before:
+        raise ConfigError(f"{wanted.name}: {wanted.title} was written while it was read")
+    return IndexFacts(content=content, num_read=num_read, left_out=dict(+left_out))
+
+
+def told(num_read: int, left_out: Mapping[str, int]) -> str:
+    """Rows read and left out, in words."""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+    return f"{num_read:,} rows" + (f", left out: {reasons}" if reasons else "")
+
+
+def _read(wanted: Pass, writer: SplitWriter, left_out: Counter[str]) -> int:
+    """Every row, once; how many there are."""
+    num_read = offset = 0
+    same_kind = _SameKind(wanted)
+    next_s = time.monotonic() + _PROGRESS_S
+    with wanted.path.open("rb", buffering=1 << 20) as file:
+        for line_number, line in zip(itertools.count(1), file, strict=False):
+            start, offset = offset, offset + len(line)
+            if line.isspace():
+                continue
+            num_read += 1
+            fields = _fields(line, line_number, wanted)
+            prompt = wanted.reader.bare_prompt(fields, wanted.place(line_number))
+            same_kind.check(prompt, line_number)
+            if reason := wanted.limits.reason(
+                wanted.reader, prompt, len(line), wanted.place(line_number)
+            ):
+                left_out[reason] += 1
+                continue
+            entry = Entry(start, digest(line), line_number, len(line))
+            writer.append(entry, digest(_canonical(prompt)))
+            if num_read % 4096 == 0 and time.monotonic() > next_s:
+                next_s += _PROGRESS_S
+                wanted.progress(f"{wanted.name}: {wanted.title}: {num_read:,} rows indexed")
+    return num_read
+
+
+def _fields(line: bytes, line_number: int, wanted: Pass) -> Fields:
+    try:
+        fields = msgspec.json.decode(line)  # five times as fast as the library's
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        fields = None  # it refuses NaN, too
+    if not isinstance(fields, dict):
+        return parse(line, wanted.place(line_number), wanted.name)
+    return fields
+
+
+class _SameKind:
+    """Prompts are all text or all messages: a file with both is two data sets by mistake."""
+
+    def __init__(self, wanted: Pass) -> None:
+        self._wanted = wanted
+        self._first: tuple[str, int] | None = None
+
+    def check(self, prompt: PromptText, line_number: int) -> None:
+        kind = "text" if isinstance(prompt, str) else "a list of messages"
+        if self._first is None:
+            self._first = (kind, line_number)
+        elif self._first[0] != kind:
+            place, other = self._wanted.place, self._first
+            raise ConfigError(
+                f"{self._wanted.name}: {place(line_number)}: the prompt is {kind}, but that of "
+                f"{place(other[1])} is {other[0]}: make all of one kind"
+            )
+
+
+def _canonical(prompt: PromptText) -> bytes:
+    return (
+        prompt.encode() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True).encode()
+    )

@@ -1,0 +1,195 @@
+"""From `[data]` to its splits, checked: what the role `prompts`, `doctor` and `try` begin with."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from streams.errors import ConfigError
+from workers.config import RunConfig
+from workers.config_data import DataSection
+from workers.hub import model_folder
+from workers.problems.dataset import Dataset
+from workers.problems.files import Signature, content_hash, signature
+from workers.problems.identity import shape_of
+from workers.problems.index import IndexFacts
+from workers.problems.indexing import Pass, open_index, parse, told
+from workers.problems.limits import Limits, PromptEncoder
+from workers.problems.row import Row, RowReader
+from workers.problems.sources import Kind, json_lines, raw_rows, source_of
+from workers.problems.split import Share, first_common
+
+NO_LIMIT = 1 << 62
+WATCH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problems:
+    """The splits of a run."""
+
+    train: Dataset
+    held_out: Dataset | None
+    told: Sequence[str]  # a line for each file: rows read, and left out by reason
+    watch: FileWatch
+
+
+def open_problems(
+    data: DataSection,
+    encoder: PromptEncoder,
+    longest: int | None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Problems:
+    """Index what `[data]` names, or take the index that is kept, and check it.
+
+    Args:
+        encoder: the tokenizer, with the chat template.
+        longest: tokens that the model takes; None: unknown.
+        progress: told now and then how far a first pass is.
+
+    Raises:
+        ConfigError: names field, file and line, and what is wrong there.
+    """
+    limits = Limits(
+        encoder=encoder,
+        longest=longest - 1 if longest else NO_LIMIT,
+        min_tokens=data.min_prompt_tokens,
+        max_tokens=data.max_prompt_tokens,
+    )
+    share = Share(num_rows=data.held_out_rows, fraction=data.held_out_fraction)
+    source = _pass(data, "data.train", limits, share, progress)
+    index = open_index(source)
+    train = Dataset(source, index.train)
+    held_out = Dataset(source, index.held_out) if index.held_out else None
+    lines = [_line(source, index.facts, held_out)]
+    watched = {source.path: index.facts.content}
+    if data.held_out:
+        other = _pass(data, "data.held_out", limits, Share(), progress)
+        other_index = open_index(other)
+        held_out = Dataset(other, other_index.train)
+        lines.append(_line(other, other_index.facts, None))
+        watched[other.path] = other_index.facts.content
+        _check_disjoint(train, held_out)
+    return Problems(train=train, held_out=held_out, told=lines, watch=FileWatch(watched))
+
+
+def prompt_encoder(config: RunConfig) -> PromptEncoder:
+    """The model folder's tokenizer, with the chat template that `[data]` asks for.
+
+    Raises:
+        TokenizerError: the folder has none.
+    """
+    from workers.tokenizer import Tokenizer
+
+    data = config.data
+    folder = model_folder(config.model.path)
+    return Tokenizer(folder, template=data.template, options=data.template_options)
+
+
+def first_rows(data: DataSection, field: str, count: int) -> list[Row]:
+    """The first rows of `data.train` or `data.held_out`, without a pass over the others.
+
+    Raises:
+        ConfigError: names field, file and line, and what is wrong there.
+    """
+    reader = RowReader(data, field)
+    source = source_of(data, field)
+    if source.kind is Kind.JSON_LINES:
+        fields = _first_lines(source.path, field)
+    else:
+        raws = raw_rows(source, reader.columns)
+        fields = ((f"{source.name}: row {n}", raw) for n, raw in enumerate(raws, 1))
+    rows = [
+        reader.row(raw, number, place)
+        for number, (place, raw) in enumerate(itertools.islice(fields, count))
+    ]
+    if not rows:
+        raise ConfigError(f"{field}: {source.name} has no rows")
+    return rows
+
+
+class FileWatch:
+    """Notices, by hash, that a file of a running run was changed."""
+
+    def __init__(self, contents: dict[Path, str], every_s: float = WATCH_S) -> None:
+        self._contents = contents
+        self._every_s = every_s
+        self._signatures: dict[Path, Signature | None] = {p: _signature(p) for p in contents}
+        self._next_s = time.monotonic() + every_s
+
+    def check(self) -> None:
+        """Look, if it is time; a file is read again only if it seems to have been written.
+
+        Raises:
+            ConfigError: its content is another one.
+        """
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + self._every_s
+        for path, content in self._contents.items():
+            now = _signature(path)
+            if now == self._signatures[path]:
+                continue
+            if now is None or content_hash(path) != content:
+                raise ConfigError(
+                    f"{path} was changed while the run goes on (its SHA-256 was {content[:12]}...):"
+                    " put it back as it was, or begin another run.id"
+                )
+            self._signatures[path] = now
+
+
+def _signature(path: Path) -> Signature | None:
+    try:
+        return signature(path)
+    except OSError:
+        return None
+
+
+def _pass(
+    data: DataSection,
+    field: str,
+    limits: Limits,
+    share: Share,
+    progress: Callable[[str], None],
+) -> Pass:
+    reader = RowReader(data, field)
+    source = source_of(data, field)
+    path = json_lines(source, reader.columns, progress)
+    return Pass(
+        name=field,
+        title=source.name,
+        path=path,
+        reader=reader,
+        limits=limits,
+        share=share,
+        shape=shape_of(data),
+        progress=progress,
+    )
+
+
+def _line(source: Pass, facts: IndexFacts, held_out: Dataset | None) -> str:
+    kept = f", {len(held_out):,} of them held out" if held_out else ""
+    return f"{source.title}: {told(facts.num_read, facts.left_out)}{kept}"
+
+
+def _check_disjoint(train: Dataset, held_out: Dataset) -> None:
+    count, pair = first_common(train.split, held_out.split)
+    if pair is not None:
+        raise ConfigError(
+            f"data.held_out: {count:,} of {len(held_out):,} prompts are in data.train too, first "
+            f"{held_out.place(pair[0])}, which is {train.place(pair[1])}: remove them there, or "
+            "let data.held_out_rows keep rows of data.train out"
+        )
+
+
+def _first_lines(path: Path, field: str) -> Iterator[tuple[str, dict[str, object]]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.isspace():
+                    place = f"{path}:{number}"
+                    yield place, parse(line, place, field)
+    except OSError as err:
+        raise ConfigError(f"{field}: cannot read {str(path)!r}: {err.strerror}") from err
