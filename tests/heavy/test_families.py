@@ -71,6 +71,14 @@ def sampled(engine: BuiltinEngine, published: Any) -> list[tuple[list[int], np.n
     return found
 
 
+def said_before_loading(folder: Path) -> bool:
+    """Whether `doctor`, which reads sources, knows what the loaded class says of itself."""
+    found, cls = library_model(read_config(folder)), model_class(folder)
+    assert found is not None
+    said = (found.has_class, found.has_sdpa, found.has_expert_kernels)
+    return said == (True, bool(cls._supports_sdpa), cls._can_set_experts_implementation())
+
+
 def trained_hash(folder: Path) -> tuple[str, str]:
     """Before and after two steps."""
     training = Training(folder, TrainerSection(), threads=1)
@@ -102,6 +110,7 @@ def test_a_family_samples_and_is_scored_as_its_library_says(name: str, tmp_path:
     # Neither certain nor uniform: a test on such a model would see nothing.
     mean = np.concatenate([logprobs for _, logprobs, _ in answers]).mean()
     assert -0.95 * np.log(families.VOCABULARY) < mean < -0.1
+    assert said_before_loading(folder)
     recorded = [experts is not None for _, _, experts in answers]
     assert [name in families.MOE] * len(PROMPTS) == recorded
 
@@ -150,15 +159,3 @@ def test_attention_is_computed_by_what_the_family_needs(tmp_path: Path) -> None:
     assert [{"full_attention": None}, mixed, mixed, {"sliding_attention": 5}] == [
         dict(attention.windows) for attention in found
     ]
-
-
-@pytest.mark.parametrize("name", families.SAMPLED)
-def test_what_loading_chooses_is_known_before(name: str, tmp_path: Path) -> None:
-    """`doctor` reads from sources what the classes say of themselves."""
-    folder = families.make(name, tmp_path)
-    config = read_config(folder)
-    found = library_model(config)
-    cls = model_class(folder)
-    assert found is not None
-    assert (True, bool(cls._supports_sdpa)) == (found.has_class, found.has_sdpa)
-    assert cls._can_set_experts_implementation() == found.has_expert_kernels
