@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -217,8 +218,10 @@ def _hub(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
 def _gym(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
     del columns  # made by us
     _need("reasoning_gym", "gym", source)
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # in the sources of what it builds on
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
 
     gym = source.data.gym
     if source.name not in DATASETS:

@@ -30,6 +30,7 @@ _KNOWN = {
     "response_tokens": ("Answer length", "mean over the batch", "tokens"),
     "train_s": ("Time in the optimizer", "forward, backward and update of a step", "s"),
 }
+_PART = "reward/"  # begins the name of a metric that is a part of the reward
 _SHOWN_ELSEWHERE = frozenset(
     {"reward", "entropy", "mismatch_mean", "mismatch_max", "num_loss_tokens", "lr"}
 )
@@ -55,6 +56,7 @@ def render(given: ReportInput) -> str:
         (
             _head(given),
             _learning(given),
+            _parts(given.views.run.steps),
             "<h2>Health of the training</h2>",
             f'<div class="charts">{"".join(_health(given))}</div>',
             "<h2>Where the time went</h2>",
@@ -108,14 +110,16 @@ def _learning(given: ReportInput) -> str:
             has_dots=True,
         ),
     ]
+    # A reward function of a user's may give anything.
+    is_share = all(0 <= y <= 1 for s in series for _, y in s.points)
     frame = Frame(
         title="Reward and held-out accuracy by step",
         x_label=STEP,
-        y_label="share of problems solved",
+        y_label="share of problems solved" if is_share else "reward",
         width=940,
         height=340,
-        y_min=0.0,
-        y_max=1.0,
+        y_min=0.0 if is_share else None,
+        y_max=1.0 if is_share else None,
         x_max=float(run.step) or None,
         marks=[(k.step, f"{k.worker} killed") for k in given.kills],
     )
@@ -127,6 +131,18 @@ def _learning(given: ReportInput) -> str:
         f"<figcaption>{legend(keys)}</figcaption></figure>"
         f"{f'<ul class=muted>{redone}</ul>' if redone else ''}"
     )
+
+
+def _parts(steps: Sequence[StepPoint]) -> str:
+    """A chart for each named part of the reward; nothing where the verifier names none."""
+    names = sorted({name for p in steps for name in p.metrics if name.startswith(_PART)})
+    note = "mean over the batch; a sample without it counts 0"
+    charts = [
+        _metric(steps, [(name, "b")], name.removeprefix(_PART), note, "reward") for name in names
+    ]
+    if not charts:
+        return ""
+    return f'<h2>Parts of the reward</h2><div class="charts">{"".join(charts)}</div>'
 
 
 def _figure(title: str, note: str, chart: str, keys: str = "") -> str:
@@ -170,7 +186,7 @@ def _health(given: ReportInput) -> Iterator[str]:
     yield _figure("Loss", "policy loss, mean over the trained tokens", chart)
     names = dict.fromkeys(name for p in steps for name in p.metrics)
     for name in names:
-        if name not in _SHOWN_ELSEWHERE:
+        if name not in _SHOWN_ELSEWHERE and not name.startswith(_PART):
             yield _metric(steps, [(name, "a")], *_KNOWN.get(name, (name, "", "")))
 
 

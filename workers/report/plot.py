@@ -44,7 +44,8 @@ def save_curve(given: ReportInput, path: Path) -> None:
         clip_on=False,
         zorder=3,
     )
-    _style(axes, x_max)
+    shown = [*(p.reward for p in steps), *(p.accuracy for p in curve)]
+    _style(axes, x_max, shown)
     _marks(axes, given.kills)
     _ends(axes, [(p.policy_version, p.accuracy) for p in curve])
     axes.set_title(_title(given), loc="left", fontsize=12, color=_INK, pad=12)
@@ -104,13 +105,15 @@ def _ends(axes: _Axes, points: Sequence[tuple[int, float]]) -> None:
         )
 
 
-def _style(axes: _Axes, x_max: int) -> None:
+def _style(axes: _Axes, x_max: int, shown: Sequence[float]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlim(0, x_max)
-    axes.set_ylim(0, 1.02)
+    is_share = all(0 <= y <= 1 for y in shown)  # a reward function of a user's may give anything
+    if is_share:
+        axes.set_ylim(0, 1.02)
     axes.set_xlabel("optimizer step", fontsize=11, color=_INK)
-    axes.set_ylabel("share of problems solved", fontsize=11, color=_INK)
+    axes.set_ylabel("share of problems solved" if is_share else "reward", fontsize=11, color=_INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(colors=_MUTED, labelcolor=_INK, labelsize=10, length=0)
     axes.grid(axis="y", color=_GRID, linewidth=0.9)

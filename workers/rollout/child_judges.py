@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ def math_verify(prompt: str, completion: str, answer: str, metadata: Metadata) -
     del prompt, metadata
     from math_verify import parse, verify  # type: ignore[attr-defined,unused-ignore]
 
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of each limit that is off
     wanted = parse(answer, parsing_timeout=None) or parse(f"${answer}$", parsing_timeout=None)
     if not wanted:
         raise ValueError(f"the row's answer {answer!r} is no mathematics that math-verify reads")
@@ -59,11 +62,12 @@ def reasoning_gym(
     Args:
         task: its name; empty: the row's `source_dataset`, which rows of `gym:TASK` have.
     """
-    name = task or metadata.get("source_dataset", "")
+    made = metadata.get("gym", metadata)  # rows of `gym:TASK` keep the task's own fields there
+    name = task or made.get("source_dataset", "")
     if not name:
         raise ValueError("the row has no `source_dataset`: set reward.options.task")
     said = re.findall(r"<answer>(.*?)</answer>", completion, re.DOTALL)
-    entry = {"question": prompt, "answer": answer, "metadata": metadata}
+    entry = {"question": prompt, "answer": answer, "metadata": made}
     return float(_scorer(name)(said[-1].strip() if said else completion.strip(), entry))
 
 
@@ -100,7 +104,9 @@ def _text(path: str) -> str:
 
 @functools.cache
 def _scorer(name: str) -> Callable[..., float]:
-    from reasoning_gym import get_score_answer_fn
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # in the sources of what it builds on
+        from reasoning_gym import get_score_answer_fn
 
     return get_score_answer_fn(name)  # type: ignore[no-any-return,unused-ignore]
 

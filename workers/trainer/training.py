@@ -7,7 +7,7 @@ samples, masks and micro-batch borders: the planner, or the ledger.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from workers.trainer.packing import Batch, pack
 from workers.trainer.payloads import Payload, batch_hash
 from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
+
+MAX_PARTS = 32  # of a reward, in a step's metrics; all of them are in the trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,14 @@ def permuted(rewards: Sequence[float], step: int) -> list[float]:
     return [rewards[index] for index in order]
 
 
+def part_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means of the reward's parts, as metrics `reward/NAME`; only so many as people can look at."""
+    names = sorted({name for of_sample in parts for name in of_sample})[:MAX_PARTS]
+    return {f"reward/{name}": sum(p.get(name, 0.0) for p in parts) / len(parts) for name in names}
+
+
 def _rewards(payloads: Sequence[Payload]) -> dict[str, float]:
+    """Means over the batch; a sample without a part counts 0 for it."""
     by_group: dict[str, list[float]] = {}
     for payload in payloads:
         trajectory = payload.scored.trajectory
@@ -152,6 +161,7 @@ def _rewards(payloads: Sequence[Payload]) -> dict[str, float]:
         for p in payloads
     ]
     return {
+        **part_means([payload.scored.trajectory.reward_parts for payload in payloads]),
         "reward": float(np.mean(rewards)),
         "reward_std": float(np.std(rewards)),
         "equal_reward_groups": float(

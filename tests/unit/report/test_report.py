@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -69,6 +70,21 @@ def test_the_page_says_what_happened() -> None:
         "stale 1",
     ):
         assert words in page
+
+
+def test_parts_of_the_reward_have_charts() -> None:
+    """One for each part that a step has a mean of; none where there are no parts."""
+    views = views_at(5)
+    steps = [
+        dataclasses.replace(p, reward=2.5, metrics={**p.metrics, "reward/form": 0.5})
+        for p in views.run.steps
+    ]
+    run = dataclasses.replace(views.run, steps=steps)
+    page = render(report_input(views=dataclasses.replace(views, run=run)))
+    assert "<h2>Parts of the reward</h2>" in page
+    assert "form<small>" in page
+    assert "share of problems solved" not in page  # a reward of 2.5 is none
+    assert "Parts of the reward" not in render(report_input(views=views))
 
 
 def test_a_breach_is_shown_as_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from streams.errors import ConfigError
 from workers.config_reward import RewardSection
+from workers.rollout import verifier_process
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.reward import Judgement, RewardError, Verifier
 
@@ -112,21 +115,25 @@ def test_a_verifier_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
         ("'1'", "returned '1' of type str"),
         ("float('nan')", "returned nan of type float"),
         ("(1, {'x': None})", "part 'x' is None"),
+        ("{'x': 1, 'y': 'a'}", "part 'y' is 'a'"),
+        ("{}", "returned {} of type dict"),
+        ("{'reward': 'a'}", "returned 'a' of type str"),
     ],
 )
 def test_a_verifier_that_returns_no_number(tmp_path: Path, returned: str, told: str) -> None:
-    """What it returned is in the message."""
+    """What it returned is in the message, with file and line of the function."""
     name = user_file(tmp_path, f"return {returned}")
     with verifier(name) as one, pytest.raises(RewardError) as caught:
         judge(one, "", "")
-    assert told in str(caught.value)
+    assert f"grade.py:3 {told}" in str(caught.value)
 
 
 def test_a_verifier_that_hangs_is_replaced(tmp_path: Path) -> None:
-    """Its deadline ends one judgement only."""
-    name = user_file(tmp_path, "time.sleep(60 if completion == 'hang' else 0)\nreturn 1")
+    """Its deadline ends one judgement only; the line where it hangs is told."""
+    name = user_file(tmp_path, "x = 1\ntime.sleep(60 if completion == 'hang' else 0)\nreturn x")
+    told = r"\(.*grade\.py:3\) gave no answer within 0\.3 s: it is at .*grade\.py:5$"
     with verifier(name, timeout_s=0.3) as one:
-        with pytest.raises(RewardError, match=r"gave no answer within 0\.3 s"):
+        with pytest.raises(RewardError, match=told):
             judge(one, "hang", "")
         assert judge(one, "go", "").reward == 1.0
 
@@ -138,6 +145,113 @@ def test_a_verifier_that_dies_is_replaced(tmp_path: Path) -> None:
         with pytest.raises(RewardError, match="died with status 9"):
             judge(one, "die", "")
         assert judge(one, "go", "").reward == 1.0
+
+
+def test_a_verifier_that_exits_costs_one_judgement(tmp_path: Path) -> None:
+    """`sys.exit` in a library is no different from death."""
+    name = user_file(
+        tmp_path, "import sys\nsys.exit(3) if completion == 'exit' else None\nreturn 1"
+    )
+    with verifier(name) as one:
+        with pytest.raises(RewardError, match=r"grade\.py:3\) died with status 3"):
+            judge(one, "exit", "")
+        assert judge(one, "go", "").reward == 1.0
+
+
+def test_what_a_verifier_prints_is_no_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither lines that look like one nor bytes that are no text; it goes to the worker's log."""
+    name = user_file(
+        tmp_path,
+        'print(\'{"reward": 7, "parts": {}}\', flush=True)\n'
+        "os.write(1, bytes(range(256)))\nos.write(2, b'\\xff\\n')\nreturn 0.5",
+    )
+    with verifier(name) as one:
+        assert [0.5, 0.5] == [judge(one, "", "").reward for _ in range(2)]
+    assert "" == capfd.readouterr().out
+
+
+def test_a_verifier_that_writes_to_its_link_is_replaced(tmp_path: Path) -> None:
+    """Garbage on the wire costs one judgement, and the next one has a clean wire."""
+    body = (
+        "import sys\nif completion == 'bad':\n    os.write(int(sys.argv[1]), b'[1]\\n')\n"
+        "    time.sleep(9)\nreturn 1"
+    )
+    with verifier(user_file(tmp_path, body)) as one:
+        with pytest.raises(RewardError, match="sent what is no answer"):
+            judge(one, "bad", "")
+        assert judge(one, "go", "").reward == 1.0
+
+
+def test_a_verifier_that_eats_memory_costs_one_judgement(tmp_path: Path) -> None:
+    """What is beyond reward.memory_mb cannot be had; the worker and the next answer are safe."""
+    name = user_file(tmp_path, "x = bytearray(int(completion) << 20)\nreturn len(x) >> 20")
+    section = RewardSection(verifier=name, memory_mb=200, processes=1)
+    with make_verifier(section) as one:
+        with pytest.raises(RewardError, match=r"grade\.py:4: grade raised MemoryError"):
+            judge(one, "400", "")
+        assert judge(one, "50", "").reward == 50.0
+
+
+def test_where_the_kernel_sets_no_limit_the_process_ends_itself(tmp_path: Path) -> None:
+    """The fallback: a thread that watches the peak."""
+    code = (
+        "from verifier_process import limit_memory\nimport time\n"
+        "limit_memory(100, by_kernel=False)\nx = b'x' * (150 << 20)\ntime.sleep(20)"
+    )
+    folder = Path(verifier_process.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, timeout=30, check=False)
+    assert verifier_process.OUT_OF_MEMORY == done.returncode
+
+
+def test_a_function_may_be_asynchronous(tmp_path: Path) -> None:
+    """It is awaited; what it raises names its line."""
+    file = tmp_path / "grade.py"
+    file.write_text(
+        "import asyncio\nasync def grade(prompt, completion, answer, metadata):\n"
+        "    await asyncio.sleep(0)\n    return {'a': 0.25, 'b': 1 / len(completion)}\n"
+    )
+    with verifier(f"{file}:grade") as one:
+        assert Judgement(reward=0.75, parts={"a": 0.25, "b": 0.5}) == judge(one, "ab", "")
+        with pytest.raises(RewardError, match=r"grade\.py:4: grade raised ZeroDivisionError"):
+            judge(one, "", "")
+
+
+def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installed, or below the working folder; one that is not there is said at the start."""
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "judges.py").write_text(
+        "def grade(prompt, completion, answer, metadata):\n    return 1 / len(completion)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with verifier("mypackage.judges:grade") as one:
+        assert judge(one, "ab", "").reward == 0.5
+        with pytest.raises(RewardError, match=r"judges\.py:2: grade raised ZeroDivisionError"):
+            judge(one, "", "")
+    with pytest.raises(ConfigError, match=r"No module named 'mypackage\.none'"):
+        verifier("mypackage.none:grade")
+
+
+def test_a_function_that_cannot_be_called_as_wanted(tmp_path: Path) -> None:
+    """Its signature and the one that is wanted are told, with file and line."""
+    file = tmp_path / "grade.py"
+    file.write_text("\ndef grade(completion, answer):\n    return 1\n")
+    told = (
+        r"grade\.py:2: grade\(completion, answer\) cannot be called with \(prompt, completion, ans"
+    )
+    with pytest.raises(ConfigError, match=told):
+        verifier(f"{file}:grade")
+
+
+def test_an_import_that_fails_is_named_with_its_line(tmp_path: Path) -> None:
+    """Before any sample is judged."""
+    file = tmp_path / "grade.py"
+    file.write_text("import json\nimport no_such_package\n")
+    with pytest.raises(
+        ConfigError, match=r"grade\.py:2: ModuleNotFoundError: No module named 'no_s"
+    ):
+        verifier(f"{file}:grade")
 
 
 def test_judge_is_thread_safe(tmp_path: Path) -> None:

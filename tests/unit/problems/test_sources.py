@@ -1,0 +1,121 @@
+"""Rows from Parquet, what needs a package that is missing, and the hash of a data set."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from streams.errors import ConfigError
+from tests.unit.problems.rows import problems, write
+from workers.config_data import ColumnsSection, DataSection
+from workers.problems.identity import data_hashes
+from workers.problems.open import first_rows
+
+ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path / "cache"))
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> str:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
+    return str(path)
+
+
+def test_parquet_has_the_rows_of_json_lines(tmp_path: Path) -> None:
+    """A file, and a folder of files in the order of their names."""
+    file = parquet(tmp_path / "rows.parquet", ROWS)
+    (tmp_path / "parts").mkdir()
+    for number in range(2):
+        parquet(tmp_path / "parts" / f"{number}.parquet", ROWS[10 * number : 10 * number + 10])
+    wanted = problems(train=write(tmp_path, *ROWS)).train
+    for name in (file, str(tmp_path / "parts")):
+        found = problems(train=name).train
+        assert len(found) == len(ROWS)
+        for number in range(len(ROWS)):
+            one, other = wanted.row(number), found.row(number)
+            assert (one.prompt, one.answer, one.metadata) == (
+                other.prompt,
+                other.answer,
+                other.metadata,
+            )
+    assert f"{file}: row 3" == problems(train=file).train.place(2)
+
+
+def test_verl_files_are_read_as_they_are(tmp_path: Path) -> None:
+    """Messages, and an answer inside another column."""
+    row = {
+        "data_source": "gsm8k",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": 7},
+    }
+    found = problems(train=parquet(tmp_path / "verl.parquet", [row]), preset="verl").train.row(0)
+    assert ([{"content": "1+1?", "role": "user"}], "2") == (found.prompt, found.answer)
+    assert 7 == json.loads(found.metadata)["extra_info"]["index"]
+
+
+def test_a_column_that_no_parquet_file_has(tmp_path: Path) -> None:
+    """The columns that are there are listed; a file that is no Parquet is named."""
+    file = parquet(tmp_path / "rows.parquet", ROWS)
+    with pytest.raises(ConfigError, match=r"no column 'source' \(columns: prompt, answer, level\)"):
+        problems(train=file, columns=ColumnsSection(metadata=("source",)))
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(ConfigError, match=r"bad\.parquet: no readable Parquet"):
+        problems(train=str(tmp_path / "bad.parquet"))
+
+
+def test_bytes_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    """An image column stands in the way until the others are named."""
+    file = parquet(tmp_path / "rows.parquet", [{**row, "image": b"\x00"} for row in ROWS])
+    with pytest.raises(
+        ConfigError, match=r"row 1: a column holds bytes; .*data\.columns\.metadata"
+    ):
+        problems(train=file)
+    found = problems(train=file, columns=ColumnsSection(metadata=("level",)))
+    assert '{"level": 0}' == found.train.row(0).metadata
+
+
+def test_an_empty_folder_is_no_data_set(tmp_path: Path) -> None:
+    """What it should hold is said."""
+    with pytest.raises(ConfigError, match="has neither Parquet files nor"):
+        problems(train=str(tmp_path))
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the line that installs it."""
+    for name in ("reasoning_gym", "datasets"):
+        monkeypatch.setitem(sys.modules, name, None)  # what an import of it then fails on
+    with pytest.raises(ConfigError, match=r"needs a package .* pip install 'rlstreams\[gym\]'"):
+        problems(train="gym:chain_sum")
+    with pytest.raises(ConfigError, match=r"needs a package .* pip install 'rlstreams\[hub\]'"):
+        problems(train="hf:openai/gsm8k")
+
+
+def test_the_hash_of_a_data_set(tmp_path: Path) -> None:
+    """A plain file has its own; which rows it gives changes it, where it lies does not."""
+    file, copy = write(tmp_path, *ROWS), write(tmp_path, *ROWS, name="copy.jsonl")
+    plain = data_hashes(DataSection(train=file))
+    assert {"train"} == plain.keys()
+    assert plain == data_hashes(DataSection(train=copy))
+    shaped = data_hashes(DataSection(train=file, held_out_rows=3))
+    assert plain != shaped
+    assert shaped == data_hashes(DataSection(train=copy, held_out_rows=3))
+    assert {} == data_hashes(DataSection(train=str(tmp_path / "gone.jsonl")))
+
+
+def test_first_rows_of_every_kind(tmp_path: Path) -> None:
+    """Without a file in the cache."""
+    file = parquet(tmp_path / "rows.parquet", ROWS)
+    assert ["0+1=", "1+1="] == [
+        r.prompt for r in first_rows(DataSection(train=file), "data.train", 2)
+    ]
+    assert not (tmp_path / "cache").exists()

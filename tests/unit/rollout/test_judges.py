@@ -1,0 +1,123 @@
+"""Verifiers by name, and sums of them: what an answer earns."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.errors import ConfigError
+from workers.config_reward import RewardPart, RewardSection
+from workers.rollout.make_verifier import make_verifier
+from workers.rollout.reward import Judgement, RewardError, Verifier
+
+
+def verifier(name: str, parts: tuple[RewardPart, ...] = (), **options: Any) -> Verifier:
+    return make_verifier(RewardSection(verifier=name, options=options, parts=parts, processes=1))
+
+
+def rewards(one: Verifier, cases: list[tuple[str, str]], **metadata: Any) -> list[float]:
+    """Of completions with answers."""
+    with one:
+        return [one.judge("?", said, wanted, metadata, "stop").reward for said, wanted in cases]
+
+
+def test_exact_may_ignore_case() -> None:
+    """Only if asked."""
+    assert [0.0] == rewards(verifier("exact"), [("Paris", "paris")])
+    assert [1.0] == rewards(verifier("exact", ignore_case=True), [("Paris ", "paris")])
+
+
+def test_numeric_has_a_tolerance_and_thousands() -> None:
+    """Off by default: equality, and commas separate."""
+    cases = [("3.14", "3.1416"), ("about 1,234", "1234")]
+    assert [0.0, 0.0] == rewards(verifier("numeric"), cases)
+    assert [1.0, 1.0] == rewards(verifier("numeric", tolerance=0.01, thousands=True), cases)
+
+
+def test_choice_finds_the_letter_that_was_decided_for() -> None:
+    """What is called the answer counts before a letter that stands alone."""
+    cases = [
+        ("B", "B"),
+        ("A cat, so (C).", "c"),
+        ("The answer is (B), not A", "B"),
+        ("Answer: D. Or C? **Answer: C**", "C"),
+        (r"so \boxed{A}, while B is wrong", "A"),
+        ("none of them", "A"),
+        ("Z", "A"),
+    ]
+    assert [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0] == rewards(verifier("choice"), cases)
+    with pytest.raises(RewardError, match=r"answer '7' is none of the letters ABCD$"):
+        rewards(verifier("choice", letters="ABCD"), [("A", "7")])
+
+
+def test_pattern_is_of_all_rows_or_of_each() -> None:
+    """A group is compared with the answer; without one it is enough to be there."""
+    cases = [("<a>7</a> no <a> 8 </a>", "8"), ("<a>7</a>", "8"), ("8", "8")]
+    assert [1.0, 0.0, 0.0] == rewards(verifier("pattern", pattern="<a>(.*?)</a>"), cases)
+    assert [1.0, 1.0, 0.0] == rewards(verifier("pattern", pattern="<a>"), cases)
+    assert [1.0, 0.0] == rewards(verifier("pattern"), [("x=12", r"x=\d+"), ("x=y", r"x=\d+")])
+
+
+@pytest.mark.skipif(find_spec("jsonschema") is None, reason="needs rlstreams[json-schema]")
+def test_json_schema_judges_structure(tmp_path: Path) -> None:
+    """In a fenced block or bare; the schema is the configuration's, a file's or the row's."""
+    schema = {"type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}}
+    text = '{"type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}}'
+    (tmp_path / "s.json").write_text(text)
+    cases = [('{"x": 1}', text), ('so\n```json\n{"x": 2}\n```\n', text), ('{"x": "1"}', text)]
+    cases.append(("no", text))
+    for options in ({"schema": schema}, {"schema_file": str(tmp_path / "s.json")}, {}):
+        assert [1.0, 1.0, 0.0, 0.0] == rewards(verifier("json-schema", **options), cases)
+    with verifier("json-schema", schema=schema) as one:
+        assert Judgement(reward=0.0, parts={"parsed": 0.0}) == one.judge("", "no", "", {}, "stop")
+
+
+def test_a_sum_weighs_its_parts(tmp_path: Path) -> None:
+    """Each part's own number is recorded under its name, and so are its parts."""
+    file = tmp_path / "form.py"
+    file.write_text(
+        "def short(prompt, completion, answer, metadata, *, most):\n"
+        "    return {'reward': len(completion) <= most, 'length': len(completion)}\n"
+    )
+    parts = (
+        RewardPart(verifier="numeric", name="right"),
+        RewardPart(verifier=f"{file}:short", weight=0.5, options={"most": 3}),
+    )
+    with verifier("sum", parts) as one:
+        judged = one.judge("?", "12", "12", {}, "stop")
+    assert Judgement(reward=1.5, parts={"right": 1.0, "short": 1.0, "short/length": 2.0}) == judged
+    with verifier("sum", parts) as one, pytest.raises(RewardError, match=r"part 'right': .*'many'"):
+        one.judge("?", "12", "many", {}, "stop")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: verifier("numeric", tolerence=1.0), r"has no option 'tolerence'; it has"),
+        (lambda: verifier("numeric", tolerance="1"), r"option tolerance must be a float, got '1'"),
+        (lambda: verifier("pattern", pat="x"), r"cannot be called with .* the options pat by"),
+        (lambda: verifier("sum"), r"parts are for `sum`, and it needs at least one"),
+        (lambda: verifier("exact", (RewardPart(verifier="exact"),)), r"parts are for `sum`"),
+        (lambda: RewardPart(verifier="sum"), r"reward\.parts\.verifier must not be `sum`"),
+        (lambda: verifier("sum", (RewardPart(verifier="exact"),) * 2), r"two are called 'exact'"),
+        (lambda: verifier("sum", (RewardPart(verifier="nope"),)), r"parts 'nope' must be one of"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_is_refused(make: Any, told: str) -> None:
+    """Before any answer is judged; options are named."""
+    with pytest.raises(ConfigError, match=told):
+        make()
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the line that installs it."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(
+        ConfigError, match=r"'math-verify' needs .* pip install 'rlstreams\[math\]'"
+    ):
+        verifier("math-verify")
