@@ -14,11 +14,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 
 from workers.ending import end_within
 
 COMMANDS = (
+    "demo",
+    "init",
+    "try",
     "up",
     "worker",
     "broker",
@@ -47,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)  # noqa: T201
         return 78
     from streams.errors import StreamsError
+    from workers.project import config_here
     from workers.runtime import OwnerAliveError, exit_status, explain
 
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
@@ -56,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{args.command} reads no configuration, so {overrides[0]} has no meaning")
     args.overrides = overrides
     try:
+        if getattr(args, "config", None) == []:
+            args.config = [config_here()]
         status = int(args.run(args))
         sys.stdout.flush()
     except (StreamsError, OwnerAliveError) as err:
@@ -134,7 +141,8 @@ def _parser() -> argparse.ArgumentParser:
         dest="command", metavar="COMMAND", required=True, parser_class=_Parser
     )
     for name in COMMANDS:
-        module = f"workers.cli.{name.replace('-', '_')}"
+        # `try` is a word of Python's.
+        module = f"workers.cli.{name.replace('-', '_')}{'_' if iskeyword(name) else ''}"
         try:
             import_module(module).add(subparsers)
         except ModuleNotFoundError as err:  # until every command is written

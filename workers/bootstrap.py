@@ -17,6 +17,7 @@ from streams.secrets import resolve_secret
 from streams.topic_plan import TopicPlan
 from workers.config import RunConfig
 from workers.context import Context
+from workers.hub import model_folder
 from workers.runtime import Role
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _rollout(context: Context) -> Role:
 
     config = context.config.rollout
     engine = BuiltinEngine(
-        Path(context.config.model.path),
+        model_folder(context.config.model.path),
         slots=config.slots,
         threads=context.config.model.threads,
         capture_experts=config.capture_experts,
@@ -169,7 +170,7 @@ def _rollout(context: Context) -> Role:
     sampler = Sampler(
         engine=engine,
         verifier=make_verifier(context.config.reward),
-        tokenizer=Tokenizer.load(context.config.model.path),
+        tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
         sampling=Sampling(
             temperature=config.temperature,
             top_p=config.top_p,
@@ -187,7 +188,7 @@ def _logprob(context: Context) -> Role:
     from workers.logprob.worker import make_worker
 
     scorer = BuiltinScorer(
-        Path(context.config.model.path),
+        model_folder(context.config.model.path),
         versions_held=context.config.logprob.versions_held,
         pull_deadline_s=context.config.weights.pull_deadline_s,
         threads=context.config.model.threads,
@@ -201,7 +202,7 @@ def _trainer(context: Context) -> Role:
     from workers.weights.file import FileWeightServer
 
     config = context.config
-    training = Training(Path(config.model.path), config.trainer, config.model.threads)
+    training = Training(model_folder(config.model.path), config.trainer, config.model.threads)
     server = FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=config.weights.versions_served)
     return TrainerWorker(context, context.bus, training, server)
 

@@ -70,6 +70,11 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return int(self._core.get_vocab_size(with_added_tokens=True))
 
+    def token(self, token_id: int) -> str | None:
+        """The token of an id, as the vocabulary writes it; None: there is none."""
+        token: str | None = self._core.id_to_token(token_id)
+        return token
+
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`, with what the tokenizer itself adds around them."""
         return list(self._core.encode(text).ids)

@@ -27,7 +27,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "it was trained, dropped, dead-lettered, evaluated, is in flight, or is lost. "
         "Exit status 1 and the ids if the log breaks a promise.",
     )
-    parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    parser.add_argument(
+        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument(
         "--bootstrap",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.config import RunConfig
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -13,7 +17,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Looks at packages, Java, disk, model, data, verifier and broker. Starts "
         "nothing. Exit status 0 if no check fails.",
     )
-    parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    parser.add_argument(
+        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
+    )
     parser.add_argument("--json", action="store_true", help="print the checks as a JSON array")
     parser.set_defaults(run=run)
 
@@ -27,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from workers.doctor.check import Level
     from workers.doctor.diagnose import diagnose
 
-    checks = diagnose(load(args.config, args.overrides))
+    config = load(args.config, args.overrides)
+    checks = diagnose(config)
     if args.json:
         print(json.dumps([asdict(check) for check in checks], indent=2))
     else:
@@ -37,5 +44,21 @@ def run(args: argparse.Namespace) -> int:
             if check.advice:
                 print(f"{'':{width + 8}}-> {check.advice}")
         counts = {level: sum(check.level is level for check in checks) for level in Level}
+        print("\n".join(_memory(config)))
         print(", ".join(f"{count} {level}" for level, count in counts.items()))
     return int(any(check.level is Level.FAIL for check in checks))
+
+
+def _memory(config: RunConfig) -> list[str]:
+    """The table by role; nothing where the model cannot be read, for a check has said why."""
+    from streams.errors import ConfigError
+    from workers.doctor.memory import estimate, free_mb, table
+    from workers.doctor.model import read_model
+    from workers.hub import found_folder
+
+    try:
+        if found_folder(config.model.path) is None:
+            return []
+        return table(estimate(read_model(config.model.path), config), free_mb())
+    except ConfigError:
+        return []

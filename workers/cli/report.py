@@ -69,10 +69,12 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
 
 
 def _decoder(config: RunConfig) -> Callable[[Sequence[int]], str]:
+    from streams.errors import ConfigError
+    from workers.hub import model_folder
     from workers.tokenizer import Tokenizer, TokenizerError
     from workers.viewing import spell
 
     try:
-        return Tokenizer.load(config.model.path).decode
-    except TokenizerError:
+        return Tokenizer.load(model_folder(config.model.path)).decode
+    except (ConfigError, TokenizerError):
         return spell  # the model folder is gone; numbers still show what changed

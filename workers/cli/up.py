@@ -15,7 +15,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "up", help="run everything on this machine: broker and all roles, supervised"
     )
-    parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    parser.add_argument(
+        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
+    )
     parser.add_argument("--steps", type=int, help="optimizer steps; short for --trainer.steps")
     parser.add_argument("--resume", action="store_true", help="continue a run that has steps")
     parser.add_argument(

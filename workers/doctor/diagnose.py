@@ -7,10 +7,12 @@ from pathlib import Path
 
 from streams.errors import BrokerError, ConfigError, StreamsError
 from workers.config import RunConfig
-from workers.doctor.check import Check, Level, fail, ok
+from workers.doctor.check import Check, Level, fail, ok, warn
 from workers.doctor.data import data_checks, verifier_check
 from workers.doctor.machine import machine, port
-from workers.doctor.model import ModelFolder, memory_check, model_check, read_model
+from workers.doctor.memory import estimate, free_mb, memory_check
+from workers.doctor.model import ModelFolder, model_checks, read_model
+from workers.hub import found_folder
 
 
 def diagnose(config: RunConfig) -> list[Check]:
@@ -23,7 +25,7 @@ def diagnose(config: RunConfig) -> list[Check]:
         *checks,
     ]
     if model is not None:
-        checks.append(memory_check(model, config))
+        checks.append(memory_check(estimate(model, config), free_mb()))
         checks += _all("data", lambda: data_checks(config, model))
     checks += _all("verifier", lambda: iter([verifier_check(config)]))
     if where := config.broker.bootstrap or bootstrap:
@@ -61,10 +63,13 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
 
 def _model(config: RunConfig) -> tuple[ModelFolder | None, list[Check]]:
     try:
+        if found_folder(config.model.path) is None:
+            found = f"{config.model.path} is not on this machine"
+            return None, [warn("model", found, "`up` and `try` fetch it; then ask again")]
         model = read_model(config.model.path)
     except ConfigError as err:
         return None, [fail("model", str(err), "data and memory are checked once it loads")]
-    return model, [model_check(model)]
+    return model, list(model_checks(model))
 
 
 def _embedded(config: RunConfig) -> str | None:

@@ -28,14 +28,16 @@ from workers.engines.base import (
     SampleRequest,
 )
 from workers.engines.decode import Decoder, Generation
-from workers.engines.model import (
-    configure_torch,
+from workers.engines.folder import (
     eos_ids_of,
-    load_model,
     num_experts_of,
     read_config,
+    token_limit,
+    vocab_size_of,
 )
+from workers.engines.model import configure_torch, load_model
 from workers.engines.scheduler import End, Held, Item, Scheduler
+from workers.engines.selfcheck import check_decoding
 from workers.engines.validation import check_request
 from workers.weights.channel import Pulled, WeightChannel
 from workers.weights.layout import size_bytes
@@ -67,17 +69,18 @@ class BuiltinEngine:
             answer_deadline_s: longest time for the decode thread to take a command.
 
         Raises:
-            EngineError: the folder cannot be loaded.
+            EngineError: the folder cannot be loaded, or its family not be decoded here.
         """
         configure_torch(threads)
         folder = Path(folder)
         config = read_config(folder)
-        self._vocab_size = int(config["vocab_size"])
-        self._max_tokens = int(config["max_position_embeddings"])
+        self._vocab_size = vocab_size_of(config)
+        self._max_tokens = token_limit(config)
         self._slots = slots
         self._pull_deadline_s = pull_deadline_s
         self._answer_deadline_s = answer_deadline_s
         model = load_model(folder)
+        check_decoding(model, self._vocab_size)
         decoder = Decoder(
             model, slots=slots, num_experts=num_experts_of(config), capture_experts=capture_experts
         )

@@ -14,15 +14,17 @@ from pathlib import Path
 import torch
 
 from schemas.events import PolicyPublished
+from workers.engines.attention import attention_of
 from workers.engines.base import EngineError, Scores, TokenSequence
+from workers.engines.folder import token_limit, vocab_size_of
 from workers.engines.model import (
-    causal_mask,
     configure_torch,
     load_model,
     load_weights,
     read_config,
     right_padded,
 )
+from workers.engines.selfcheck import check_scoring
 from workers.engines.validation import check_ids
 from workers.weights.channel import Pulled, WeightChannel
 from workers.weights.layout import size_bytes
@@ -42,14 +44,16 @@ class BuiltinScorer:
         """Load the model; its weights are used only after a first `pull`.
 
         Raises:
-            EngineError: the folder cannot be loaded.
+            EngineError: the folder cannot be loaded, or its family not be scored here.
         """
         configure_torch(threads)
         config = read_config(Path(folder))
-        self._vocab_size = int(config["vocab_size"])
-        self._max_tokens = int(config["max_position_embeddings"])
+        self._vocab_size = vocab_size_of(config)
+        self._max_tokens = token_limit(config)
         self._pull_deadline_s = pull_deadline_s
         model = load_model(folder)
+        check_scoring(model, self._vocab_size)
+        self._attention = attention_of(model)
         copies = [copy.deepcopy(model) for _ in range(versions_held - 1)]
         self._free: list[torch.nn.Module] = [model, *copies]
         self._held: dict[int, torch.nn.Module] = {}
@@ -112,7 +116,7 @@ class BuiltinScorer:
         positions_BT = torch.arange(ids_BT.shape[1]).expand_as(ids_BT)
         logits_BTV = model(
             input_ids=ids_BT,
-            attention_mask=causal_mask(real_BT),
+            attention_mask=self._attention.causal(real_BT),
             position_ids=positions_BT,
             use_cache=False,
         ).logits[:, :-1]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from workers.engines.attention import Mask, attention_of
 from workers.engines.base import EngineError, Experts, SampleRequest
 from workers.engines.experts import RouterCapture, expert_dtype
 from workers.engines.sampling import Draw, sample, uniforms
@@ -152,6 +153,7 @@ class Decoder:
         self.running: list[Generation] = []
         self.num_sampled = 0
         self._model = model
+        self._attention = attention_of(model)
         self._cache = SlotCache(slots)
         self._end = 0  # all running sequences' next column
         capture = RouterCapture(model) if capture_experts and num_experts else None
@@ -170,12 +172,9 @@ class Decoder:
         real_BT = torch.arange(width) >= width - lengths[:, None]
         ids_BT = torch.zeros(real_BT.shape, dtype=torch.int64)  # masked out: any id will do
         ids_BT[real_BT] = torch.tensor([t for s in joining for t in s.token_ids])
-        itself = torch.eye(width, dtype=torch.bool)
-        causal = torch.ones(width, width, dtype=torch.bool).tril()
-        mask = (causal[None, None] & real_BT[:, None, None, :]) | itself
         positions_BT = (real_BT.long().cumsum(1) - 1).clamp(min=0)
         self.running += joining
-        self._forward(joining, ids_BT, mask, positions_BT)
+        self._forward(joining, ids_BT, self._attention.causal(real_BT), positions_BT)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -188,9 +187,10 @@ class Decoder:
         rows = slice(0, len(self.running))
         self._cache.aim(rows, slice(self._end, self._end + 1), slice(first, self._end + 1))
         self._end += 1
-        mask = torch.arange(longest) >= longest - lengths[:, None]
+        real_BT = torch.arange(longest) >= longest - lengths[:, None]
         ids_BT = torch.tensor([s.token_ids[-1:] for s in self.running])
-        self._forward(self.running, ids_BT, mask[:, None, None, :], lengths[:, None] - 1)
+        mask = self._attention.newest(real_BT)
+        self._forward(self.running, ids_BT, mask, lengths[:, None] - 1)
 
     @torch.inference_mode()
     def remove(self, sequence: Generation) -> None:
@@ -222,7 +222,7 @@ class Decoder:
         self,
         rows: list[Generation],
         ids_BT: torch.Tensor,
-        mask: torch.Tensor,
+        mask: Mask,
         positions_BT: torch.Tensor,
     ) -> None:
         output = self._model(

@@ -16,7 +16,7 @@ _ROUTER_OUTPUTS = 3  # logits, scores, indices
 
 def routers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The routers in layer order; empty for a dense model."""
-    return [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+    return [m for m in model.modules() if type(m).__name__.endswith(("TopKRouter", "TopkRouter"))]
 
 
 class RouterCapture:

@@ -7,23 +7,44 @@ Axes: `B` sequence, `T` token, `V` vocabulary.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from workers.engines.attention import Attention
 from workers.engines.base import EngineError
+from workers.engines.folder import (
+    eos_ids_of,
+    module_name,
+    num_experts_of,
+    read_config,
+)
+from workers.engines.library import SDPA, chosen_attention
 from workers.weights.channel import WeightError
 from workers.weights.layout import layout_difference, layout_of
 
-# Both are part of what makes a step bit-equal. Boolean masks are right with sdpa only: the eager
-# implementation adds them to the scores.
-ATTENTION = "sdpa"
-EXPERTS = "grouped_mm"
+__all__ = [
+    "EXPERTS",
+    "Numerics",
+    "causal_mask",
+    "configure_torch",
+    "eos_ids_of",
+    "import_library",
+    "load_model",
+    "load_weights",
+    "model_class",
+    "num_experts_of",
+    "numerics_of",
+    "read_config",
+    "right_padded",
+    "weights_of",
+]
+
+EXPERTS = "grouped_mm"  # how experts are computed: part of what makes a step bit-equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +54,7 @@ class Numerics:
     torch_version: str
     threads: int
     cpu_capability: str
-    attention: str = ATTENTION
+    attention: str = SDPA
     experts: str = EXPERTS
 
 
@@ -48,23 +69,6 @@ def configure_torch(threads: int) -> Numerics:
         threads=threads,
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
     )
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` as it stands.
-
-    Raises:
-        EngineError: no such file, not JSON, or without `model_type` and `architectures`.
-    """
-    path = folder / "config.json"
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise EngineError(f"model folder {str(folder)!r}: cannot read config.json: {err}") from err
-    for key in ("model_type", "architectures"):
-        if not config.get(key):
-            raise EngineError(f"{path}: field {key!r} is missing")
-    return config
 
 
 def import_library() -> None:
@@ -82,12 +86,12 @@ def model_class(folder: Path) -> Any:  # noqa: ANN401  (a class of an untyped li
         EngineError: a model that transformers does not have.
     """
     config = read_config(folder)
-    kind, name = str(config["model_type"]).replace("-", "_"), str(config["architectures"][0])
+    place, name = module_name(config)
     try:
-        module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+        module = importlib.import_module(place)
         return getattr(module, name)
     except (ImportError, AttributeError) as err:
-        raise EngineError(f"model folder {str(folder)!r}: no class {name} ({kind}): {err}") from err
+        raise EngineError(f"model folder {str(folder)!r}: no class {name}: {err}") from err
 
 
 def load_model(folder: Path | str, dtype: str = "float32") -> torch.nn.Module:
@@ -98,8 +102,9 @@ def load_model(folder: Path | str, dtype: str = "float32") -> torch.nn.Module:
     """
     folder = Path(folder)
     cls = model_class(folder)
-    is_moe = num_experts_of(read_config(folder)) > 0
-    extra = {"experts_implementation": EXPERTS} if is_moe else {}
+    config = read_config(folder)
+    has_experts = num_experts_of(config) and cls._can_set_experts_implementation()
+    extra = {"experts_implementation": EXPERTS} if has_experts else {}
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -107,7 +112,7 @@ def load_model(folder: Path | str, dtype: str = "float32") -> torch.nn.Module:
         model = cls.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
-            attn_implementation=ATTENTION,
+            attn_implementation=chosen_attention(config, has_sdpa=bool(cls._supports_sdpa)),
             local_files_only=True,
             **extra,
         )
@@ -117,22 +122,10 @@ def load_model(folder: Path | str, dtype: str = "float32") -> torch.nn.Module:
     return module.requires_grad_(False)
 
 
-def num_experts_of(config: Mapping[str, Any]) -> int:
-    """Experts per layer; 0 for a dense model. Names differ between models and library versions."""
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if config.get(key):
-            return int(config[key])
-    return 0
-
-
-def eos_ids_of(folder: Path) -> frozenset[int]:
-    """Tokens that end an answer; `generation_config.json` goes before `config.json`."""
-    path = folder / "generation_config.json"
-    chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    found = chosen.get("eos_token_id", read_config(folder).get("eos_token_id"))
-    if found is None:
-        return frozenset()
-    return frozenset(found if isinstance(found, list) else [found])
+def numerics_of(model: torch.nn.Module, configured: Numerics) -> Numerics:
+    """`configured`, with the kernels that were chosen for this model."""
+    config: Any = model.config
+    return replace(configured, attention=str(config.get_text_config()._attn_implementation))
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -178,11 +171,7 @@ def right_padded(
 
 
 def causal_mask(real_BT: torch.Tensor) -> torch.Tensor:
-    """(B, 1, T, T) bool, True where a token may attend.
-
-    Padding attends to itself: a row without any entry would be NaN and spread.
-    """
-    num_tokens = real_BT.shape[1]
-    ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=real_BT.device)
-    itself = torch.eye(num_tokens, dtype=torch.bool, device=real_BT.device)
-    return (ones.tril()[None, None] & real_BT[:, None, None, :]) | itself
+    """(B, 1, T, T) bool, True where a token may attend: of a model whose layers see everything."""
+    mask = Attention().causal(real_BT)
+    assert isinstance(mask, torch.Tensor)
+    return mask

@@ -11,6 +11,7 @@ from pathlib import Path
 from streams.errors import ConfigError
 from workers.config import RunConfig
 from workers.config_data import DataSection
+from workers.hub import model_folder
 from workers.problems.dataset import Dataset
 from workers.problems.files import Signature, content_hash, signature
 from workers.problems.identity import shape_of
@@ -83,7 +84,8 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
     from workers.tokenizer import Tokenizer
 
     data = config.data
-    return Tokenizer(config.model.path, template=data.template, options=data.template_options)
+    folder = model_folder(config.model.path)
+    return Tokenizer(folder, template=data.template, options=data.template_options)
 
 
 def first_rows(data: DataSection, field: str, count: int) -> list[Row]:

@@ -39,9 +39,15 @@ class PromptWriter:
 
     def group(self, plan: PlannedGroup, group_size: int, version: int) -> list[Prompt]:
         """All samples of a training group."""
-        first = self._prompt(self._train.row(plan.row), str(plan.number), group_size, version)
         first = dataclasses.replace(
-            first,
+            prompt_of(
+                self._train.row(plan.row),
+                self._encoder,
+                self._seed,
+                group_id=str(plan.number),
+                group_size=group_size,
+                version=version,
+            ),
             dataset_epoch=plan.dataset_epoch,
             replaces=plan.replaces,
             replacement=plan.replacement,
@@ -51,29 +57,49 @@ class PromptWriter:
     def evaluation(self, version: int, row: int) -> Prompt:
         """One held-out row, to be answered under `version`."""
         assert self._held_out is not None
-        prompt = self._prompt(self._held_out.row(row), f"e{version}-{row}", 1, version)
+        prompt = prompt_of(
+            self._held_out.row(row),
+            self._encoder,
+            self._seed,
+            group_id=f"e{version}-{row}",
+            version=version,
+        )
         return dataclasses.replace(prompt, purpose=EVALUATE)
 
-    def _prompt(self, row: Row, group_id: str, group_size: int, version: int) -> Prompt:
-        ids = encoded(self._encoder, row.prompt, row.place)
-        if not ids:
-            raise ConfigError(f"{row.place}: `prompt` has no tokens")
-        return Prompt(
-            group_id=group_id,
-            sample=0,
-            group_size=group_size,
-            purpose=TRAIN,
-            token_ids=Tensor.of(np.asarray(ids, np.int32)),
-            tokenizer_hash=self._encoder.hash,
-            text=text_of(row.prompt),
-            answer=row.answer,
-            metadata=row.metadata,
-            row=row.number,
-            dataset_epoch=0,
-            min_policy_version=version,
-            seed=self._seed,
-            issued_at_ms=now_ms(),
-        )
+
+def prompt_of(
+    row: Row,
+    encoder: PromptEncoder,
+    seed: int,
+    *,
+    group_id: str,
+    group_size: int = 1,
+    version: int = 0,
+) -> Prompt:
+    """The event of a row's first sample.
+
+    Raises:
+        ConfigError: the tokenizer cannot take the prompt, or makes no token of it.
+    """
+    ids = encoded(encoder, row.prompt, row.place)
+    if not ids:
+        raise ConfigError(f"{row.place}: `prompt` has no tokens")
+    return Prompt(
+        group_id=group_id,
+        sample=0,
+        group_size=group_size,
+        purpose=TRAIN,
+        token_ids=Tensor.of(np.asarray(ids, np.int32)),
+        tokenizer_hash=encoder.hash,
+        text=text_of(row.prompt),
+        answer=row.answer,
+        metadata=row.metadata,
+        row=row.number,
+        dataset_epoch=0,
+        min_policy_version=version,
+        seed=seed,
+        issued_at_ms=now_ms(),
+    )
 
 
 def text_of(prompt: PromptText) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from schemas.events import NO_VERSION, Prompt
 from streams.codec import outgoing
@@ -21,7 +20,9 @@ from streams.record import Outgoing
 from streams.topics import PROMPTS, STEPS
 from workers.context import Context
 from workers.control import RUNNING, ControlFollower
+from workers.engines.folder import max_tokens_of
 from workers.foreign import ForeignRecords
+from workers.hub import model_folder
 from workers.log import get as get_log
 from workers.problems.identity import data_hashes
 from workers.problems.limits import PromptEncoder
@@ -250,16 +251,14 @@ class PromptsWorker:
 
 
 def longest_sequence(model_path: str) -> int | None:
-    """`max_position_embeddings` of the model folder; None if it does not say.
+    """Tokens that the model takes, as its folder says; None if it does not.
 
     Raises:
         ConfigError: no readable `config.json` there.
     """
-    file = Path(model_path) / "config.json"
+    file = model_folder(model_path) / "config.json"
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise ConfigError(f"model.path: cannot read {file}: {err}") from err
-    text = fields.get("text_config") or {}
-    longest = fields.get("max_position_embeddings") or text.get("max_position_embeddings")
-    return int(longest) if longest else None
+    return max_tokens_of(fields)

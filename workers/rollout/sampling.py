@@ -60,15 +60,7 @@ class Sampler:
             RewardError: the verifier failed.
         """
         started_s = time.monotonic()
-        prompt_ids = prompt.token_ids.numpy().astype(np.int32, copy=False)
-        try:
-            async with asyncio.timeout(self.deadline_s):
-                attempt, segments = await self._attempts(prompt, prompt_ids)
-        except TimeoutError:
-            raise TimeoutError(
-                f"sample {prompt.group_id}/{prompt.sample} was not finished by engine "
-                f"{self.engine.name} within {self.deadline_s:g} s"
-            ) from None
+        attempt, segments = await self.generate(prompt)
         sampled = np.concatenate([segment.token_ids for segment in segments])
         judgement = await asyncio.to_thread(
             self.verifier.judge,
@@ -85,6 +77,18 @@ class Sampler:
             started_s=started_s,
             finished_s=time.monotonic(),
         )
+
+    async def generate(self, prompt: Prompt) -> tuple[int, list[GeneratedSegment]]:
+        """The attempt that succeeded, and its segments; raises as `roll_out` does."""
+        prompt_ids = prompt.token_ids.numpy().astype(np.int32, copy=False)
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                return await self._attempts(prompt, prompt_ids)
+        except TimeoutError:
+            raise TimeoutError(
+                f"sample {prompt.group_id}/{prompt.sample} was not finished by engine "
+                f"{self.engine.name} within {self.deadline_s:g} s"
+            ) from None
 
     async def _attempts(
         self, prompt: Prompt, prompt_ids: np.ndarray[tuple[int], np.dtype[np.int32]]

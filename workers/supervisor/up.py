@@ -27,6 +27,7 @@ from workers.config import RunConfig
 from workers.config_load import resolved_json
 from workers.control import RUNNING
 from workers.doctor.diagnose import preflight
+from workers.hub import model_folder
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.fleet import Fleet
@@ -76,7 +77,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         _refuse_started(bus, asked)
         (folder / CONFIG_FILE).write_text(resolved_json(config) + "\n", encoding="utf-8")
         _say_running(bus, config)
-        decode = Tokenizer.load(config.model.path).decode
+        decode = Tokenizer.load(model_folder(config.model.path)).decode
         watcher = Watcher(bus, config, is_live=asked.is_live, decode=decode)
         with watcher, Keyboard() as keyboard:
             watcher.catch_up()
@@ -117,7 +118,7 @@ def _set_threads(config: RunConfig) -> None:
     """For the fork server, which imports torch once for all."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
-    os.environ["RLSTREAMS_PRELOAD_MODEL"] = config.model.path
+    os.environ["RLSTREAMS_PRELOAD_MODEL"] = str(model_folder(config.model.path))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
 from workers.config import RunConfig
 from workers.config_load import from_json, resolved_json
 from workers.context import Context
+from workers.hub import model_folder
 from workers.problems.identity import data_hashes
 from workers.trainer.ledger import Ledger
 
@@ -105,8 +106,10 @@ def _check_fresh(context: Context, bus: Bus) -> None:
 
 
 def _hashes(config: RunConfig) -> dict[str, str]:
-    tokenizer = Path(config.model.path) / "tokenizer.json"
     hashes = data_hashes(config.data)
+    if not config.model.path:
+        return hashes
+    tokenizer = model_folder(config.model.path) / "tokenizer.json"
     return hashes | ({"tokenizer": _sha256(tokenizer)} if tokenizer.is_file() else {})
 
 

@@ -8,7 +8,7 @@ on what ran before. Axes: `B` sequence, `T` token, `V` vocabulary, `N` tokens of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.config_trainer import LossSection, OptimizerSection
+from workers.engines.attention import Mask
 from workers.engines.model import causal_mask, load_weights, weights_of
 from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
 from workers.trainer.packing import Batch, MicroBatch
@@ -41,15 +42,22 @@ def lr_at(step: int, section: OptimizerSection) -> float:
 class Learner:
     """A model that learns. Not thread-safe: one thread calls it at a time.
 
-    `model` is called with `input_ids` (B, T), `attention_mask` (B, 1, T, T) bool and
-    `position_ids` (B, T), and answers with `.logits` (B, T, V). It stays in eval mode: dropout
-    would make it another policy than the one that sampled.
+    `model` is called with `input_ids` (B, T), `attention_mask` (what `mask` makes of the real
+    tokens, (B, T) bool) and `position_ids` (B, T), and answers with `.logits` (B, T, V). It stays
+    in eval mode: dropout would make it another policy than the one that sampled.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: OptimizerSection, loss: LossSection, *, step: int = 0
+        self,
+        model: nn.Module,
+        optimizer: OptimizerSection,
+        loss: LossSection,
+        *,
+        step: int = 0,
+        mask: Callable[[Tensor], Mask] = causal_mask,
     ) -> None:
         self.step_number = step  # steps done
+        self._mask = mask
         self._model = model.eval().requires_grad_(True)
         self._optimizer = torch.optim.AdamW(self._model.parameters())
         self.configure(optimizer, loss)
@@ -119,7 +127,7 @@ class Learner:
         mask_BT = micro_batch.loss_mask_BT
         logits_BTV = self._model(
             input_ids=self._tensor(micro_batch.token_ids_BT),
-            attention_mask=causal_mask(real_BT),
+            attention_mask=self._mask(real_BT),
             position_ids=(real_BT.long().cumsum(1) - 1).clamp(min=0),
             use_cache=False,
         ).logits

@@ -17,6 +17,7 @@ from streams.bus import Bus
 from streams.errors import ConfigError
 from workers.config import RunConfig
 from workers.foreign import ForeignRecords
+from workers.hub import model_folder
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import STEPS_PARTITION, read_to_end
 from workers.trainer.ledger import Ledger
@@ -52,7 +53,7 @@ def recompute(bus: Bus, config: RunConfig, *, from_step: int = 0) -> Iterator[Re
     ledger = Ledger()
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         read_to_end(bus, reader, ledger, ForeignRecords("recompute"))
-    training = Training(Path(config.model.path), config.trainer, config.model.threads)
+    training = Training(model_folder(config.model.path), config.trainer, config.model.threads)
     if from_step:
         _load(config, ledger, training, from_step)
     for fact in plan_redo(ledger, from_step):

@@ -16,7 +16,10 @@ import numpy as np
 from schemas.events import MaskedSegment
 from streams.crash_points import CrashPoint, reach
 from workers.config_trainer import TrainerSection
-from workers.engines.model import configure_torch, load_model, read_config, weights_of
+from workers.engines.attention import attention_of
+from workers.engines.folder import read_config, vocab_size_of
+from workers.engines.model import configure_torch, load_model, numerics_of, weights_of
+from workers.engines.selfcheck import check_scoring
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.optimizer import Learner
@@ -46,12 +49,16 @@ class Training:
     """Model and optimizer at a version."""
 
     def __init__(self, folder: Path, section: TrainerSection, threads: int) -> None:
-        self.numerics = configure_torch(threads)
-        self.vocab_size = int(read_config(folder)["vocab_size"])
+        numerics = configure_torch(threads)
+        self.vocab_size = vocab_size_of(read_config(folder))
         self._section = section
         model = load_model(folder)
+        check_scoring(model, self.vocab_size)
+        self.numerics = numerics_of(model, numerics)
         self.model_hash = self.weight_hash = weight_hash(weights_of(model))
-        self.learner = Learner(model, section.optimizer, section.loss)
+        self.learner = Learner(
+            model, section.optimizer, section.loss, mask=attention_of(model).causal
+        )
 
     def configure(self, section: TrainerSection) -> None:
         """Go on under another configuration; a redo takes each step's own."""

@@ -28,7 +28,9 @@ from workers.doctor import broker, machine, replicas
 from workers.doctor.check import Check, Level, probed
 from workers.doctor.diagnose import diagnose, preflight
 from workers.doctor.kept import kept_check
-from workers.doctor.model import memory_mb, read_model, tensor_shapes
+from workers.doctor.memory import estimate
+from workers.doctor.model import read_model
+from workers.doctor.weight_files import tensors_in
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
@@ -91,17 +93,19 @@ def test_a_failed_check_says_what_to_do_and_the_rest_is_still_looked_at(
 
 def test_shapes_are_read_from_the_header() -> None:
     """Names and shapes as in the file; their product is the number of parameters."""
-    shapes = tensor_shapes(MODEL / "model.safetensors")
-    assert (128, 64) == shapes["model.embed_tokens.weight"]
-    assert sum(map(math.prod, shapes.values())) == read_model(str(MODEL)).num_parameters
+    tensors = tensors_in(MODEL / "model.safetensors")
+    assert (128, 64) == tensors["model.embed_tokens.weight"].shape
+    sizes = [math.prod(tensor.shape) for tensor in tensors.values()]
+    assert sum(sizes) == read_model(str(MODEL)).num_parameters
 
 
 def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
     """More slots cost the rollout role, a larger window the log-prob role, and nobody else."""
     model = read_model(str(MODEL))
-    small = memory_mb(model, demo(tmp_path))
-    slots = memory_mb(model, demo(tmp_path, "--rollout.slots=4096"))
-    window = memory_mb(model, demo(tmp_path, "--logprob.token_budget=1000000"))
+    small, slots, window = (
+        {role.role: role.total_mb for role in estimate(model, demo(tmp_path, *overrides))}
+        for overrides in ((), ("--rollout.slots=4096",), ("--logprob.token_budget=1000000",))
+    )
     assert {"rollout"} == {role for role in small if small[role] != slots[role]}
     assert {"logprob"} == {role for role in small if small[role] != window[role]}
     assert slots["rollout"] > small["rollout"]

@@ -1,0 +1,48 @@
+"""`rlstreams` as somebody has it who installed the wheel: no clone, an empty folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.command import ROOT, UP_S
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An environment that holds the wheel; what it needs is taken from the one that runs this."""
+
+    environment: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> Installed:
+        """Build the wheel of this tree and install it below `folder`."""
+        uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+        environment = folder / "environment"
+        python = environment / "bin" / "python"
+        for words in (
+            ["build", "--quiet", "--wheel", "--out-dir", str(folder / "dist"), str(ROOT)],
+            ["venv", "--quiet", "--python", sys.executable, str(environment)],
+            ["pip", "install", "--quiet", "--no-deps", "--python", str(python), "--no-index",
+             "--find-links", str(folder / "dist"), "rlstreams"],
+        ):  # fmt: skip
+            subprocess.run([uv, *words], check=True, capture_output=True, text=True)
+        (site,) = environment.glob("lib/python*/site-packages")
+        # Found after its own packages; the editable install there is not followed from here.
+        (site / "needed.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n", "utf-8")
+        return cls(environment)
+
+    def run(self, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command in `folder`; both outputs in `stdout`."""
+        path = f"{self.environment / 'bin'}:{os.environ['PATH']}"
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        return subprocess.run(
+            words, cwd=folder, env={**environment, "PATH": path, "OMP_NUM_THREADS": "1"},
+            timeout=UP_S, check=False, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip

@@ -1,0 +1,161 @@
+"""Families of models: each samples, is scored and learns as its own library says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import families
+from tests.contract.engine_rigs import announced, collect, drive, request
+from tests.unit.trainer.trainer_builders import random_samples
+from workers.config_trainer import TrainerSection
+from workers.engines import selfcheck
+from workers.engines.attention import Attention, attention_of
+from workers.engines.base import EngineError, SampleRequest, TokenSequence
+from workers.engines.builtin import BuiltinEngine
+from workers.engines.builtin_scorer import BuiltinScorer
+from workers.engines.library import EAGER, SDPA, library_model
+from workers.engines.model import load_model, model_class, read_config, weights_of
+from workers.engines.selfcheck import check_scoring, padding_difference
+from workers.trainer.advantage import group_advantages
+from workers.trainer.packing import pack
+from workers.trainer.training import Training
+from workers.weights.file import FileWeightChannel, FileWeightServer
+from workers.weights.layout import weight_hash
+
+TOLERANCE = 1e-4  # nats
+PROMPTS = ([1, 5, 9, 20, 30, 7, 8], [4], [3, 3, 40, 41, 11])
+NEW_TOKENS = 14  # more than any family's window
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
+
+
+def library(folder: Path) -> torch.nn.Module:
+    """The model as its library loads and masks it, with its reference kernels."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@torch.inference_mode()
+def true_logprobs(model: Any, token_ids: list[int]) -> np.ndarray:
+    """Of every token but the first."""
+    ids = torch.tensor([token_ids])
+    logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float(), -1)
+    return logprobs[:-1].gather(-1, ids[0, 1:, None])[:, 0].numpy()
+
+
+def sampled(engine: BuiltinEngine, published: Any) -> list[tuple[list[int], np.ndarray, Any]]:
+    """Whole sequences, log-probs of their answers, expert rows; requests share the batch."""
+    found: list[tuple[list[int], np.ndarray, Any]] = []
+
+    async def scenario(engine: Any) -> None:
+        await engine.pull(published, FileWeightChannel())
+        requests: list[SampleRequest] = [
+            request(f"{n}/0/0", token_ids=np.array(prompt, np.int32), max_new_tokens=NEW_TOKENS)
+            for n, prompt in enumerate(PROMPTS)
+        ]
+        answers = await asyncio.gather(*(collect(engine, wanted) for wanted in requests))
+        for prompt, (segment,) in zip(PROMPTS, answers, strict=True):
+            whole = [*prompt, *segment.token_ids.tolist()]
+            found.append((whole, segment.logprobs, segment.routed_experts))
+
+    drive(engine, scenario)
+    return found
+
+
+def said_before_loading(folder: Path) -> bool:
+    """Whether `doctor`, which reads sources, knows what the loaded class says of itself."""
+    found, cls = library_model(read_config(folder)), model_class(folder)
+    assert found is not None
+    said = (found.has_class, found.has_sdpa, found.has_expert_kernels)
+    return said == (True, bool(cls._supports_sdpa), cls._can_set_experts_implementation())
+
+
+def trained_hash(folder: Path) -> tuple[str, str]:
+    """Before and after two steps."""
+    training = Training(folder, TrainerSection(), threads=1)
+    for seed in range(2):
+        samples = random_samples(8, seed)
+        advantages = group_advantages(
+            [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
+        )
+        batch = pack(samples, advantages, [], policy_version=0, token_budget=40)
+        training.learner.step(batch)
+    return training.model_hash, weight_hash(training.learner.weights())
+
+
+@pytest.mark.parametrize("name", families.SAMPLED)
+def test_a_family_samples_and_is_scored_as_its_library_says(name: str, tmp_path: Path) -> None:
+    """Log-probs of answers sampled in a shared batch, and scored in one: both the library's own."""
+    folder = families.make(name, tmp_path / "model")
+    engine, scorer, truth = BuiltinEngine(folder, slots=4), BuiltinScorer(folder), library(folder)
+    server = FileWeightServer(tmp_path / "weights", keep=2)
+    published = announced(server, server.publish(0, weights_of(load_model(folder))))
+    answers = sampled(engine, published)
+    scorer.pull(published, FileWeightChannel())
+    sequences = [TokenSequence(token_ids=np.array(whole, np.int32)) for whole, _, _ in answers]
+    scores = scorer.score(sequences, 0, 1.0)
+    for (whole, logprobs, _), scored in zip(answers, scores, strict=True):
+        expected = true_logprobs(truth, whole)
+        np.testing.assert_allclose(logprobs, expected[-len(logprobs) :], rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(scored.logprobs[1:], expected, rtol=0, atol=TOLERANCE)
+    # Neither certain nor uniform: a test on such a model would see nothing.
+    mean = np.concatenate([logprobs for _, logprobs, _ in answers]).mean()
+    assert -0.95 * np.log(families.VOCABULARY) < mean < -0.1
+    assert said_before_loading(folder)
+    recorded = [experts is not None for _, _, experts in answers]
+    assert [name in families.MOE] * len(PROMPTS) == recorded
+
+
+@pytest.mark.parametrize("name", [*families.SAMPLED, *families.STATEFUL])
+def test_a_family_learns_the_same_twice(name: str, tmp_path: Path) -> None:
+    """Two optimizer steps change the weights, and give the same bits when done again."""
+    folder = families.make(name, tmp_path)
+    before, after = trained_hash(folder)
+    assert before != after
+    assert (before, after) == trained_hash(folder)
+
+
+@pytest.mark.parametrize("name", families.STATEFUL)
+def test_a_family_with_states_is_scored_but_not_sampled(name: str, tmp_path: Path) -> None:
+    """Padded batches give the library's numbers; the engine refuses, and says what is possible."""
+    folder = families.make(name, tmp_path)
+    check_scoring(load_model(folder), families.VOCABULARY)
+    with pytest.raises(EngineError, match=r"scored and trained, but not sampled here"):
+        BuiltinEngine(folder, slots=2)
+
+
+@pytest.mark.parametrize("name", families.REFUSED)
+def test_a_family_that_would_give_other_numbers_is_refused(name: str, tmp_path: Path) -> None:
+    """At the start, with its name."""
+    folder = families.make(name, tmp_path)
+    kind = name.removesuffix("ForCausalLM").lower()[:6]
+    with pytest.raises(EngineError, match=rf"a {kind}"):
+        BuiltinEngine(folder, slots=2)
+
+
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma3ForCausalLM"])
+def test_the_check_sees_a_forgotten_window(name: str, tmp_path: Path) -> None:
+    """Masks of layers that see three tokens give the library's numbers; masks of all do not."""
+    model = load_model(families.make(name, tmp_path, sliding_window=3))
+    assert padding_difference(model, families.VOCABULARY, attention_of(model)) < TOLERANCE
+    assert padding_difference(model, families.VOCABULARY, Attention()) > selfcheck.TOLERANCE
+
+
+def test_attention_is_computed_by_what_the_family_needs(tmp_path: Path) -> None:
+    """sdpa, but for sinks and soft caps; the windows are those of the configuration."""
+    names = ["LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM"]
+    found = [attention_of(load_model(families.make(n, tmp_path / n))) for n in names]
+    assert [SDPA, EAGER, EAGER, SDPA] == [attention.implementation for attention in found]
+    mixed = {"full_attention": None, "sliding_attention": 5}
+    assert [{"full_attention": None}, mixed, mixed, {"sliding_attention": 5}] == [
+        dict(attention.windows) for attention in found
+    ]

@@ -1,0 +1,116 @@
+"""Parts of a model folder that do not belong together, and what a model takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from workers.config import RunConfig
+from workers.config_load import load
+from workers.doctor.check import Level
+from workers.doctor.memory import RoleMemory, estimate, memory_check, table
+from workers.doctor.model import model_checks, read_model
+
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "infra/examples/demo/model"
+
+
+def copied(folder: Path, **config: object) -> Path:
+    """The demo's folder with another `config.json`; None removes a field."""
+    shutil.copytree(MODEL, folder / "model")
+    changed(folder / "model/config.json", **config)
+    return folder / "model"
+
+
+def changed(file: Path, **fields: object) -> None:
+    merged = {**json.loads(file.read_text()), **fields}
+    file.write_text(json.dumps({k: v for k, v in merged.items() if v is not None}))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_model(str(folder))
+    assert str(caught.value).startswith("model.path: ")
+    return str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    """Named; where there is one in another form, with the command that turns it into ours."""
+    folder = copied(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    assert "has no tokenizer (no tokenizer.json): copy the one" in refusal(folder)
+    (folder / "tokenizer.model").touch()
+    said = refusal(folder)
+    assert "has tokenizer.model but no tokenizer.json; make it once:" in said
+    assert f'save_pretrained(sys.argv[1])" {folder}' in said
+
+
+def test_a_tokenizer_without_the_models_special_tokens(tmp_path: Path) -> None:
+    """One of another model may have a smaller vocabulary, and so fit: it lacks the end."""
+    folder = copied(tmp_path)
+    changed(folder / "generation_config.json", eos_token_id=127)
+    assert "the tokenizer ends a text with '<eos>' (2): they do not belong" in refusal(folder)
+    changed(folder / "generation_config.json", eos_token_id=[2, 200])
+    assert (
+        "eos_token_id of the model is 200, and the tokenizer (128 tokens) has no such token"
+        in refusal(folder)
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "weights are quantized (mxfp4)"),
+        ({"layer_types": ["full_attention", "conv"]}, "layer_types has conv; known are"),
+        ({"layer_types": ["linear_attention"]}, "built-in engine's cache does not hold"),
+    ],
+)
+def test_a_model_that_cannot_be_computed_here(
+    tmp_path: Path, config: dict[str, object], told: str
+) -> None:
+    """Known from `config.json`, before anything is loaded."""
+    assert told in refusal(copied(tmp_path, **config))
+
+
+def test_how_it_will_be_computed_is_shown(tmp_path: Path) -> None:
+    """Number format, attention, experts; where answers end, or that they never do."""
+    checks = {check.name: check for check in model_checks(read_model(str(MODEL)))}
+    assert "float32 (stored as F32), attention sdpa, 8 experts by grouped_mm" == (
+        checks["numerics"].found
+    )
+    assert "end at '<eos>' (2)" == checks["answers"].found
+    capped = read_model(str(copied(tmp_path, attn_logit_softcapping=30.0, eos_token_id=None)))
+    (capped.path / "generation_config.json").unlink()
+    found = {check.name: check for check in model_checks(read_model(str(capped.path)))}
+    assert "attention eager" in found["numerics"].found
+    assert Level.WARN is found["answers"].level
+
+
+def roles(*overrides: str) -> list[RoleMemory]:
+    config: RunConfig = load([ROOT / "infra/examples/demo.toml"], overrides)
+    return estimate(read_model(str(MODEL)), config)
+
+
+def test_a_table_tells_what_each_role_takes() -> None:
+    """A row a role, the sum, and whether it fits."""
+    lines = table(roles("--rollout.workers=2"), free_mb=10_000)
+    assert ["broker", "prompts", "2 x rollout", "logprob", "trainer", "all"] == [
+        line[:16].strip() for line in lines[1:]
+    ]
+    assert "fits: 10,000 MB are free" in lines[-1]
+    assert "does not fit: 1,000 MB" in table(roles(), free_mb=1_000)[-1]
+
+
+def test_what_does_not_fit_is_named() -> None:
+    """All together: a warning. One role alone: a failure, with its largest part and the way out."""
+    assert Level.OK is memory_check(roles(), free_mb=10_000).level
+    assert Level.WARN is memory_check(roles(), free_mb=1_500).level
+    check = memory_check(roles("--logprob.token_budget=100000000"), free_mb=10_000)
+    assert Level.FAIL is check.level
+    assert "logprob alone takes 205,2" in check.found
+    assert "most of it for logits" in check.found
+    assert "a smaller logprob.token_budget" in check.advice

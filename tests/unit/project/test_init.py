@@ -1,0 +1,196 @@
+"""What `rlstreams init` makes of what a newcomer has."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from workers.__main__ import main
+from workers.config import RunConfig
+from workers.config_load import load
+from workers.problems.open import first_rows
+from workers.project.look import look
+from workers.project.scaffold import run_id
+from workers.project.start import SMALL_MODEL, from_demo, from_file, from_gsm8k, read_rows
+from workers.rollout.make_verifier import make_verifier
+from workers.rollout.reward import STOP
+
+
+def rows_file(folder: Path, *rows: object) -> Path:
+    file = folder / "my.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    return file
+
+
+def project(folder: Path, *words: str) -> RunConfig:
+    """The configuration of a project in `folder/x`."""
+    assert 0 == main(["init", str(folder / "x"), *words])
+    return load([folder / "x/run.toml"])
+
+
+def reward_of(config: RunConfig, completion: str, answer: str) -> float:
+    with make_verifier(config.reward) as verifier:
+        return verifier.judge("", completion, answer, {}, STOP).reward
+
+
+def test_a_project_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Configuration, reward with its test, twenty rows, a short README, a model to begin with."""
+    config = project(tmp_path)
+    folder = tmp_path / "x"
+    assert "x" == config.run.id
+    assert str(folder / "model") == config.model.path
+    assert 20 == len((folder / "rows.jsonl").read_text().splitlines())
+    assert 12 >= len((folder / "README.md").read_text().splitlines())
+    assert 16 == len(first_rows(config.data, "data.train", 99)) - config.data.held_out_rows
+    done = subprocess.run(
+        [sys.executable, "test_reward.py"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert "20 rows: the reward is as expected\n" == done.stdout
+    told = capsys.readouterr().out
+    assert "cd " in told
+    assert "other problems it will hardly learn" in told
+
+
+def test_every_field_that_is_written_has_a_comment_or_is_plain(tmp_path: Path) -> None:
+    """A newcomer reads this file before any other."""
+    project(tmp_path)
+    text = (tmp_path / "x/run.toml").read_text()
+    silent = [li for li in text.splitlines() if " = " in li and "#" not in li]
+    assert ["seed", "path", "temperature", "timeout_s", "steps", "checkpoint_every"] == [
+        line.split(" = ")[0] for line in silent
+    ]
+
+
+def test_numbers_are_compared_as_numbers_and_text_as_text(tmp_path: Path) -> None:
+    """The reward that is written fits the answers that were found."""
+    file = rows_file(tmp_path, {"question": "1+1=", "target": 2})
+    config = project(tmp_path, "--from", str(file))
+    assert [1.0, 0.0, 0.0] == [reward_of(config, text, "2") for text in ("1,2.0", "3", "")]
+    other = tmp_path / "words"
+    other.mkdir()
+    file = rows_file(other, {"prompt": "capital of France?", "answer": "Paris"})
+    config = project(other, "--from", str(file))
+    assert [1.0, 0.0] == [reward_of(config, text, "Paris") for text in (" paris\n", "Lyon")]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answer"),
+    [
+        ({"prompt": "a", "answer": "b"}, "", ""),
+        ({"question": "a", "solution": "b"}, "question", "solution"),
+        ({"problem": "a", "target": 3}, "problem", "target"),
+        ({"prompt": [{"role": "user", "content": "a"}], "reward_model": {"ground_truth": "b"}},
+         "", "reward_model.ground_truth"),
+    ],
+)  # fmt: skip
+def test_columns_are_guessed_by_their_names(
+    row: dict[str, object], prompt: str, answer: str
+) -> None:
+    """Ours need not be named in the configuration; those of other systems are."""
+    columns = look(Path("f"), [row], "", "").data.columns
+    assert (prompt, answer) == (columns.prompt, columns.answer)
+
+
+def test_columns_that_cannot_be_guessed_are_listed(tmp_path: Path) -> None:
+    """With the option that names them; and that option is enough."""
+    file = rows_file(tmp_path, {"frage": "1+1=", "antwort": "2", "id": 7})
+    with pytest.raises(ConfigError, match=r"its columns \(antwort, frage, id\) .* --prompt COLUMN"):
+        from_file(tmp_path / "x", file, "", "", "")
+    plan = from_file(tmp_path / "x", file, "", "frage", "antwort")
+    assert ["id"] == plan.look.others
+
+
+def test_rows_that_the_demo_cannot_write_get_another_model(tmp_path: Path) -> None:
+    """It knows numbers and signs; words, chats and long problems need a real model."""
+    for row in (
+        {"prompt": "Add two and two", "answer": "4"},
+        {"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"},
+        {"prompt": "1+" * 70 + "1=", "answer": "71"},
+    ):
+        assert SMALL_MODEL == from_file(tmp_path / "x", rows_file(tmp_path, row), "", "", "").model
+    sums = rows_file(tmp_path, {"prompt": "1+1=", "answer": "2"})
+    assert "" == from_file(tmp_path / "x", sums, "", "", "").model
+    assert "mine" == from_file(tmp_path / "x", sums, "mine", "", "").model
+
+
+def test_a_share_is_held_out(tmp_path: Path) -> None:
+    """A tenth of many rows, a fifth of few, none of one."""
+
+    def held_out(count: int) -> list[str]:
+        rows = [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(count)]
+        lines = from_file(tmp_path / "x", rows_file(tmp_path, *rows), "", "", "").data_lines
+        return [line.partition(" #")[0] for line in lines if line.startswith("held_out")]
+
+    assert [["held_out_fraction = 0.1"], ["held_out_rows = 4"], []] == [
+        held_out(count) for count in (200, 20, 1)
+    ]
+
+
+def test_gsm8k_is_named_and_its_rows_are_ours(tmp_path: Path) -> None:
+    """Twenty of its form lie beside it; the answer is the number behind the working."""
+    config = project(tmp_path, "--from", "gsm8k")
+    assert ("hf:openai/gsm8k:main@train", "gsm8k") == (config.data.train, config.data.preset)
+    assert SMALL_MODEL == config.model.path
+    rows = [json.loads(line) for line in (tmp_path / "x/rows.jsonl").read_text().splitlines()]
+    assert 20 == len(rows)
+    assert all(re.fullmatch(r"[\d.]+", row["answer"]) for row in rows)
+    assert from_gsm8k(tmp_path, "mine").model == "mine"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"prompt": "a", "answer": "b"}\n{\n', r"my\.jsonl:2: not a line of JSON"),
+        (b"[1]\n", r"my\.jsonl:1: not a JSON object"),
+        (b"\n\n", r"my\.jsonl has no rows"),
+        (b"\xff\n", r"my\.jsonl:1: not a line of JSON"),
+    ],
+)
+def test_rows_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -> None:
+    """File and line are named; nothing is written."""
+    file = tmp_path / "my.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=told):
+        from_file(tmp_path / "x", file, "", "", "")
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_rows(tmp_path / "nowhere.jsonl")
+    assert [file] == list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a project nor a file; an empty folder is fine."""
+    (tmp_path / "x").mkdir()
+    project(tmp_path)
+    assert 78 == main(["init", str(tmp_path / "x")])
+    assert "is there and not empty" in capsys.readouterr().err
+
+
+def test_a_run_id_is_made_of_the_folder_name() -> None:
+    """Letters that no topic may have become hyphens."""
+    assert "my-project-2" == run_id(Path("/a/my project (2)"))
+    assert "run" == run_id(Path("/a/äöü"))
+
+
+def test_commands_find_the_project_that_they_are_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without CONFIG they take ./run.toml, and say so where there is none."""
+    monkeypatch.chdir(tmp_path)
+    assert 78 == main(["doctor"])
+    assert "no CONFIG is named and there is no run.toml" in capsys.readouterr().err
+    project(tmp_path)
+    monkeypatch.chdir(tmp_path / "x")
+    assert 0 == main(["doctor"])
+    assert "memory by role" in capsys.readouterr().out
+
+
+def test_the_demo_plan_is_twenty_sums(tmp_path: Path) -> None:
+    """For somebody who has no data yet."""
+    plan = from_demo(tmp_path / "x", "")
+    assert (20, True, "") == (plan.num_rows, plan.look.is_numeric, plan.model)

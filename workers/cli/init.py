@@ -1,0 +1,95 @@
+"""`rlstreams init DIR`: a project of one's own, which runs as it is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.project.scaffold import Plan
+
+DEMO, GSM8K = "demo", "gsm8k"
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "init",
+        help="make a project: configuration, reward with its test, rows, README",
+        description="Writes DIR with run.toml, reward.py and its test, twenty rows and a README. "
+        "It runs as it is: cd DIR, then `rlstreams up`.",
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that is not there yet")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        default=DEMO,
+        metavar="demo|gsm8k|FILE.jsonl",
+        help="twenty sums, the data set openai/gsm8k, or your own rows (default: demo)",
+    )
+    parser.add_argument("--prompt", default="", metavar="COLUMN", help="of FILE: the problem")
+    parser.add_argument("--answer", default="", metavar="COLUMN", help="of FILE: the answer")
+    parser.add_argument(
+        "--model",
+        default="",
+        help="Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can write the rows)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the project and say what to do next."""
+    from workers.project.scaffold import write
+
+    plan = _plan(args)
+    width = len("test_reward.py")
+    for path in write(plan):
+        print(f"{path.parent}/{path.name:<{width}}  {_ABOUT[path.name]}")
+    print("\n".join(_told(plan)))
+    print(f"next:\n  cd {args.folder}\n  rlstreams try    # seconds\n  rlstreams up     # minutes")
+    return 0
+
+
+_ABOUT = {
+    "run.toml": "what runs; every line is explained",
+    "reward.py": "what is rewarded",
+    "test_reward.py": "whether it means what you mean",
+    "rows.jsonl": "the first rows, as the reward gets them",
+    "README.md": "the commands",
+    "model": "the demo's tiny model, 1 MB",
+}
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from workers.project import start
+
+    model = args.model
+    if model and not model.startswith("hf:"):
+        model = str(Path(model).expanduser().absolute())
+    if args.source == DEMO:
+        return start.from_demo(args.folder, model)
+    if args.source == GSM8K:
+        return start.from_gsm8k(args.folder, model)
+    return start.from_file(args.folder, Path(args.source), model, args.prompt, args.answer)
+
+
+def _told(plan: Plan) -> list[str]:
+    """What was found in the rows, and what to expect of the model."""
+    columns = plan.look.data.columns
+    others = ", ".join(plan.look.others)
+    kind = "a number" if plan.look.is_numeric else "text"
+    lines = [
+        f"problem: column {columns.prompt or 'prompt'!r}; answer: column "
+        f"{columns.answer or 'answer'!r}, {kind}"
+        + (f"; to the reward as metadata: {others}" if others else "")
+    ]
+    if plan.model:
+        lines.append(f"model: {plan.model}; `rlstreams doctor` says what it takes")
+    else:
+        lines.append(
+            "model: the demo's. It was taught to add 3 to 6 numbers from 1 to 9 and learns to do "
+            "it well;\n  other problems it will hardly learn: name a real one with --model "
+            "hf:ORG/NAME or a folder"
+        )
+    return lines

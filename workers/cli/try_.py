@@ -1,0 +1,94 @@
+"""`rlstreams try CONFIG...`: three rows through prompt, model and reward; no broker, seconds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.config import RunConfig
+    from workers.rollout.reward import Verifier
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "try",
+        help="a few rows through prompt, model and reward, without a broker",
+        description="Shows each prompt as the model sees it, what the model answers, what that "
+        "earns by parts, how long it takes, and what a run would reject and why. Samples with the "
+        "built-in engine. Exit status 0 if every answer was judged.",
+    )
+    parser.add_argument(
+        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
+    )
+    parser.add_argument("--rows", type=_positive, default=3, help="of data.train, from the first")
+    parser.add_argument("--samples", type=_positive, default=4, help="answers to each row")
+    parser.add_argument("--tokens", action="store_true", help="show the tokens too")
+    parser.add_argument(
+        "--reward-only",
+        type=Path,
+        metavar="FILE",
+        help='judge completions of a file, no model: lines {"completion": TEXT, "row": N}',
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it all; 1 if an answer could not be judged."""
+    from workers.config_load import load
+    from workers.rollout.make_verifier import make_verifier
+
+    config = load(args.config, args.overrides)
+    with make_verifier(config.reward) as verifier:  # first: what is wrong with it shows at once
+        if args.reward_only is not None:
+            return _reward_only(config, verifier, args.reward_only)
+        return _rows(config, verifier, args)
+
+
+def _reward_only(config: RunConfig, verifier: Verifier, file: Path) -> int:
+    from workers.trial.given import judge_given, read_given
+    from workers.trial.show import given_lines
+
+    given = read_given(config, file)
+    completions = judge_given(verifier, given)
+    for line in given_lines(given, completions):
+        print(line)
+    failed = sum(completion.judgement is None for completion in completions)
+    print(f"{len(completions) - failed} of {len(completions)} judged by {config.reward.verifier}")
+    return int(failed > 0)
+
+
+def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> int:
+    from streams.errors import ConfigError
+    from workers.doctor.model import model_checks, read_model
+    from workers.problems.open import first_rows, prompt_encoder
+
+    model = read_model(config.model.path)
+    for check in model_checks(model):
+        print(f"{check.name}: {check.found}")
+    encoder = prompt_encoder(config)
+    rows = first_rows(config.data, "data.train", args.rows)
+    print("loading the model ...", flush=True)
+    from workers.engines.base import EngineError
+    from workers.trial.sample import Trial
+    from workers.trial.show import row_lines, summary
+
+    try:
+        trial = Trial(config, verifier, encoder)
+    except EngineError as err:
+        raise ConfigError(f"model.path: {err}") from err
+    tried = trial.run(rows, args.samples)
+    print()
+    for index, row in enumerate(tried, 1):
+        print("\n".join(row_lines(row, index, len(tried), trial.decode, tokens=args.tokens)))
+    print("\n".join(summary(tried, trial.times)))
+    return int(any(c.judgement is None for row in tried for c in row.completions))
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {number}")
+    return number

@@ -1,0 +1,166 @@
+"""What a run will hold in memory, by role, estimated before anything is loaded.
+
+The items are those that a role keeps at its fullest moment; `tests/bench/model_memory.py` compares
+them with what processes take. Sizes in MB (1e6 bytes).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.config import RunConfig
+from workers.doctor.check import Check, fail, ok, warn
+from workers.doctor.model import FLOAT32, ModelFolder
+
+PROCESS_MB = 450.0  # a role with torch and transformers, before it has a model
+SMALL_PROCESS_MB = 120.0  # one without
+BROKER_MB = 150.0  # of the broker, beside its heap
+# Arrays of tokens x vocabulary in float32 that are alive together.
+SAMPLING_ARRAYS = 6.0  # logits, log-probs, and probabilities in float64 with their sums
+SCORING_ARRAYS = 4.0  # logits, scaled, log-probs, probabilities
+TRAINING_ARRAYS = 5.0  # logits, scaled, log-probs and gradients
+# What backward needs of a layer's forward, in widths: of the hidden state, and of the MLP.
+HIDDEN_ACTIVATIONS, MLP_ACTIVATIONS = 10.0, 4.0
+
+LESS = "fewer rollout.slots, a smaller logprob.token_budget or trainer.micro_batch_tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleMemory:
+    """What one process of a role holds, by item."""
+
+    role: str
+    processes: int
+    items: Mapping[str, float]  # MB
+
+    @property
+    def total_mb(self) -> float:
+        """Of all its processes."""
+        return self.processes * sum(self.items.values())
+
+
+def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
+    """Every role of the run; the broker too, if it is ours."""
+    text, weights = model.config, model.weights_mb
+    logits = int(text.get("vocab_size") or 0) * FLOAT32 / 1e6  # of one token
+    rollout, logprob, trainer = config.rollout, config.logprob, config.trainer
+    roles = [
+        RoleMemory(role="prompts", processes=1, items={"process": SMALL_PROCESS_MB}),
+        RoleMemory(
+            role="rollout",
+            processes=rollout.workers,
+            items={
+                "process": PROCESS_MB,
+                "weights": weights,
+                "a version being pulled": weights,
+                "KV cache": cache_mb(model, config),
+                "logits": SAMPLING_ARRAYS * rollout.slots * logits,
+            },
+        ),
+        RoleMemory(
+            role="logprob",
+            processes=logprob.workers,
+            items={
+                "process": PROCESS_MB,
+                "versions held": logprob.versions_held * weights,
+                "a version being pulled": weights,
+                "logits": SCORING_ARRAYS * logprob.token_budget * logits,
+            },
+        ),
+        RoleMemory(
+            role="trainer",
+            processes=1,
+            items={
+                "process": PROCESS_MB,
+                "weights": weights,
+                "gradients and moments": 3 * weights,
+                "logits": TRAINING_ARRAYS * trainer.micro_batch_tokens * logits,
+                "activations": trainer.micro_batch_tokens * _activation_mb(text),
+                "samples": 0.1 * trainer.buffer_mb,
+            },
+        ),
+    ]
+    if not config.broker.bootstrap:
+        heap = {"heap": float(config.broker.heap_mb), "process": BROKER_MB}
+        roles.insert(0, RoleMemory(role="broker", processes=1, items=heap))
+    return roles
+
+
+def cache_mb(model: ModelFolder, config: RunConfig) -> float:
+    """Keys and values of all slots: room for twice the longest sequence, as the cache doubles."""
+    text = model.config
+    longest = min(model.longest or math.inf, config.rollout.max_new_tokens + 512)
+    return config.rollout.slots * 2 * longest * cache_bytes_per_token(text) / 1e6
+
+
+def cache_bytes_per_token(text: Mapping[str, Any]) -> float:
+    """Keys and values of one token in all layers, bytes."""
+    heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
+    key_heads = int(text.get("num_key_value_heads") or heads)
+    width = int(text.get("head_dim") or _hidden_size(text) // heads)
+    return 2.0 * _num_layers(text) * key_heads * width * FLOAT32
+
+
+def memory_check(roles: Sequence[RoleMemory], free_mb: float) -> Check:
+    """Whether all roles fit together; names the first that does not fit even alone."""
+    total_mb = sum(role.total_mb for role in roles)
+    found = f"about {total_mb:,.0f} MB of {free_mb:,.0f} MB free"
+    if alone := next((role for role in roles if role.total_mb > free_mb), None):
+        item, size = max(alone.items.items(), key=lambda pair: pair[1])
+        return fail(
+            "memory",
+            f"{found}: {alone.role} alone takes {alone.total_mb:,.0f} MB, "
+            f"most of it for {item} ({size:,.0f} MB)",
+            f"{LESS}; or a smaller model",
+        )
+    if total_mb > free_mb:
+        return warn("memory", found, f"{LESS}; fewer workers; or a smaller model")
+    return ok("memory", found)
+
+
+def table(roles: Sequence[RoleMemory], free_mb: float) -> list[str]:
+    """Lines for people: a row a role, what it is made of, and the sum against what is free."""
+    lines = [f"{'memory by role':<16} {'MB':>9}"]
+    for role in roles:
+        name = role.role if role.processes == 1 else f"{role.processes} x {role.role}"
+        items = ", ".join(f"{item} {size:,.0f}" for item, size in role.items.items() if size >= 0.5)
+        lines.append(f"  {name:<14} {role.total_mb:>9,.0f}  {items}")
+    total_mb = sum(role.total_mb for role in roles)
+    verdict = "fits" if total_mb <= free_mb else "does not fit"
+    lines.append(f"  {'all':<14} {total_mb:>9,.0f}  {verdict}: {free_mb:,.0f} MB are free")
+    return lines
+
+
+def free_mb() -> float:
+    """Memory that can be had without swapping; the whole of it where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
+
+
+def _activation_mb(text: Mapping[str, Any]) -> float:
+    """What the backward pass needs of one token's forward, MB."""
+    widths = HIDDEN_ACTIVATIONS * _hidden_size(text) + MLP_ACTIVATIONS * _mlp_width(text)
+    return _num_layers(text) * widths * FLOAT32 / 1e6
+
+
+def _mlp_width(text: Mapping[str, Any]) -> int:
+    """Of a layer as one token passes it: of all experts only those that it is routed to."""
+    routed = int(text.get("moe_intermediate_size") or 0) * int(text.get("num_experts_per_tok") or 0)
+    return routed or int(text.get("intermediate_size") or 4 * _hidden_size(text))
+
+
+def _hidden_size(text: Mapping[str, Any]) -> int:
+    return int(text.get("hidden_size") or text.get("n_embd") or text.get("d_model") or 0)
+
+
+def _num_layers(text: Mapping[str, Any]) -> int:
+    return int(text.get("num_hidden_layers") or text.get("n_layer") or text.get("n_layers") or 0)

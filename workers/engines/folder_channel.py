@@ -1,0 +1,60 @@
+"""Version 0 without a trainer: a model folder as something that an engine can pull."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.events import PolicyPublished
+from workers.engines.model import load_model, weights_of
+from workers.weights.layout import layout_of, size_bytes, weight_hash
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FolderChannel:
+    """A `WeightChannel` of one version, read from the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the weights.
+
+        Raises:
+            EngineError: the folder cannot be loaded.
+        """
+        self._weights = weights_of(load_model(folder))
+        self.published = PolicyPublished(
+            model=folder.name,
+            policy_version=0,
+            weight_hash=weight_hash(self._weights),
+            epoch=0,
+            instance="",
+            step=0,
+            num_bytes=size_bytes(self._weights),
+            layout=layout_of(self._weights),
+            endpoints=(),
+            versions_served=(0,),
+            published_at_ms=0,
+        )
+
+    @property
+    def name(self) -> str:
+        """`folder`."""
+        return "folder"
+
+    def can_pull(self, published: PolicyPublished) -> bool:
+        """Only its own version."""
+        return published.weight_hash == self.published.weight_hash
+
+    def address(self) -> str:
+        """A folder has no receiver."""
+        return ""
+
+    def pull(
+        self, published: PolicyPublished, deadline_s: float
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors in name order."""
+        del deadline_s
+        assert self.can_pull(published), "one version only"
+        yield from self._weights.items()

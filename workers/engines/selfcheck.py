@@ -1,0 +1,137 @@
+"""Whether our masks and our cache give a model's own answers: measured when it is loaded.
+
+Padding, masks and cache are ours, the layers are the library's, and a family may keep state that
+our cache does not hold or read a mask in its own way. No list of families would stay true, so a few
+tokens take the path of a run, padded beside others and joining at different times, and are compared
+with the model's plain forward over each sequence alone. A family that differs is refused before it
+samples or learns nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from workers.engines.attention import Attention, attention_of
+from workers.engines.base import EngineError, SampleRequest, Sampling
+from workers.engines.decode import Decoder, Generation
+from workers.engines.library import LINEAR
+from workers.engines.model import right_padded
+
+TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more
+_PROMPTS = ((3, 5, 7, 4), (6,), (4, 4, 5))
+_NEW_TOKENS = 4
+# What a library's forward raises when it is handed a mask or a cache that it cannot take.
+_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
+
+
+def check_decoding(model: torch.nn.Module, vocab_size: int) -> None:
+    """Decode a little with the cache, and compare.
+
+    Raises:
+        EngineError: the log-probs differ, or the model cannot take our mask or cache.
+    """
+    if attention_of(model).has_states:
+        raise EngineError(
+            f"the built-in engine cannot decode a {_kind(model)}: its layers of kind "
+            f"{LINEAR} carry a state that the engine's cache does not hold; such a model can be "
+            "scored and trained, but not sampled here"
+        )
+    _compare(lambda: decoding_difference(model, vocab_size), model, "decode", "with a cache")
+
+
+def check_scoring(model: torch.nn.Module, vocab_size: int) -> None:
+    """Score a padded batch, and compare.
+
+    Raises:
+        EngineError: the log-probs differ, or the model cannot take our mask.
+    """
+    attention = attention_of(model)
+    _compare(
+        lambda: padding_difference(model, vocab_size, attention), model, "score or train", "padded"
+    )
+
+
+def decoding_difference(model: torch.nn.Module, vocab_size: int) -> float:
+    """Largest, between log-probs of the decode loop and of plain forwards, nats."""
+    decoder = Decoder(model, slots=len(_PROMPTS), num_experts=0, capture_experts=False)
+    generations = [_generation(prompt, vocab_size) for prompt in _PROMPTS]
+    decoder.admit(generations[:1])
+    decoder.step()
+    decoder.admit(generations[1:])
+    for _ in range(_NEW_TOKENS - 2):
+        decoder.step()
+    return max(
+        float((plain[-len(g.logprobs) :] - torch.tensor(g.logprobs)).abs().max())
+        for g in generations
+        for plain in [_plain(model, g.token_ids)]
+    )
+
+
+@torch.inference_mode()
+def padding_difference(
+    model: Any,  # noqa: ANN401  (an untyped library)
+    vocab_size: int,
+    attention: Attention,
+) -> float:
+    """Largest, between log-probs of a right-padded batch and of plain forwards, nats."""
+    sequences = [[token % vocab_size for token in (*prompt, 3)] for prompt in _PROMPTS]
+    ids_BT, real_BT = right_padded(sequences, pad_id=0)
+    logits_BTV = model(
+        input_ids=ids_BT,
+        attention_mask=attention.causal(real_BT),
+        position_ids=torch.arange(ids_BT.shape[1]).expand_as(ids_BT),
+        use_cache=False,
+    ).logits
+    return max(
+        float((_taken(logits_TV, sequence) - _plain(model, sequence)).abs().max())
+        for logits_TV, sequence in zip(logits_BTV, sequences, strict=True)
+    )
+
+
+def _compare(difference: Callable[[], float], model: Any, verb: str, how: str) -> None:  # noqa: ANN401
+    try:
+        found = difference()
+    except _REFUSALS as err:
+        raise EngineError(
+            f"cannot {verb} a {_kind(model)} here: its forward does not take our masks or cache: "
+            f"{type(err).__name__}: {err}"
+        ) from err
+    if not found <= TOLERANCE:  # NaN too
+        raise EngineError(
+            f"cannot {verb} a {_kind(model)} here: {how} its log-probs are up to {found:.2g} nats "
+            f"off those of its plain forward (allowed: {TOLERANCE:g})"
+        )
+
+
+def _generation(prompt: tuple[int, ...], vocab_size: int) -> Generation:
+    token_ids = np.array(prompt, np.int32) % vocab_size
+    request = SampleRequest(
+        sample_id=f"check-{len(prompt)}",
+        group_id="check",
+        token_ids=token_ids,
+        prompt_tokens=len(token_ids),
+        sampling=Sampling(max_new_tokens=_NEW_TOKENS),
+        seed=0,
+    )
+    return Generation.of(request, max_tokens=len(token_ids) + _NEW_TOKENS)
+
+
+@torch.inference_mode()
+def _plain(model: Any, token_ids: Sequence[int]) -> torch.Tensor:  # noqa: ANN401
+    """Log-probs of all tokens but the first, by the library alone."""
+    ids_BT = torch.tensor([list(token_ids)])
+    return _taken(model(input_ids=ids_BT, use_cache=False).logits[0], token_ids)
+
+
+def _taken(logits_TV: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+    ids_T = torch.tensor(list(token_ids))
+    logprobs_TV = torch.log_softmax(logits_TV[: len(ids_T) - 1].float(), -1)
+    return logprobs_TV.gather(-1, ids_T[1:, None])[:, 0]
+
+
+def _kind(model: Any) -> str:  # noqa: ANN401
+    return str(model.config.model_type)

@@ -1,0 +1,1 @@
+"""`rlstreams try`: a few rows through prompt, model and reward, without a broker."""

@@ -1,0 +1,199 @@
+"""Answers to a few rows, sampled and judged as a run would do it; what fails is kept, with why."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from schemas.events import Prompt
+from workers.config import RunConfig
+from workers.engines.base import EngineError, FinishReason, GeneratedSegment, Sampling
+from workers.engines.builtin import BuiltinEngine
+from workers.engines.folder_channel import FolderChannel
+from workers.hub import model_folder
+from workers.problems.limits import PromptEncoder
+from workers.problems.row import Row
+from workers.prompts.issue import prompt_of
+from workers.rollout.reward import Judgement, RewardError, Verifier
+from workers.rollout.sampling import Sampler
+from workers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One answer, and what became of it."""
+
+    text: str
+    token_ids: Sequence[int] = ()
+    finish_reason: str = FinishReason.STOP
+    judgement: Judgement | None = None
+    rejected: str = ""  # why a run would set the sample aside; empty: it would not
+    note: str = ""  # what the reward alone does not say
+    judge_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedRow:
+    """A row with its answers."""
+
+    row: Row
+    prompt_ids: Sequence[int]
+    left_out: str = ""  # why a run would not issue the row; then there are no answers
+    completions: Sequence[Completion] = ()
+
+
+@dataclass(slots=True)
+class Times:
+    """Where the time went, seconds."""
+
+    load_s: float = 0.0
+    sample_s: float = 0.0
+    num_tokens: int = 0
+    judge_s: list[float] = field(default_factory=list)
+
+
+class Trial:
+    """Model and verifier, loaded.
+
+    Raises:
+        EngineError: from the constructor: the model cannot be loaded or decoded.
+    """
+
+    def __init__(self, config: RunConfig, verifier: Verifier, encoder: PromptEncoder) -> None:
+        started_s = time.monotonic()
+        self.times = Times()
+        self._config = config
+        self._encoder = encoder
+        folder = model_folder(config.model.path)
+        self._channel = FolderChannel(folder)
+        rollout = config.rollout
+        self._engine = BuiltinEngine(
+            folder,
+            slots=rollout.slots,
+            threads=config.model.threads,
+            capture_experts=False,
+            pull_deadline_s=config.weights.pull_deadline_s,
+        )
+        self._tokenizer = Tokenizer.load(folder)
+        self._verifier = verifier
+        self._sampler = Sampler(
+            engine=self._engine,
+            verifier=verifier,
+            tokenizer=self._tokenizer,
+            sampling=Sampling(
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+                max_new_tokens=rollout.max_new_tokens,
+            ),
+            max_attempts=rollout.max_attempts,
+            deadline_s=rollout.sample_deadline_s,
+        )
+        self.times.load_s = time.monotonic() - started_s
+
+    def run(self, rows: Sequence[Row], num_samples: int) -> list[TriedRow]:
+        """Sample `num_samples` answers to each row, all together, and judge them."""
+        prompts = [
+            prompt_of(row, self._encoder, self._config.run.seed, group_id=str(row.number))
+            for row in rows
+        ]
+        reasons = [self._left_out(prompt) for prompt in prompts]
+        started_s = time.monotonic()
+        answers = asyncio.run(
+            self._sample(
+                [p for p, why in zip(prompts, reasons, strict=True) if not why], num_samples
+            )
+        )
+        self.times.sample_s = time.monotonic() - started_s
+        tried = []
+        for row, prompt, why in zip(rows, prompts, reasons, strict=True):
+            found = [] if why else answers.pop(0)
+            ids = prompt.token_ids.numpy().tolist()
+            completions = tuple(self._judged(row, prompt, answer) for answer in found)
+            tried.append(TriedRow(row=row, prompt_ids=ids, left_out=why, completions=completions))
+        return tried
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _left_out(self, prompt: Prompt) -> str:
+        data, count = self._config.data, len(prompt.token_ids)
+        if count < data.min_prompt_tokens:
+            return f"{count} tokens, data.min_prompt_tokens is {data.min_prompt_tokens}"
+        if data.max_prompt_tokens and count > data.max_prompt_tokens:
+            return f"{count} tokens, data.max_prompt_tokens is {data.max_prompt_tokens}"
+        if count >= self._engine.max_tokens:
+            return (
+                f"{count} tokens, the model takes {self._engine.max_tokens}: `up` refuses the row "
+                "unless data.max_prompt_tokens leaves it out"
+            )
+        return ""
+
+    async def _sample(
+        self, prompts: Sequence[Prompt], num_samples: int
+    ) -> list[list[Sequence[GeneratedSegment] | Exception]]:
+        await self._engine.pull(self._channel.published, self._channel)
+        try:
+            return [
+                list(found)
+                for found in await asyncio.gather(
+                    *(self._group(prompt, num_samples) for prompt in prompts)
+                )
+            ]
+        finally:
+            await self._engine.close()
+
+    async def _group(
+        self, prompt: Prompt, num_samples: int
+    ) -> Sequence[Sequence[GeneratedSegment] | Exception]:
+        samples = [dataclasses.replace(prompt, sample=number) for number in range(num_samples)]
+        return await asyncio.gather(*(self._answer(sample) for sample in samples))
+
+    async def _answer(self, prompt: Prompt) -> Sequence[GeneratedSegment] | Exception:
+        try:
+            return (await self._sampler.generate(prompt))[1]
+        except (EngineError, TimeoutError) as err:  # what a run would set aside
+            return err
+
+    def _judged(
+        self, row: Row, prompt: Prompt, answer: Sequence[GeneratedSegment] | Exception
+    ) -> Completion:
+        if isinstance(answer, Exception):
+            return Completion(text="", finish_reason="", rejected=str(answer))
+        ids = np.concatenate([segment.token_ids for segment in answer]).tolist()
+        self.times.num_tokens += len(ids)
+        completion = judged(
+            self._verifier, row, prompt.text, self._tokenizer.decode(ids), answer[-1].finish_reason
+        )
+        self.times.judge_s.append(completion.judge_s)
+        note = ""
+        if completion.finish_reason != FinishReason.STOP:
+            note = f"cut at rollout.max_new_tokens = {self._config.rollout.max_new_tokens}"
+            if self._config.reward.require_stop:
+                note += "; a cut answer earns 0 while reward.require_stop is true"
+        return dataclasses.replace(completion, token_ids=ids, note=note)
+
+
+def judged(verifier: Verifier, row: Row, prompt: str, text: str, finish_reason: str) -> Completion:
+    """An answer with its judgement, or with why there is none."""
+    started_s = time.monotonic()
+    judgement, rejected = None, ""
+    try:
+        metadata = json.loads(row.metadata)
+        judgement = verifier.judge(prompt, text, row.answer, metadata, finish_reason)
+    except RewardError as err:
+        rejected = str(err)
+    return Completion(
+        text=text,
+        finish_reason=finish_reason,
+        judgement=judgement,
+        rejected=rejected,
+        judge_s=time.monotonic() - started_s,
+    )
