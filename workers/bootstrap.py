@@ -20,6 +20,7 @@ from workers.runtime import Role
 
 if TYPE_CHECKING:
     from streams.broker import EmbeddedBroker
+    from workers.engines.base import Engine
     from workers.weights.file import FileWeightChannel
 
 WEIGHTS_FOLDER = "weights"
@@ -149,20 +150,13 @@ def _prompts(context: Context) -> Role:
 
 def _rollout(context: Context) -> Role:
     from workers.engines.base import Sampling
-    from workers.engines.builtin import BuiltinEngine
     from workers.rollout.reward import make_verifier
     from workers.rollout.sampling import Sampler
     from workers.rollout.worker import make_worker
     from workers.tokenizer import Tokenizer
 
     config = context.config.rollout
-    engine = BuiltinEngine(
-        Path(context.config.model.path),
-        slots=config.slots,
-        threads=context.config.model.threads,
-        capture_experts=config.capture_experts,
-        pull_deadline_s=context.config.weights.pull_deadline_s,
-    )
+    engine = _engine(context)
     sampler = Sampler(
         engine=engine,
         verifier=make_verifier(context.config.reward),
@@ -177,6 +171,23 @@ def _rollout(context: Context) -> Role:
         deadline_s=config.sample_deadline_s,
     )
     return make_worker(context, context.bus, engine, _channel(), sampler)
+
+
+def _engine(context: Context) -> Engine:
+    config = context.config
+    if config.rollout.engine != "builtin":
+        from workers.served_engine import make_served_engine
+
+        return make_served_engine(context)
+    from workers.engines.builtin import BuiltinEngine
+
+    return BuiltinEngine(
+        Path(config.model.path),
+        slots=config.rollout.slots,
+        threads=config.model.threads,
+        capture_experts=config.rollout.capture_experts,
+        pull_deadline_s=config.weights.pull_deadline_s,
+    )
 
 
 def _logprob(context: Context) -> Role:

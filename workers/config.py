@@ -8,6 +8,7 @@ from typing import Literal
 
 from streams.errors import ConfigError
 from workers.config_checks import not_negative, positive
+from workers.config_engine import EngineSection
 from workers.config_operation import DeadLettersSection, DeadlinesSection, DemoSection
 from workers.config_trainer import TrainerSection
 
@@ -125,8 +126,8 @@ class RolloutSection:
 
     workers: int = 1
     """Processes started by `up`."""
-    engine: Literal["builtin"] = "builtin"
-    """What samples."""
+    engine: Literal["builtin", "vllm", "sglang"] = "builtin"
+    """What samples: a model in the worker's process, or servers (section `engine`)."""
     slots: int = 64
     """Sequences decoded together."""
     max_new_tokens: int = 16
@@ -230,6 +231,7 @@ class RunConfig:
     model: ModelSection = field(default_factory=ModelSection)
     prompts: PromptsSection = field(default_factory=PromptsSection)
     rollout: RolloutSection = field(default_factory=RolloutSection)
+    engine: EngineSection = field(default_factory=EngineSection)
     reward: RewardSection = field(default_factory=RewardSection)
     logprob: LogprobSection = field(default_factory=LogprobSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)

@@ -27,6 +27,7 @@ Tree = dict[str, Any]
 _TYPES: dict[Any, Mapping[str, Any]] = {}  # of each dataclass, resolved once
 
 _PATHS = frozenset({"data.train", "data.held_out", "model.path", "broker.jars_dir"})
+_FREE_TABLES = ("broker.options", "engine.args", "engine.env")  # their names are somebody else's
 _SECRET = re.compile(r"(password|passphrase|secret|key\.pem|private\.key)$")
 
 
@@ -140,6 +141,16 @@ def _check_across(config: RunConfig) -> None:
             f"prompts.evaluate_every is {prompts.evaluate_every}, "
             "but data.held_out is empty: there is nothing to evaluate on"
         )
+    if 0 < len(config.engine.urls) < config.rollout.workers:
+        raise ConfigError(
+            f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
+            f"{config.rollout.workers}: a server belongs to one worker"
+        )
+    if config.rollout.engine == "sglang" and (config.rollout.top_p < 1 or config.rollout.top_k):
+        raise ConfigError(
+            "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
+            "reports log-probs of the uncut distribution, not of the one that it samples from"
+        )
     if trainer.micro_batch_tokens <= longest:
         raise ConfigError(
             f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "
@@ -209,9 +220,10 @@ def _leaves(cls: type, tree: Tree, prefix: str, origin: str) -> Iterator[tuple[s
                 raise ConfigError(f"{origin}: {name} is a table, got {value!r}")
             yield from _leaves(kind, value, name, origin)
         elif typing.get_origin(kind) is dict and isinstance(value, dict):
-            for option, text in _flat(value, name):
-                _check(str, option, text, origin)
-                yield option, text
+            item = typing.get_args(kind)[1]
+            for option, found in _flat(value, name):
+                _check(item, option, found, origin)
+                yield option, found
         else:
             _check(kind, name, value, origin)
             yield name, value
@@ -261,11 +273,11 @@ def _wanted(kind: Any) -> str:  # noqa: ANN401
 
 
 def _field(names: Sequence[str], origin: str) -> tuple[Any, str]:
-    """The type of a dotted field and its name; a property of a free table is `str`."""
+    """The type of a dotted field and its name; of a free table, the type of its values."""
     kind: Any = RunConfig
     for depth, name in enumerate(names):
         if typing.get_origin(kind) is dict:
-            return str, ".".join(names)
+            return typing.get_args(kind)[1], ".".join(names)
         known = _types(kind) if is_dataclass(kind) else {}
         if name not in known:
             here, wanted = ".".join(names[:depth]), ".".join(names[: depth + 1])
@@ -311,6 +323,8 @@ def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
     """`value`, with a path in it made absolute against the folder of who set it."""
     if name in _PATHS:
         return _absolute(value, folder) if value else value
+    if name == "engine.python" and "/" in value:  # else it is looked up in PATH
+        return _absolute(value, folder)
     if name == "reward.verifier" and ".py:" in value:
         file, _, function = value.rpartition(":")
         return f"{_absolute(file, folder)}:{function}"
@@ -326,8 +340,9 @@ def _absolute(path: str, folder: Path) -> str:
 def _set(tree: Tree, name: str, value: Any) -> None:  # noqa: ANN401
     """Put a value under its dotted name; what lies below a free table keeps its dots."""
     *sections, leaf = name.split(".")
-    if name.startswith("broker.options."):
-        sections, leaf = ["broker", "options"], name.removeprefix("broker.options.")
+    for table in _FREE_TABLES:
+        if name.startswith(f"{table}."):
+            sections, leaf = table.split("."), name.removeprefix(f"{table}.")
     for section in sections:
         tree = tree.setdefault(section, {})
     tree[leaf] = value

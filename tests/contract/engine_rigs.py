@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from schemas.events import PolicyPublished
+from tests.servers.fake_server import VERSIONS, FakeServer
+from tests.servers.served import served_engine
 from workers.engines.base import Engine, GeneratedSegment, Int32s, SampleRequest, Sampling, Scorer
 from workers.engines.builtin import BuiltinEngine
 from workers.engines.builtin_scorer import BuiltinScorer
@@ -23,7 +25,9 @@ from workers.weights.channel import Manifest
 from workers.weights.file import FileWeightChannel, FileWeightServer
 
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
+DEMO_KINDS = ("builtin", "vllm")  # what samples from the demo's model
 KINDS = ("fake", "builtin")
+SERVED = VERSIONS  # of the stand-in server, each behind the adapter of its kind
 
 
 @cache
@@ -33,7 +37,7 @@ def _demo_weights() -> dict[str, torch.Tensor]:
 
 def version_weights(kind: str, policy_version: int) -> Mapping[str, torch.Tensor]:
     """Version 0, and others that differ from it a little."""
-    if kind == "fake":
+    if kind not in DEMO_KINDS:
         return fake_weights(policy_version)
     generator = torch.Generator().manual_seed(policy_version)
     weights = {
@@ -79,13 +83,69 @@ class Rig:
         )
 
     def scorer(self, *, versions_held: int = 2) -> Scorer:
-        if self.kind == "fake":
+        if self.kind not in DEMO_KINDS:
             return FakeScorer(versions_held=versions_held)
         return BuiltinScorer(DEMO_MODEL, versions_held=versions_held)
+
+    @property
+    def replays_draws(self) -> bool:
+        """Whether the draw at a position is keyed by sample and position alone."""
+        return True
+
+    @property
+    def rows_of_aborted(self) -> bool:
+        """Whether an aborted request still brings its routed experts."""
+        return True
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether tokens after a pull still depend on keys and values from before."""
+        return self.kind in DEMO_KINDS
+
+    async def until_sampling(self, engine: Engine) -> None:
+        """Until a request runs that has a token."""
+        await until_running(engine)
+
+    def close(self) -> None:
+        """Release what the rig holds."""
 
     def publish(self, policy_version: int) -> PolicyPublished:
         weights = version_weights(self.kind, policy_version)
         return announced(self.server, self.server.publish(policy_version, weights))
+
+
+@dataclass
+class ServedRig(Rig):
+    """The adapter of servers, with a stand-in server that behaves."""
+
+    def __post_init__(self) -> None:
+        self.server = FileWeightServer(self.folder, keep=4)
+        self.fake = FakeServer(self.kind)
+
+    def engine(self, *, slots: int = 8) -> Engine:
+        return served_engine([self.fake], self.folder, limit=slots)
+
+    @property
+    def replays_draws(self) -> bool:
+        return False
+
+    @property
+    def rows_of_aborted(self) -> bool:
+        return self.kind != "vllm-0.25.1"
+
+    async def until_sampling(self, engine: Engine) -> None:
+        until_s = time.monotonic() + DEADLINE_S
+        while not any(job.token_ids for job in self.fake.core.jobs.values()):
+            assert time.monotonic() < until_s, "nothing is sampled"
+            await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        self.fake.close()
+
+
+def make_rig(kind: str, folder: Path) -> Rig:
+    """The rig of a kind, with a folder for its versions."""
+    return ServedRig(kind, folder) if kind in SERVED else Rig(kind, folder)
 
 
 PROMPT = np.array([1, 8, 4, 9, 4, 7, 8], np.int32)
@@ -128,6 +188,7 @@ def drive(engine: Engine, scenario: Callable[[Engine], Coroutine[Any, Any, None]
     async def main() -> None:
         try:
             async with asyncio.timeout(DEADLINE_S):
+                await engine.start()
                 await scenario(engine)
         finally:
             await engine.close()

@@ -14,13 +14,14 @@ from tests.contract.engine_rigs import (
     KINDS,
     LONG,
     PROMPT,
+    SERVED,
     Rig,
     collect,
     drive,
     long_request,
+    make_rig,
     request,
     tokens,
-    until_running,
 )
 from workers.engines.base import (
     Engine,
@@ -33,9 +34,11 @@ from workers.engines.base import (
 from workers.engines.fake import EOS
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=(*KINDS, *SERVED))
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    return Rig(request.param, tmp_path)
+    made = make_rig(request.param, tmp_path)
+    yield made
+    made.close()
 
 
 def test_nothing_is_sampled_before_the_first_pull(rig: Rig) -> None:
@@ -106,7 +109,7 @@ def test_a_later_request_may_finish_first(rig: Rig) -> None:
             order.append(wanted.sample_id)
 
         first = asyncio.create_task(note(long_request(LONG)))
-        await until_running(engine)
+        await rig.until_sampling(engine)
         await note(request("1/0/0", max_new_tokens=1))
         await first
         assert order == ["1/0/0", LONG]

@@ -14,14 +14,15 @@ from tests.contract.engine_rigs import (
     KINDS,
     LONG,
     PROMPT,
+    SERVED,
     Rig,
     collect,
     drive,
     long_request,
+    make_rig,
     request,
     rows_of,
     tokens,
-    until_running,
 )
 from workers.engines.base import (
     Engine,
@@ -33,9 +34,11 @@ from workers.engines.base import (
 from workers.weights.channel import WeightError
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=(*KINDS, *SERVED))
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    return Rig(request.param, tmp_path)
+    made = make_rig(request.param, tmp_path)
+    yield made
+    made.close()
 
 
 def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
@@ -44,7 +47,7 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        await rig.until_sampling(engine)
         await engine.pause(PauseMode.KEEP)
         await engine.pull(rig.publish(1), rig.channel)
         assert engine.policy_version == 1
@@ -60,7 +63,7 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
         scorer = rig.scorer()
         for version, segment in ((0, before), (1, after)):
             scorer.pull(rig.publish(version), rig.channel)
-            if rig.kind == "builtin" and version == 1:
+            if rig.keeps_cache and version == 1:
                 continue  # the cache holds keys and values of version 0: no scorer sees that
             ids = np.concatenate([PROMPT, *(s.token_ids for s in (before, after))], dtype=np.int32)
             (scores,) = scorer.score([TokenSequence(token_ids=ids)], version, 8.0)
@@ -77,7 +80,7 @@ def test_a_pull_without_a_pause_disturbs_nobody(rig: Rig) -> None:
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         running = [asyncio.create_task(collect(engine, long_request(f"{i}/0/0"))) for i in range(8)]
-        await until_running(engine)
+        await rig.until_sampling(engine)
         hashes = [published.weight_hash for published in (rig.publish(1), rig.publish(2))]
         for version in (1, 2):
             await engine.pull(rig.publish(version), rig.channel)
@@ -96,7 +99,7 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         whole = await collect(engine, long_request(LONG))
         running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        await rig.until_sampling(engine)
         await engine.abort("unknown")
         await engine.abort(LONG)
         (partial,) = await running
@@ -113,14 +116,19 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
                 max_new_tokens=110,
             ),
         )
-        assert tokens([partial, rest]) == tokens(whole)
+        assert len(tokens([partial, rest])) == len(tokens(whole))
+        if rig.replays_draws:
+            assert tokens([partial, rest]) == tokens(whole)
+        if not rig.rows_of_aborted:
+            return
         assert rows_of([partial, rest]) == rows_of(whole)
         assert partial.routed_experts is not None
         assert rest.routed_experts is not None
         assert whole[0].routed_experts is not None
         stitched = np.concatenate([partial.routed_experts, rest.routed_experts])
         same = np.sort(stitched, -1) == np.sort(whole[0].routed_experts, -1)
-        assert same.mean() > 0.99  # rounding may turn a near tie
+        if rig.replays_draws:
+            assert same.mean() > 0.99  # rounding may turn a near tie
 
     drive(rig.engine(), scenario)
 
@@ -131,7 +139,7 @@ def test_pausing_with_abort_cuts_what_runs_and_spares_what_waits(rig: Rig) -> No
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         first = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        await rig.until_sampling(engine)
         await engine.pause(PauseMode.ABORT)
         assert (await first)[-1].finish_reason is FinishReason.ABORT
         second = asyncio.create_task(collect(engine, request("1/0/0")))
@@ -149,7 +157,7 @@ def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         first = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        await rig.until_sampling(engine)
         await engine.pause(PauseMode.WAIT)
         assert (await engine.health()).running == 0
         assert (await first)[-1].finish_reason is FinishReason.LENGTH
@@ -168,7 +176,7 @@ def test_a_pause_that_waits_ends_when_the_last_request_is_aborted(rig: Rig) -> N
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        await rig.until_sampling(engine)
         pausing = asyncio.create_task(engine.pause(PauseMode.WAIT))
         await asyncio.sleep(0)
         await engine.abort(LONG)
@@ -204,7 +212,7 @@ def test_closing_ends_every_request(rig: Rig) -> None:
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         open_ = [asyncio.create_task(collect(engine, long_request(f"{i}/0/0"))) for i in range(6)]
-        await until_running(engine)
+        await rig.until_sampling(engine)
         await engine.close()
         await engine.close()
         for segments in await asyncio.gather(*open_):
@@ -223,7 +231,7 @@ def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         task = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        await rig.until_sampling(engine)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
