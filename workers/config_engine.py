@@ -37,6 +37,8 @@ class EngineSection:
     """Running requests while weights change: they go on, are cut and resumed, or finish first."""
     cache_on_pull: Literal["keep", "recompute"] = "keep"
     """With `keep`: go on with old keys and values, or compute them again under the new weights."""
+    allow_untested: bool = False
+    """Use a version of the server that rlstreams was not run with."""
     start_s: float = 600.0
     """Longest start of a server."""
     request_s: float = 600.0

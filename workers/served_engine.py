@@ -20,6 +20,7 @@ from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
+from workers.log import get
 
 LOGS = "logs"
 VERSIONS = "engine"  # folder of versions that servers without our piece load
@@ -53,7 +54,10 @@ def make_served_engine(context: Context) -> ServedEngine:
         servers.append((Server(url, settings, shape, delivery), None))
     if not servers:
         servers.append(_spawned(context, settings))
-    return ServedEngine(settings, shape, max_tokens, servers)
+    log = get(context.role, context.worker, context.instance)
+    return ServedEngine(
+        settings, shape, max_tokens, servers, note=lambda what: log.warning("engine", what=what)
+    )
 
 
 def settings_of(config: RunConfig) -> ServedSettings:
@@ -71,6 +75,7 @@ def settings_of(config: RunConfig) -> ServedSettings:
         answer_s=engine.answer_s,
         start_s=engine.start_s,
         silent_s=engine.silent_s,
+        allow_untested=engine.allow_untested,
     )
 
 

@@ -34,7 +34,7 @@ from workers.engines.base import (
 from workers.engines.fake import EOS
 
 
-@pytest.fixture(params=(*KINDS, *SERVED))
+@pytest.fixture(params=(*KINDS, *SERVED[::3]))  # control differs between versions, not sampling
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     made = make_rig(request.param, tmp_path)
     yield made

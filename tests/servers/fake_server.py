@@ -7,18 +7,16 @@ one way; `kill` closes its port and breaks all connections.
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import numpy as np
 from aiohttp import web
 
 from tests.servers.markov import Job, MarkovServer
-from workers.engines.fake import MAX_TOKENS
+from tests.servers.sglang_routes import SglangRoutes
+from tests.servers.vllm_routes import VllmRoutes
 
 Answer = dict[str, Any]
 Spoil = Callable[[Answer], Answer]
@@ -41,6 +39,7 @@ class FakeServer:
         self.called: list[str] = []  # control routes, with query
         self.spoil: Spoil | None = None  # of generate's answers
         self.statuses: list[int] = []  # of the next generate requests, instead of an answer
+        self.dies_of_loading = False
         self.hangs = False  # generate never answers
         self.breaks_off = False  # generate ends in the middle
         self.broken_routes: dict[str, int] = {}  # control route -> status
@@ -61,6 +60,15 @@ class FakeServer:
         step_s = self.core.step_s
         self.core = MarkovServer(step_s=step_s)
 
+    def kill_soon(self) -> None:
+        """The same from within one of its own handlers."""
+        threading.Thread(target=self.kill, daemon=True).start()
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it was killed and not started again."""
+        return self._runner is None
+
     def restart(self) -> None:
         """On the same port, with random weights."""
         self._on_loop(self._start())
@@ -77,7 +85,8 @@ class FakeServer:
 
     async def _start(self) -> None:
         app = web.Application(middlewares=[self._note])
-        app.add_routes(_vllm(self) if self.kind == "vllm" else _sglang(self))
+        routes_of = VllmRoutes if self.kind == "vllm" else SglangRoutes
+        app.add_routes(routes_of(self).routes())
         routes = app.router.routes()
         paths: Answer = {r.resource.canonical: {} for r in routes if r.resource}
 
@@ -104,9 +113,13 @@ class FakeServer:
         path = request.path
         if path not in ("/generate", "/inference/v1/generate", "/health", "/openapi.json"):
             self.called.append(request.path_qs)
+        if self.dies_of_loading and path in ("/collective_rpc", "/update_weights_from_disk"):
+            self.dies_of_loading = False
+            self.kill_soon()
+            await asyncio.Event().wait()
         if path in self.broken_routes:
             return web.json_response({"error": "out of order"}, status=self.broken_routes[path])
-        return await handler(request)  # type: ignore[no-any-return]
+        return await handler(request)
 
     async def answer(self, request: web.Request, job: Job, shown: Callable[..., Answer]) -> Any:
         """The job's answer, whole or streamed, spoiled if asked for."""
@@ -139,190 +152,3 @@ class FakeServer:
 
     def _spoiled(self, answer: Answer) -> Answer:
         return self.spoil(answer) if self.spoil else answer
-
-
-def _vllm(server: FakeServer) -> list[web.RouteDef]:
-    core = server.core
-
-    async def generate(request: web.Request) -> Any:
-        body = await request.json()
-        sampling = body["sampling_params"]
-        job = Job(
-            request_id=f"generate-tokens-{body['request_id']}",
-            given=body["token_ids"],
-            limit=sampling["max_tokens"],
-            sampling=sampling,
-            seed=sampling["seed"],
-            eos_ids=set(sampling["stop_token_ids"]),
-            experts_start=sampling.get("routed_experts_prompt_start", 0),
-        )
-        return await server.answer(request, job, shown)
-
-    def shown(job: Job, sent: int, ended: bool) -> Answer:
-        new = server.version == "0.32.0"
-        content = [
-            {"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []}
-            if new
-            else {"token": f"token_id:{t}", "logprob": p, "top_logprobs": []}
-            for t, p in zip(job.token_ids[sent:], job.logprobs[sent:], strict=True)
-        ]
-        choice: Answer = {
-            "index": 0,
-            "finish_reason": job.finish_reason,
-            "token_ids": job.token_ids[sent:],
-            "logprobs": {"content": content},
-            "routed_experts": None,
-        }
-        if ended:
-            choice["routed_experts"] = _npy(job.experts())
-            if new:
-                choice["weight_versions"] = job.spans()
-        return {"request_id": job.request_id, "choices": [choice]}
-
-    async def pause(request: web.Request) -> web.Response:
-        core.paused = True
-        if request.query["mode"] == "abort":
-            for request_id in list(core.jobs):
-                core.abort(request_id)
-        return web.json_response({"status": "paused"})
-
-    async def resume(_: web.Request) -> web.Response:
-        core.paused = False
-        return web.json_response({"status": "resumed"})
-
-    async def abort(request: web.Request) -> web.Response:
-        for request_id in (await request.json())["request_ids"]:
-            core.abort(request_id)
-        return web.json_response({"status": "aborted"})
-
-    async def collective_rpc(request: web.Request) -> web.Response:
-        core.load((await request.json())["kwargs"]["weights_path"])
-        return web.json_response({"results": [None]})
-
-    async def update_label(request: web.Request) -> web.Response:
-        core.label = (await request.json())["new_version"]
-        return web.json_response({"success": True})
-
-    async def weight_info(_: web.Request) -> web.Response:
-        return web.json_response({"weight_version": core.label})
-
-    async def version(_: web.Request) -> web.Response:
-        return web.json_response({"version": server.version})
-
-    async def models(_: web.Request) -> web.Response:
-        model = {"id": "m", "root": "/models/m", "max_model_len": MAX_TOKENS}
-        return web.json_response({"data": [model]})
-
-    routes = [
-        web.post("/inference/v1/generate", generate),
-        web.post("/pause", pause),
-        web.post("/resume", resume),
-        web.post("/collective_rpc", collective_rpc),
-        web.get("/health", _fine),
-        web.get("/version", version),
-        web.get("/v1/models", models),
-    ]
-    if server.version == "0.32.0":
-        routes += [
-            web.post("/abort_requests", abort),
-            web.post("/update_weight_version", update_label),
-            web.get("/weight_info", weight_info),
-        ]
-    return routes
-
-
-def _sglang(server: FakeServer) -> list[web.RouteDef]:
-    core = server.core
-
-    async def generate(request: web.Request) -> Any:
-        body = await request.json()
-        sampling = body["sampling_params"]
-        job = Job(
-            request_id=body["rid"],
-            given=body["input_ids"],
-            limit=sampling["max_new_tokens"],
-            sampling=sampling,
-            seed=sampling["sampling_seed"],
-            eos_ids=set(sampling["stop_token_ids"]),
-            experts_start=body.get("routed_experts_start_len"),
-        )
-        return await server.answer(request, job, shown)
-
-    def shown(job: Job, sent: int, ended: bool) -> Answer:
-        del sent  # pieces are cumulative
-        pairs = zip(job.logprobs, job.token_ids, strict=True)
-        meta: Answer = {
-            "id": job.request_id,
-            "finish_reason": {"type": job.finish_reason} if ended else None,
-            "prompt_tokens": len(job.given),
-            "completion_tokens": len(job.token_ids),
-            "weight_version": core.label,
-            "output_token_logprobs": [[p, t, None] for p, t in pairs],
-        }
-        if ended:
-            raw = job.experts().astype("<i4").tobytes()
-            meta["routed_experts"] = base64.b64encode(raw).decode()
-            if server.has_spans:
-                meta["weight_versions"] = job.spans()
-        return {"output_ids": job.token_ids, "meta_info": meta}
-
-    async def pause(request: web.Request) -> web.Response:
-        core.paused = True
-        if (await request.json())["mode"] == "abort":
-            for request_id in list(core.jobs):
-                core.abort(request_id)
-        return web.json_response({"status": "ok"})
-
-    async def resume(_: web.Request) -> web.Response:
-        core.paused = False
-        return web.json_response({"status": "ok"})
-
-    async def abort(request: web.Request) -> web.Response:
-        prefix = (await request.json())["rid"]
-        for request_id in list(core.jobs):
-            if request_id.startswith(prefix):
-                core.abort(request_id)
-        return web.Response()
-
-    async def from_disk(request: web.Request) -> web.Response:
-        core.load((await request.json())["model_path"])
-        return web.json_response({"success": True, "message": "ok"})
-
-    async def update_label(request: web.Request) -> web.Response:
-        body = await request.json()
-        assert body["abort_all_requests"] is False
-        core.label = body["new_version"]
-        return web.json_response({"success": True})
-
-    async def info(_: web.Request) -> web.Response:
-        found = {
-            "version": server.version,
-            "model_path": "/models/m",
-            "context_length": MAX_TOKENS,
-            "tp_size": 1,
-        }
-        return web.json_response(found)
-
-    routes = [
-        web.post("/generate", generate),
-        web.post("/pause_generation", pause),
-        web.post("/continue_generation", resume),
-        web.post("/abort_request", abort),
-        web.post("/update_weights_from_disk", from_disk),
-        web.post("/update_weight_version", update_label),
-        web.get("/health", _fine),
-        web.get("/server_info", info),
-    ]
-    if server.has_spans:
-        routes.append(web.post("/begin_weight_update", _fine))
-    return routes
-
-
-async def _fine(_: web.Request) -> web.Response:
-    return web.Response()
-
-
-def _npy(rows: np.ndarray[Any, Any]) -> str:
-    buffer = io.BytesIO()
-    np.save(buffer, rows)
-    return base64.b64encode(buffer.getvalue()).decode()

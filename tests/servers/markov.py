@@ -35,6 +35,7 @@ class Job:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)  # how often weights had been loaded, per token
     finish_reason: str | None = None
     aborted: bool = False
 
@@ -61,6 +62,7 @@ class MarkovServer:
     def __init__(self, *, step_s: float = 0.001) -> None:
         self.step_s = step_s
         self.table = fake_weights(999)["table"]  # as loaded with `dummy`: answers nonsense
+        self.num_loads = 0
         self.label = START_LABEL
         self.paused = False
         self.jobs: dict[str, Job] = {}
@@ -68,6 +70,7 @@ class MarkovServer:
     def load(self, folder: str) -> None:
         """A folder that holds `model.safetensors`."""
         self.table = load_file(Path(folder) / "model.safetensors")["table"]
+        self.num_loads += 1
 
     def abort(self, request_id: str) -> None:
         """End one job; unknown ids are ignored."""
@@ -105,6 +108,7 @@ class MarkovServer:
         job.token_ids.append(int(ids_N))
         job.logprobs.append(float(logprobs_N))
         job.labels.append(self.label)
+        job.loads.append(self.num_loads)
         length = len(job.given) + len(job.token_ids)
         if job.token_ids[-1] in job.eos_ids:
             job.finish_reason = "stop"

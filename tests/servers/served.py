@@ -42,6 +42,7 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
         beat_s=0.05,
         silent_s=0.5,
         settle_s=0.03,
+        allow_untested=True,
     )
     return replace(base, **changes)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from schemas.events import NO_VERSION, PolicyPublished
@@ -53,17 +53,19 @@ class ServedEngine:
         shape: ModelShape,
         max_tokens: int,
         servers: Sequence[tuple[Server, ServerProcess | None]],
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Nothing is started before `start`.
 
         Args:
             max_tokens: of the model; a server may serve less.
             servers: each with its process, or None if somebody else runs it.
+            note: told what happens to servers, for the log.
         """
         self._settings = settings
         self._shape = shape
         self._longest = max_tokens
-        self._keepers = [Keeper(s, settings, process, self.dispatch) for s, process in servers]
+        self._keepers = [Keeper(s, settings, p, self.dispatch, note) for s, p in servers]
         self._floor = NO_VERSION  # the newest version that was ever in service
         self._waiting: deque[_Ticket] = deque()
         self._tasks: list[asyncio.Task[None]] = []

@@ -27,15 +27,22 @@ class Keeper:
         settings: ServedSettings,
         process: ServerProcess | None,
         on_change: Callable[[], None],
+        note: Callable[[str], None],
     ) -> None:
-        """Args: process: None: somebody else runs the server. on_change: a gate may have moved."""
+        """Nothing is started before `run`.
+
+        Args:
+            process: None: somebody else runs the server.
+            on_change: told when a gate may have moved.
+            note: told what happens, for the log.
+        """
         self.server = server
         self.failure = ""  # it cannot be brought into service; says why
         self._settings = settings
         self._process = process
         self._on_change = on_change
+        self._note = note
         self._look = asyncio.Event()
-        self._down_since_s = time.monotonic()
         self._silent_since_s: float | None = None
         self._why_not = "it was not reached yet"
 
@@ -77,13 +84,18 @@ class Keeper:
                 self._fail(f"{process.num_failures} starts failed; the last time {why}")
         if process.may_start and not self.failure:
             process.start()
-            self._down_since_s = time.monotonic()
+            self._note(f"server {self.server.url} is being started; log: {process.log}")
 
     async def _greet(self) -> None:
         try:
             if await self.server.is_alive(self._settings.beat_s):
                 await self.server.meet()
                 self._silent_since_s = None
+                assert self.server.facts is not None
+                self._note(
+                    f"server {self.server.url} is {self.server.facts.name}; weights reach it by "
+                    f"{self.server.delivery_name}"
+                )
                 self._on_change()
                 return
             self._why_not = "GET /health is not answered with 200 or 503"
@@ -111,7 +123,7 @@ class Keeper:
             self._process.kill()
 
     def _lose(self, why: str) -> None:
-        self._down_since_s = time.monotonic()
+        self._note(f"server {self.server.url} is out of service: {why}")
         self.server.lose(why)
         self._on_change()
 

@@ -29,7 +29,7 @@ class ServerProcess:
             log: what the server writes goes behind what is in it.
         """
         self._command = command
-        self._log = log
+        self.log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
         self._failures = 0
@@ -54,10 +54,10 @@ class ServerProcess:
     def start(self) -> None:
         """Start it."""
         self._close_pipe()
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         reading, writing = os.pipe()
         guarded = [sys.executable, "-P", str(_GUARD), str(reading), *self._command.argv]
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 guarded,
                 stdin=subprocess.DEVNULL,
@@ -90,9 +90,9 @@ class ServerProcess:
 
     def log_tail(self) -> Sequence[str]:
         """The last lines that it wrote."""
-        if not self._log.is_file():
+        if not self.log.is_file():
             return ()
-        text = self._log.read_text(encoding="utf-8", errors="replace")
+        text = self.log.read_text(encoding="utf-8", errors="replace")
         return text.splitlines()[-TAIL_LINES:]
 
     def kill(self) -> None:

@@ -26,7 +26,7 @@ from workers.engines.served.answer import (
 )
 from workers.engines.served.delivery import Delivery, DeliveryError, Order
 from workers.engines.served.dialect import Dialect, dialect_of
-from workers.engines.served.facts import ServerFacts, ask_facts
+from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
 from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.request import wanted_of
 from workers.engines.served.settings import ServedSettings
@@ -74,6 +74,11 @@ class Server:
         self._is_held_back = False  # paused by `pause`, until `resume`
 
     @property
+    def delivery_name(self) -> str:
+        """How weights reach it, for people."""
+        return self._delivery.name
+
+    @property
     def is_up(self) -> bool:
         """Whether it answered when it was asked last."""
         return self.facts is not None
@@ -100,12 +105,17 @@ class Server:
         """Ask a server that answers what it is; from now on it may pull.
 
         Raises:
-            ServerError: it is of another kind, serves shorter sequences than none, or fails.
+            ServerError: it is of another kind or version, or fails.
         """
         facts = await ask_facts(self.http, self._settings.answer_s)
         if facts.kind is not self._settings.kind:
             raise ServerError(
                 f"server {self.url} is {facts.name}, but rollout.engine is {self._settings.kind}"
+            )
+        if not (facts.is_tested or self._settings.allow_untested):
+            raise ServerError(
+                f"server {self.url} is {facts.name}, which rlstreams was not run with (only with "
+                f"{', '.join(TESTED[facts.kind])}): set engine.allow_untested = true to use it"
             )
         await self._delivery.prepare(self.http, self._dialect, facts)
         self.held, self._labels = None, {}

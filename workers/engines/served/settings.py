@@ -25,4 +25,5 @@ class ServedSettings:
     start_s: float = 600.0  # longest start of a server
     beat_s: float = 1.0  # between two looks at a server
     silent_s: float = 20.0  # a server that answers no look for so long is given up
+    allow_untested: bool = False  # use a version that these adapters were not run with
     settle_s: float = 0.1  # a paused server without spans has said all when it is silent so long
