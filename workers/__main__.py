@@ -26,6 +26,7 @@ COMMANDS = (
     "chaos",
     "report",
     "doctor",
+    "engine",
     "config",
 )
 PACKAGES = ("schemas", "streams", "workers")

@@ -146,6 +146,10 @@ def _check_across(config: RunConfig) -> None:
             f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
             f"{config.rollout.workers}: a server belongs to one worker"
         )
+    if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
+        raise ConfigError(
+            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes at most 2"
+        )
     if config.rollout.engine == "sglang" and (config.rollout.top_p < 1 or config.rollout.top_k):
         raise ConfigError(
             "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "

@@ -103,7 +103,7 @@ def command_of(config: RunConfig, kind: Kind, where: Where, port: int) -> StartC
         and read_shape(Path(config.model.path)).num_experts > 0,
         load=engine.load,
         log_level=engine.log_level,
-        piece={},
+        piece=None,
         args=engine.args,
         environment={name: _text(value) for name, value in engine.env.items()},
     )
@@ -153,9 +153,14 @@ def _spawned(context: Context, settings: ServedSettings) -> tuple[Server, Server
     return server, ServerProcess(command, log)
 
 
+def delivery_of(model: Path, folder: Path, number: int) -> Delivery:
+    """How versions reach server `number` of a worker; `folder` is where they may be written."""
+    return FolderDelivery(model, folder / f"versions-{number}")
+
+
 def _delivery(context: Context, number: int) -> Delivery:
-    folder = context.folder / VERSIONS / f"{context.worker}-{number}"
-    return FolderDelivery(Path(context.config.model.path), folder)
+    folder = context.folder / VERSIONS / context.worker
+    return delivery_of(Path(context.config.model.path), folder, number)
 
 
 def _text(value: str | int | float | bool) -> str:

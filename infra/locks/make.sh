@@ -9,3 +9,4 @@ compile() {
 }
 compile --all-extras --group dev pyproject.toml -o infra/locks/core.txt
 echo 'uv>=0.9' | compile - -o infra/locks/uv.txt
+compile --override infra/locks/vllm-overrides.txt infra/locks/vllm.in -o infra/locks/vllm.txt

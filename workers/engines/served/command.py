@@ -67,7 +67,7 @@ class Start:
     capture_experts: bool
     load: str  # "dummy" or "auto"
     log_level: str
-    piece: Mapping[str, str]  # environment that brings our piece in; empty: without it
+    piece: Mapping[str, str] | None  # environment that brings our piece in; None: without it
     args: Mapping[str, Value]
     environment: Mapping[str, str]
 
@@ -110,7 +110,7 @@ def _vllm_args(start: Start) -> dict[str, Value]:
         args["enable-scale-out"] = True  # before, the token route was always there
     if start.capture_experts:
         args["enable-return-routed-experts"] = True
-    if start.piece:
+    if start.piece is not None:
         args["weight-transfer-config"] = '{"backend":"rlstreams"}'
     return args
 
@@ -125,7 +125,7 @@ def _sglang_args(start: Start) -> dict[str, Value]:
     }
     if start.capture_experts:
         args["enable-return-routed-experts"] = True
-    if start.piece:
+    if start.piece is not None:
         args["custom-weight-loader"] = "rlstreams_server.sglang.receive"
     return args
 
@@ -136,7 +136,7 @@ def _environment(start: Start) -> dict[str, str]:
     else:
         # Else each look at its health would run a request of one token.
         kind = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-    return {**kind, "NCCL_CUMEM_ENABLE": "0", **start.piece}
+    return {**kind, "NCCL_CUMEM_ENABLE": "0", **(start.piece or {})}
 
 
 def _refuse_clash(ours: Mapping[str, Value], theirs: Mapping[str, Value], what: str) -> None:
@@ -161,7 +161,8 @@ def _lines(argv: tuple[str, ...]) -> list[str]:
     """An option and its value stay on one line."""
     lines: list[str] = []
     for word in argv:
-        if lines and lines[-1].startswith("--") and " " not in lines[-1] and word[:2] != "--":
+        is_option = bool(lines) and lines[-1].startswith("-") and " " not in lines[-1]
+        if is_option and not word.startswith("--"):
             lines[-1] += f" {shlex.quote(word)}"
         else:
             lines.append(shlex.quote(word))

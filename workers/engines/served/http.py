@@ -109,7 +109,9 @@ class ServerHttp:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),  # the router bounds what is in flight
+                # The engine bounds what is in flight. Servers close a connection that was idle
+                # for 5 s, and a request that meets that would be lost.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
                 timeout=aiohttp.ClientTimeout(total=None),  # each call has its own deadline
                 headers={"Content-Type": "application/json", **self._headers},
                 read_bufsize=1 << 20,  # one line of a stream may carry a whole prompt's experts
@@ -151,7 +153,9 @@ class ServerHttp:
         return ServerGoneError(f"server {self.url}: {what}: no answer within {deadline_s:g} s")
 
     def _gone(self, what: str, err: Exception) -> ServerGoneError:
-        return ServerGoneError(f"server {self.url}: {what}: connection failed: {err!r}")
+        return ServerGoneError(
+            f"server {self.url}: {what}: connection failed: {type(err).__name__}: {err}"
+        )
 
 
 def _short(content: bytes) -> str:
