@@ -216,7 +216,7 @@ def _weight_server(context: Context) -> WeightServer:
         host=weights.host,
         secret=_secret(context),
         log=get_log(context.role, context.worker, context.instance),
-        limits=Limits(window_s=weights.window_s, transfer_s=weights.transfer_deadline_s),
+        limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
         place=weights.snapshot,
     )
 

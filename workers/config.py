@@ -217,8 +217,8 @@ class WeightsSection:
     """Where the trainer keeps what it serves: beside the model, or in pinned host memory."""
     window_s: float = 0.05
     """Pullers that are ready within it share one broadcast."""
-    transfer_deadline_s: float = 60.0
-    """Longest time for one broadcast; who holds it up longer is cut off and named."""
+    stall_deadline_s: float = 20.0
+    """A broadcast that stands still this long is aborted; who says nothing is cut off and named."""
     versions_served: int = 4
     """Newest versions that can be pulled."""
     pull_deadline_s: float = 300.0
@@ -229,7 +229,7 @@ class WeightsSection:
             "weights",
             versions_served=self.versions_served,
             pull_deadline_s=self.pull_deadline_s,
-            transfer_deadline_s=self.transfer_deadline_s,
+            stall_deadline_s=self.stall_deadline_s,
         )
         not_negative("weights", window_s=self.window_s)
 

@@ -6,6 +6,7 @@ Links only turn into events here; the sender's thread reads them and alone decid
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import queue
 import socket
@@ -30,22 +31,28 @@ class Member:
 
     hello: Hello
     link: Connection
-    parameters: list[Row] = field(default_factory=list)
+    layout: str = ""  # JSON of its parameters
     mode: str = "in_place"
     ranks: int = 1
     engine: str = ""
     wants: int | None = None  # a version
+    worker: str = ""  # that asked for it in the log
     since_s: float = 0.0
     tries: int = 0
     gone: str = ""  # why
     plans: set[str] = field(default_factory=set)  # that it was told
     answers: dict[str, Frame] = field(default_factory=dict)  # last word, by group
 
+    def rows(self) -> list[Row]:
+        """Its parameters."""
+        return [(str(n), str(d), tuple(map(int, s))) for n, d, s in json.loads(self.layout)]
+
     @property
     def label(self) -> str:
         """For logs and errors."""
         rank = f" rank {self.hello.rank}" if self.ranks > 1 else ""
-        return f"{self.hello.receiver}{rank} ({self.engine}, {self.link.peer})"
+        who = f"receiver {self.hello.receiver}{rank} ({self.engine}, {self.link.peer})"
+        return f"{self.worker or 'unknown worker'}, {who}"
 
 
 @dataclass(frozen=True, slots=True)

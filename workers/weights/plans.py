@@ -4,49 +4,60 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 
+from workers.weights.layout import parse_layout
 from workers.weights.link.mapping import Plan, make_plan
-from workers.weights.link.target import Row
+from workers.weights.link.pieces import Piece, batches, digest, to_rows
+from workers.weights.link.shards import Part
 from workers.weights.members import Member
+from workers.weights.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan with what each transfer needs of it."""
+
+    name: str  # of the plan
+    wire: str  # of its bytes: equal for plans that differ in the server's names only
+    rows: list[list[object]]  # pieces as the receiver is told them
+    batches: list[list[tuple[Piece, Part]]]
+    num_bytes: int
 
 
 class Planner:
     """Remembers the plan of each kind of receiver."""
 
     def __init__(self) -> None:
-        self._plans: dict[str, tuple[Plan, str]] = {}
+        self._plans: dict[tuple[object, ...], Prepared] = {}
 
-    def plan(self, sources: Sequence[Row], member: Member) -> tuple[Plan, str]:
-        """The member's plan, and a name for the bytes that it makes.
+    def plan(self, snapshot: Snapshot, member: Member) -> Prepared:
+        """The member's plan.
 
         Raises:
             PullError: the layouts do not match; names both sides.
         """
-        rank = member.hello.rank
-        asked = [sources, member.parameters, member.mode, rank, member.ranks]
-        key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        rank, ranks = member.hello.rank, member.ranks
+        key = (snapshot.layout, member.layout, member.mode, rank, ranks)
         if key not in self._plans:
-            made = make_plan(
-                sources, member.parameters, mode=member.mode, rank=rank, ranks=member.ranks
-            )
-            plan = in_wire_order(made)
-            self._plans[key] = (plan, wire_of(plan))
+            sources = [(n, d, s) for n, (d, s) in parse_layout(snapshot.layout).items()]
+            made = make_plan(sources, member.rows(), mode=member.mode, rank=rank, ranks=ranks)
+            self._plans[key] = prepared(made)
         return self._plans[key]
 
 
-def in_wire_order(plan: Plan) -> Plan:
-    """By source, not by the server's names: engines that hold the same bytes share a broadcast."""
+def prepared(plan: Plan) -> Prepared:
+    """Ordered by source, not by the server's names, so that engines can share a broadcast."""
     pairs = sorted(
         zip(plan.pieces, plan.parts, strict=True), key=lambda pair: (astuple(pair[1]), pair[0].name)
     )
-    return Plan(tuple(piece for piece, _ in pairs), tuple(part for _, part in pairs))
-
-
-def wire_of(plan: Plan) -> str:
-    """A name for the bytes of a plan."""
-    rows = [
-        [astuple(part), piece.dtype] for piece, part in zip(plan.pieces, plan.parts, strict=True)
-    ]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+    pieces = [piece for piece, _ in pairs]
+    part_of = dict(pairs)
+    wire = json.dumps([[astuple(part), piece.dtype] for piece, part in pairs])
+    return Prepared(
+        name=digest(pieces),
+        wire=hashlib.sha256(wire.encode()).hexdigest()[:16],
+        rows=to_rows(pieces),
+        batches=[[(piece, part_of[piece]) for piece in batch] for batch in batches(pieces)],
+        num_bytes=sum(piece.num_bytes for piece in pieces),
+    )

@@ -6,6 +6,7 @@ ready, and its request is in the log.
 
 from __future__ import annotations
 
+import json
 import time
 
 from workers.weights.link.errors import PullError
@@ -41,7 +42,8 @@ class Roster:
 
     def _apply(self, member: Member, frame: Frame) -> None:
         if frame["type"] == "layout":
-            member.parameters = [(str(n), str(d), tuple(s)) for n, d, s in frame["parameters"]]
+            member.layout = json.dumps(frame["parameters"])
+            member.rows()  # or it raises
             member.mode, member.ranks = str(frame["mode"]), int(frame["ranks"])
             member.engine = str(frame["engine"])
             self.members.append(member)
@@ -60,17 +62,13 @@ class Roster:
 
     def ready(self) -> list[Member]:
         """Who may be sent to, oldest wish first."""
-        able = [m for m in self.members if m.wants is not None and self.worker_of(m)]
+        able = []
+        for member in self.members:
+            if member.wants is not None:
+                receiver = member.hello.receiver.partition(".")[0]
+                member.worker = self._asked.get((receiver, member.wants), "")
+                able += [member] if member.worker else []
         return sorted(able, key=lambda member: member.since_s)
-
-    def worker_of(self, member: Member) -> str:
-        """The worker that asked for it in the log; empty if none did."""
-        receiver = member.hello.receiver.partition(".")[0]
-        return self._asked.get((receiver, -1 if member.wants is None else member.wants), "")
-
-    def label(self, member: Member) -> str:
-        """The member as an operator knows it."""
-        return f"{self.worker_of(member) or 'unknown worker'}, {member.label}"
 
 
 def tell(member: Member, frame: Frame) -> None:

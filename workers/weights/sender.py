@@ -18,7 +18,7 @@ from workers.weights.groups import Groups
 from workers.weights.link.errors import PullError
 from workers.weights.link.rendezvous import Board
 from workers.weights.members import Asked, Event, Listener, Member
-from workers.weights.plans import Planner
+from workers.weights.plans import Planner, Prepared
 from workers.weights.roster import Roster, refuse
 from workers.weights.snapshot import Snapshots
 from workers.weights.transfer import BrokenError, Delivery, Transfer
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_TRIES = 4
-ABORT_GRACE_S = 5.0
+ABORT_GRACE_S = 3.0
 IDLE_S = 1.0
 LOOK_EVERY_S = 0.001
 
@@ -44,11 +44,11 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long anything may take."""
+    """How long anything may take, seconds."""
 
     window_s: float = 0.05  # in which others join a broadcast
     form_s: float = 30.0  # a group
-    transfer_s: float = 60.0  # a broadcast, the group's forming included
+    stall_s: float = 20.0  # a broadcast without progress
 
 
 class Sender:
@@ -143,23 +143,20 @@ class Sender:
             held = self._snapshots.versions()
             refuse(oldest, "gone", f"policy version {version} is no longer served, only {held}")
             return None
-        rows = snapshot.rows()
-        plans = {}
+        plans: dict[Member, Prepared] = {}
         for member in ready:
             if member.wants != version:
                 continue
             try:
-                plans[member] = self._planner.plan(rows, member)
+                plans[member] = self._planner.plan(snapshot, member)
             except PullError as err:
                 refuse(member, err.kind, str(err))
-                self._log.warning(
-                    "puller_refused", puller=self._roster.label(member), error=str(err)
-                )
+                self._log.warning("puller_refused", puller=member.label, error=str(err))
         if oldest not in plans:
             self._snapshots.give_back(snapshot)
             return None
-        wire = plans[oldest][1]
-        same = {m: plan for m, (plan, name) in plans.items() if name == wire}
+        wire = plans[oldest].wire
+        same = {member: plan for member, plan in plans.items() if plan.wire == wire}
         order = sorted(same, key=lambda member: (member.hello.receiver, member.hello.rank))
         return Delivery(
             policy_version=version,
@@ -172,9 +169,8 @@ class Sender:
         """One try; who is alive after a broken one stays ready."""
         group_id, group, is_new = self._groups.get(delivery.members)
         started_s = time.monotonic()
-        until_s = started_s + self._limits.transfer_s
-        transfer = Transfer(group_id, delivery, self._look, until_s)
-        board = Board(until_s)
+        transfer = Transfer(group_id, delivery, self._look, self._limits.stall_s)
+        board = Board(started_s + self._limits.form_s)
         for member in delivery.members:
             member.answers.pop(group_id, None)
         try:
@@ -236,5 +232,5 @@ class Sender:
                 refuse(member, "link", f"{member.tries} transfers broke, the last: {reason}")
 
     def _lose(self, member: Member, reason: str) -> None:
-        self._log.warning("puller_lost", puller=self._roster.label(member), reason=reason)
+        self._log.warning("puller_lost", puller=member.label, reason=reason)
         self._roster.remove(member, reason)

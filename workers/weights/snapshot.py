@@ -10,14 +10,13 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from workers.weights.layout import size_bytes
+from workers.weights.layout import layout_of, size_bytes
 
 if TYPE_CHECKING:
     import torch
 
     from workers.weights.link.pieces import Piece
     from workers.weights.link.shards import Part
-    from workers.weights.link.target import Row
 
 PLACES = ("auto", "device", "pinned")
 
@@ -31,13 +30,8 @@ class Snapshot:
         self.weight_hash = weight_hash
         self.tensors = tensors
         self._device = device
+        self.layout = layout_of(tensors)
         self.checksums: dict[str, str] = {}  # by what was sent
-
-    def rows(self) -> list[Row]:
-        """Names, dtypes and shapes, in name order."""
-        from workers.weights.layout import dtype_name
-
-        return [(n, dtype_name(t), tuple(t.shape)) for n, t in sorted(self.tensors.items())]
 
     def bytes_of(self, piece: Piece, part: Part) -> torch.Tensor:
         """A piece as flat bytes on the device; a view where it is contiguous there already."""

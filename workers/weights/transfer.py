@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 from workers.weights.link.checksum import Checksum
 from workers.weights.link.errors import PullError
 from workers.weights.link.group import Group, Pending
-from workers.weights.link.mapping import Plan
-from workers.weights.link.pieces import Piece, batches, digest, to_rows
 from workers.weights.link.receiver import AHEAD
 from workers.weights.link.rendezvous import Board, BoardStore
-from workers.weights.link.shards import Part
-from workers.weights.link.streams import Streams
+from workers.weights.link.side_streams import SideStreams
 from workers.weights.link.watch import LOOK_EVERY_S
 from workers.weights.members import Member
+from workers.weights.plans import Prepared
 from workers.weights.roster import tell
 from workers.weights.snapshot import Snapshot
 
@@ -41,7 +39,7 @@ class Delivery:
     policy_version: int
     snapshot: Snapshot
     wire: str
-    plans: dict[Member, Plan]
+    plans: dict[Member, Prepared]
 
     @property
     def members(self) -> Sequence[Member]:
@@ -51,25 +49,25 @@ class Delivery:
     @property
     def num_bytes(self) -> int:
         """Of one copy."""
-        return sum(piece.num_bytes for piece in next(iter(self.plans.values())).pieces)
+        return next(iter(self.plans.values())).num_bytes
 
 
 class Transfer:
     """One try."""
 
     def __init__(
-        self, group_id: str, delivery: Delivery, look: Callable[[], None], until_s: float
+        self, group_id: str, delivery: Delivery, look: Callable[[], None], stall_s: float
     ) -> None:
         self._group_id = group_id
         self._delivery = delivery
         self._look = look
-        self._until_s = until_s
+        self._stall_s = stall_s
+        self._until_s = time.monotonic() + stall_s
 
     def announce(self, form_s: float) -> None:
         """Tell each member its group, rank and plan."""
         size = 1 + len(self._delivery.plans)
         for rank, (member, plan) in enumerate(self._delivery.plans.items(), start=1):
-            name = digest(plan.pieces)
             frame = {
                 "type": "transfer",
                 "group": self._group_id,
@@ -77,11 +75,11 @@ class Transfer:
                 "rank": rank,
                 "size": size,
                 "form_s": form_s,
-                "plan": name,
+                "plan": plan.name,
             }
-            if name not in member.plans:
-                frame["pieces"] = to_rows(plan.pieces)
-                member.plans.add(name)
+            if plan.name not in member.plans:
+                frame["pieces"] = plan.rows
+                member.plans.add(plan.name)
             tell(member, frame)
 
     def form(self, group: Group, board: Board, host: str, form_s: float) -> None:
@@ -90,12 +88,15 @@ class Transfer:
         Raises:
             BrokenError: not all came.
         """
-        until_s = min(self._until_s, time.monotonic() + form_s)
+        self._until_s = time.monotonic() + form_s
         size = 1 + len(self._delivery.plans)
         try:
-            group.form(BoardStore(board), 0, size, host=host, until_s=until_s, look=self._check)
+            group.form(
+                BoardStore(board), 0, size, host=host, until_s=self._until_s, look=self._check
+            )
         except PullError as err:
             raise BrokenError(str(err)) from err
+        self._progress()
 
     def send(self, group: Group, device: torch.device) -> str:
         """Broadcast all pieces; returns their checksum, and has told it to the members.
@@ -104,20 +105,20 @@ class Transfer:
             BrokenError: somebody left, failed, or held it up beyond the deadline.
         """
         snapshot, wire = self._delivery.snapshot, self._delivery.wire
-        streams = Streams(device)
+        streams = SideStreams(device)
         checksum = None if wire in snapshot.checksums else Checksum()
         under_way: deque[tuple[list[torch.Tensor], Pending]] = deque()
 
         def settle() -> None:
             tensors, pending = under_way.popleft()
             self._until(pending.done)
+            self._progress()
             if checksum is not None:
                 with streams.summing(tensors):
-                    for tensor in tensors:
-                        checksum.add(tensor)
+                    checksum.add(tensors)
 
         try:
-            for batch in self._batches():
+            for batch in next(iter(self._delivery.plans.values())).batches:
                 with streams.moving():
                     tensors = [snapshot.bytes_of(piece, part) for piece, part in batch]
                     under_way.append((tensors, group.broadcast(tensors)))
@@ -142,15 +143,11 @@ class Transfer:
             BrokenError: somebody says nothing.
         """
         members = self._delivery.members
+        self._progress()
         while any(not m.gone and self._group_id not in m.answers for m in members):
             self._look()
             self._check_time()
             time.sleep(LOOK_EVERY_S)
-
-    def _batches(self) -> list[list[tuple[Piece, Part]]]:
-        plan = next(iter(self._delivery.plans.values()))
-        part_of = dict(zip(plan.pieces, plan.parts, strict=True))
-        return [[(piece, part_of[piece]) for piece in batch] for batch in batches(plan.pieces)]
 
     def _until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -168,4 +165,7 @@ class Transfer:
 
     def _check_time(self) -> None:
         if time.monotonic() > self._until_s:
-            raise BrokenError("the deadline passed")
+            raise BrokenError(f"it stood still for {self._stall_s:g} s")
+
+    def _progress(self) -> None:
+        self._until_s = time.monotonic() + self._stall_s

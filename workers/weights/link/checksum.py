@@ -1,50 +1,62 @@
 """A checksum that a GPU makes in passing, of bytes as they lie in memory.
 
-For each piece: its bytes as int64 in a near-square table; the sums of its rows and of its columns,
-weighted by odd numbers that differ by position, everything modulo 2^64. Two reads of the data, no
-large intermediate, and sums of integers do not depend on order: the CPU gets the same number. It
-finds flipped, missing, stale and misplaced bytes; it is no protection against an adversary.
+A piece is seen as a near-square table of int64; the sums of its rows and of its columns, weighted
+by odd numbers that differ by position, are added modulo 2^64. Two reads of the data, no large
+intermediate, and sums of integers do not depend on order: the CPU gets the same number. It finds
+flipped, missing, stale and misplaced bytes; it is no protection against an adversary.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
 _SPREAD = -7046029254386353131  # 2^64 / golden ratio, odd
 _WORD = 8  # bytes
+_SMALL_BYTES = 4 * 2**20  # what is smaller is summed together: a kernel costs more than its bytes
 
 
 class Checksum:
-    """Over pieces, in sending order."""
+    """Over batches of pieces, in sending order."""
 
     def __init__(self) -> None:
+        self._lengths: list[int] = []
         self._sums: list[torch.Tensor] = []
 
-    def add(self, piece: torch.Tensor) -> None:
-        """One more piece: flat uint8, on any device; runs on the current stream."""
-        self._sums.append(_sums(piece))
+    def add(self, pieces: Sequence[torch.Tensor]) -> None:
+        """One more batch, each piece flat uint8, on any device; runs on the current stream."""
+        small = [piece for piece in pieces if piece.numel() < _SMALL_BYTES]
+        large = [piece for piece in pieces if piece.numel() >= _SMALL_BYTES]
+        for piece in [*large, *([torch.cat(small)] if small else [])]:
+            self._lengths.append(piece.numel())
+            self._sums += _sums(piece)
 
     def hexdigest(self) -> str:
         """16 hexadecimal digits; waits for the device."""
-        if not self._sums:
-            return hashlib.sha256().hexdigest()[:16]
-        numbers = torch.stack(self._sums).cpu().numpy().astype("<i8")
-        return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
+        digest = hashlib.sha256(json.dumps(self._lengths).encode())
+        if self._sums:
+            numbers = torch.stack(self._sums).cpu().numpy().astype("<i8")
+            digest.update(numbers.tobytes())
+        return digest.hexdigest()[:16]
 
 
-def _sums(piece: torch.Tensor) -> torch.Tensor:
-    """(3,) int64: length, rows, columns and rest."""
+def _sums(piece: torch.Tensor) -> list[torch.Tensor]:
+    """Rows, columns, and the few bytes behind the table; int64 scalars."""
     num_words = piece.numel() // _WORD
     width = max(1, math.isqrt(num_words))
-    num_table = num_words // width * width
-    words = _words(piece[: num_table * _WORD]).view(-1, width)
-    rest = piece[num_table * _WORD :].to(torch.int64) + 1
-    rows, columns = words.sum(1), words.sum(0)
-    length = torch.full((), piece.numel(), dtype=torch.int64, device=piece.device)
-    return torch.stack([length, _weighted(rows), _weighted(columns) ^ _weighted(rest)])
+    num_bytes = num_words // width * width * _WORD
+    sums = []
+    if num_bytes:
+        words = _words(piece[:num_bytes]).view(-1, width)
+        sums = [_weighted(words.sum(1)), _weighted(words.sum(0))]
+    if num_bytes < piece.numel():
+        sums.append(_weighted(piece[num_bytes:].to(torch.int64)))
+    return sums
 
 
 def _words(data: torch.Tensor) -> torch.Tensor:
@@ -54,5 +66,12 @@ def _words(data: torch.Tensor) -> torch.Tensor:
 
 
 def _weighted(values: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(1, values.numel() + 1, dtype=torch.int64, device=values.device)
-    return (values * (places * _SPREAD | 1)).sum()
+    return (values * _weights(values.numel(), values.device)).sum()
+
+
+@lru_cache(maxsize=256)
+def _weights(num: int, device: torch.device) -> torch.Tensor:
+    weights = torch.arange(1, num + 1, dtype=torch.int64, device=device) * _SPREAD | 1
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # other streams will read it
+    return weights

@@ -116,6 +116,7 @@ class Group:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name_of(host)}")
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = timeout
+            nccl.is_high_priority_stream = True  # checksums run beside it, and must not delay it
             self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
             # The first collective makes the communicator.
             first = self.broadcast([torch.zeros(1, dtype=torch.uint8, device=self._device)])

@@ -19,7 +19,7 @@ from .frames import Connection, Frame, dial
 from .group import Group, Pending
 from .pieces import Piece, batches, from_rows
 from .rendezvous import LinkStore
-from .streams import Streams
+from .side_streams import SideStreams
 from .target import Target
 from .trust import Hello, introduce
 from .watch import AbortedError, Watch
@@ -65,6 +65,7 @@ class Receiver:
         self._link: Connection | None = None
         self._groups: dict[str, Group] = {}
         self._plans: dict[str, tuple[Piece, ...]] = {}
+        self._checked = ("", 0)
         self._join_s = 0.0
 
     def receive(self, policy_version: int, target: Target, until_s: float) -> Received:
@@ -142,9 +143,7 @@ class Receiver:
     def _take(self, link: Connection, frame: Frame, target: Target, until_s: float) -> Received:
         watch = Watch(link, str(frame["group"]), until_s)
         pieces = self._plan(frame)
-        for piece in pieces:  # what does not fit is found before anything is touched
-            if piece.place == "parameter":
-                target.buffer(piece)
+        self._check(str(frame["plan"]), pieces, target)
         group = self._group(link, frame, watch)
         started_s = time.monotonic()
         self.touched = True
@@ -165,7 +164,7 @@ class Receiver:
     def _receive_pieces(
         self, pieces: Sequence[Piece], group: Group, target: Target, watch: Watch
     ) -> str:
-        streams = Streams(self._device)
+        streams = SideStreams(self._device)
         checksum = Checksum()
         under_way: deque[tuple[Sequence[Piece], list[torch.Tensor], Pending]] = deque()
 
@@ -173,8 +172,7 @@ class Receiver:
             batch, buffers, pending = under_way.popleft()
             watch.until(pending.done)
             with streams.summing():
-                for buffer in buffers:
-                    checksum.add(buffer)
+                checksum.add(buffers)
             target.took(batch, buffers)
 
         for batch in batches(pieces):
@@ -189,6 +187,15 @@ class Receiver:
         target.synchronize()
         with streams.summing():
             return checksum.hexdigest()
+
+    def _check(self, plan: str, pieces: Sequence[Piece], target: Target) -> None:
+        """What does not fit is found before anything is touched, once per plan and target."""
+        if self._checked == (plan, id(target)):
+            return
+        for piece in pieces:
+            if piece.place == "parameter":
+                target.buffer(piece)
+        self._checked = (plan, id(target))
 
     def _plan(self, frame: Frame) -> tuple[Piece, ...]:
         name = str(frame["plan"])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 
-class Streams:
+class SideStreams:
     """Work on them may overlap; whoever reads the result calls `finish` first."""
 
     def __init__(self, device: torch.device) -> None:
