@@ -21,7 +21,7 @@ from workers.weights.members import Asked, Event, Listener, Member
 from workers.weights.plans import Planner, Prepared
 from workers.weights.roster import Roster, refuse
 from workers.weights.snapshot import Snapshots
-from workers.weights.transfer import BrokenError, Delivery, Transfer
+from workers.weights.transfer import BrokenError, Delivery, SilentError, Transfer
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +186,7 @@ class Sender:
         except BrokenError as err:
             board.close(str(err))
             self._listener.boards.pop(group_id, None)
-            self._recover(delivery, group_id, str(err))
+            self._recover(delivery, group_id, err)
             return
         self._listener.boards.pop(group_id, None)
         self._settle(delivery, group_id)
@@ -207,17 +207,19 @@ class Sender:
             if answer["type"] != "loaded":
                 self._lose(member, str(answer.get("error")))
 
-    def _recover(self, delivery: Delivery, group_id: str, reason: str) -> None:
+    def _recover(self, delivery: Delivery, group_id: str, error: BrokenError) -> None:
         """Abort; wait for the living to say so; name the others."""
+        reason = str(error)
         self._log.warning("transfer_broken", policy_version=delivery.policy_version, reason=reason)
         self._groups.drop(tuple(delivery.members), reason)
-        until_s = time.monotonic() + ABORT_GRACE_S
+        grace_s = 0.0 if isinstance(error, SilentError) else ABORT_GRACE_S
+        until_s = time.monotonic() + grace_s
         silent = [m for m in delivery.members if not m.gone and group_id not in m.answers]
         while silent and time.monotonic() < until_s and not self._stopping:
             self._take(LOOK_EVERY_S)
             silent = [m for m in silent if not m.gone and group_id not in m.answers]
         for member in silent:
-            self._lose(member, f"no answer within {ABORT_GRACE_S:g} s of an abort ({reason})")
+            self._lose(member, f"{reason}; no answer to an abort within {grace_s:g} s")
         for member in delivery.members:
             answer = member.answers.pop(group_id, {})
             member.tries += 1

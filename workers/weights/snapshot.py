@@ -37,9 +37,7 @@ class Snapshot:
         """A piece as flat bytes on the device; a view where it is contiguous there already."""
         import torch
 
-        tensor = self.tensors[part.name]
-        if part.view:
-            tensor = tensor.view(part.view).narrow(part.axis, part.start, part.shape[part.axis])
+        tensor = part.cut(self.tensors[part.name])
         dtype = getattr(torch, piece.dtype)
         staged = tensor.to(device=self._device, dtype=dtype, non_blocking=True)
         return staged.contiguous().view(-1).view(torch.uint8)

@@ -32,6 +32,10 @@ class BrokenError(Exception):
     """The transfer did not reach everyone; says what was seen."""
 
 
+class SilentError(BrokenError):
+    """All was sent, and somebody does not say that it came."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """What is sent to whom. Plans differ in names only: `wire` is equal for all."""
@@ -90,10 +94,9 @@ class Transfer:
         """
         self._until_s = time.monotonic() + form_s
         size = 1 + len(self._delivery.plans)
+        store, until_s = BoardStore(board), self._until_s
         try:
-            group.form(
-                BoardStore(board), 0, size, host=host, until_s=self._until_s, look=self._check
-            )
+            group.form(store, 0, size, host=host, until_s=until_s, look=self._check)
         except PullError as err:
             raise BrokenError(str(err)) from err
         self._progress()
@@ -140,13 +143,15 @@ class Transfer:
         """Until every member loaded it, failed or left.
 
         Raises:
-            BrokenError: somebody says nothing.
+            SilentError: somebody says nothing.
+            BrokenError: the trainer ends.
         """
         members = self._delivery.members
         self._progress()
         while any(not m.gone and self._group_id not in m.answers for m in members):
             self._look()
-            self._check_time()
+            if time.monotonic() > self._until_s:
+                raise SilentError(f"no answer within {self._stall_s:g} s after the last byte")
             time.sleep(LOOK_EVERY_S)
 
     def _until(self, done: Callable[[], bool]) -> None:
@@ -161,9 +166,6 @@ class Transfer:
                 raise BrokenError(f"{member.label} left: {member.gone}")
             if self._group_id in member.answers:
                 raise BrokenError(f"{member.label}: {member.answers[self._group_id].get('error')}")
-        self._check_time()
-
-    def _check_time(self) -> None:
         if time.monotonic() > self._until_s:
             raise BrokenError(f"it stood still for {self._stall_s:g} s")
 

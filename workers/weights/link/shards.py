@@ -7,9 +7,12 @@ out in runs (expert parallel, linear placement); a vocabulary may be padded behi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 VOCABULARY_PADDING = 64  # rows, of vLLM and SGLang
 
@@ -25,10 +28,11 @@ class Part:
     axis: int = 0
     start: int = 0
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of the tensor."""
-        return not self.view
+    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        """It, of its tensor: a view."""
+        if not self.view:
+            return tensor
+        return tensor.view(self.view).narrow(self.axis, self.start, self.shape[self.axis])
 
 
 def parts_of(
@@ -102,8 +106,3 @@ def _inner(part: Part, shape: tuple[int, ...], rank: int, ranks: int) -> tuple[P
         view = (full[0], 2, full[1] // 2, full[2])
         return (_cut(part, view, 2, rank * shape[1] // 2, shape[1] // 2),)
     return None
-
-
-def num_elements(part: Part) -> int:
-    """Of the result."""
-    return math.prod(part.shape)
