@@ -26,6 +26,8 @@ class EngineSection:
     """Where it listens: loopback, or one private interface. Its control routes ask for no key."""
     port: int = 0
     """Its port; 0: a free one."""
+    report_host: str = "127.0.0.1"
+    """Address of this worker by which its servers report that a version arrived."""
     load: Literal["dummy", "auto"] = "dummy"
     """`dummy`: it starts with random weights, which no request sees; `auto`: it reads the model
     folder, to look at a server by hand."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,17 @@ from workers.engines.served.delivery import Delivery, FolderDelivery
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import Kind
 from workers.engines.served.installed import installed_server
+from workers.engines.served.piece_delivery import PieceDelivery
 from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
 from workers.log import get
+from workers.weights import piece
+from workers.weights.desk import Desk
 
 LOGS = "logs"
-VERSIONS = "engine"  # folder of versions that servers without our piece load
+SERVERS = "servers"  # folder of the transfer piece, and of versions for servers without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +52,25 @@ def make_served_engine(context: Context) -> ServedEngine:
     except EngineError as err:
         raise ConfigError(f"model.path: {err}") from err
     settings = settings_of(config)
+    folder = context.folder / SERVERS / context.worker
+    desk = Desk(config.engine.report_host)
     servers: list[tuple[Server, ServerProcess | None]] = []
     for number, url in enumerate(urls_of(config, context.ordinal)):
-        delivery = _delivery(context, number)
+        delivery = delivery_of(model, folder, number, desk)
         servers.append((Server(url, settings, shape, delivery), None))
     if not servers:
-        servers.append(_spawned(context, settings))
+        port = port_of(config, context.ordinal)
+        url = f"http://{config.engine.host}:{port}"
+        server = Server(url, settings, shape, delivery_of(model, folder, 0, desk))
+        servers.append((server, _process(context, settings.kind, port, folder)))
     log = get(context.role, context.worker, context.instance)
     return ServedEngine(
-        settings, shape, max_tokens, servers, note=lambda what: log.warning("engine", what=what)
+        settings,
+        shape,
+        max_tokens,
+        servers,
+        note=lambda what: log.info("engine", what=what),
+        on_close=desk.close,
     )
 
 
@@ -84,8 +98,13 @@ def urls_of(config: RunConfig, ordinal: int) -> tuple[str, ...]:
     return config.engine.urls[ordinal :: config.rollout.workers]
 
 
-def command_of(config: RunConfig, kind: Kind, where: Where, port: int) -> StartCommand:
+def command_of(
+    config: RunConfig, kind: Kind, where: Where, port: int, piece: Mapping[str, str]
+) -> StartCommand:
     """How a server for `config` is started.
+
+    Args:
+        piece: environment that brings our transfer piece in; empty where it is installed.
 
     Raises:
         ConfigError: an argument of the user's contradicts one of ours.
@@ -103,7 +122,7 @@ def command_of(config: RunConfig, kind: Kind, where: Where, port: int) -> StartC
         and read_shape(Path(config.model.path)).num_experts > 0,
         load=engine.load,
         log_level=engine.log_level,
-        piece=None,
+        piece=piece,
         args=engine.args,
         environment={name: _text(value) for name, value in engine.env.items()},
     )
@@ -141,26 +160,22 @@ def free_port(host: str) -> int:
         return port
 
 
-def _spawned(context: Context, settings: ServedSettings) -> tuple[Server, ServerProcess]:
-    config = context.config
-    port = config.engine.port + context.ordinal if config.engine.port else 0
-    port = port or free_port(config.engine.host)
-    where = where_installed(config, settings.kind)
-    command = command_of(config, settings.kind, where, port)
-    log = context.folder / LOGS / f"{settings.kind}-{context.ordinal}.log"
-    url = f"http://{config.engine.host}:{port}"
-    server = Server(url, settings, read_shape(settings.model), _delivery(context, 0))
-    return server, ServerProcess(command, log)
+def port_of(config: RunConfig, ordinal: int) -> int:
+    """Where the server of one worker listens."""
+    return config.engine.port + ordinal if config.engine.port else free_port(config.engine.host)
 
 
-def delivery_of(model: Path, folder: Path, number: int) -> Delivery:
+def delivery_of(model: Path, folder: Path, number: int, desk: Desk) -> Delivery:
     """How versions reach server `number` of a worker; `folder` is where they may be written."""
-    return FolderDelivery(model, folder / f"versions-{number}")
+    other = FolderDelivery(model, folder / f"versions-{number}")
+    return PieceDelivery(desk, other, str(number))
 
 
-def _delivery(context: Context, number: int) -> Delivery:
-    folder = context.folder / VERSIONS / context.worker
-    return delivery_of(Path(context.config.model.path), folder, number)
+def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerProcess:
+    config = context.config
+    where = where_installed(config, kind)
+    command = command_of(config, kind, where, port, piece.environment(folder / "piece"))
+    return ServerProcess(command, context.folder / LOGS / f"{kind}-{context.ordinal}.log")
 
 
 def _text(value: str | int | float | bool) -> str:

@@ -187,6 +187,10 @@ class RealRig(Rig):
     def rows_of_aborted(self) -> bool:
         return False
 
+    @property
+    def long(self) -> str:
+        return "2/0/0"
+
     def heat(self, temperature: float) -> float:
         return min(temperature, 2.0)  # vLLM refuses more; its weights are flatter for that
 

@@ -42,6 +42,7 @@ class FakeServer:
         self.dies_of_loading = False
         self.hangs = False  # generate never answers
         self.breaks_off = False  # generate ends in the middle
+        self.slow_routes: dict[str, float] = {}  # control route -> seconds
         self.broken_routes: dict[str, int] = {}  # control route -> status
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -117,6 +118,7 @@ class FakeServer:
             self.dies_of_loading = False
             self.kill_soon()
             await asyncio.Event().wait()
+        await asyncio.sleep(self.slow_routes.get(path, 0.0))
         if path in self.broken_routes:
             return web.json_response({"error": "out of order"}, status=self.broken_routes[path])
         return await handler(request)

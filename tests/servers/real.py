@@ -24,6 +24,8 @@ from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.shape import longest_sequence, read_shape
 from workers.served_engine import command_of, delivery_of, free_port, where_installed
+from workers.weights import piece
+from workers.weights.desk import Desk
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"
@@ -40,7 +42,8 @@ def vllm_server(folder: Path) -> Iterator[str]:
     config = load([EXAMPLE], [f"run.dir={folder}"])
     port = free_port(config.engine.host)
     where = where_installed(config, Kind.VLLM)
-    process = ServerProcess(command_of(config, Kind.VLLM, where, port), folder / "vllm.log")
+    command = command_of(config, Kind.VLLM, where, port, piece.environment(folder / "piece"))
+    process = ServerProcess(command, folder / "vllm.log")
     process.start()
     url = f"http://{config.engine.host}:{port}"
     try:
@@ -68,8 +71,10 @@ def real_engine(kind: str, url: str, model: Path, folder: Path, **changes: Any) 
     slow = {"request_s": 120.0, "pull_s": 60.0, "start_s": 60.0, "settle_s": 0.2}
     chosen = settings(kind, model, capture_experts=False, **{**slow, **changes})
     shape = read_shape(model)
-    server = Server(url, chosen, shape, delivery_of(model, folder, 0))
-    return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)])
+    desk = Desk()
+    server = Server(url, chosen, shape, delivery_of(model, folder, 0, desk))
+    servers = [(server, None)]
+    return ServedEngine(chosen, shape, longest_sequence(model), servers, on_close=desk.close)
 
 
 async def num_generated(url: str) -> float:

@@ -43,7 +43,8 @@ def run_command(args: argparse.Namespace) -> int:
     else:
         version = args.server_version or TESTED[kind][-1]
         where = Where(python=config.engine.python or "python3", version=version)
-    command = command_of(config, kind, where, config.engine.port or 8000)
+    command = command_of(config, kind, where, config.engine.port or 8000, {})
+    print("# The server's environment needs the transfer piece: pip install ./infra/server")
     if args.format == "shell":
         print(command.shell())
         return 0

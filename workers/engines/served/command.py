@@ -67,7 +67,7 @@ class Start:
     capture_experts: bool
     load: str  # "dummy" or "auto"
     log_level: str
-    piece: Mapping[str, str] | None  # environment that brings our piece in; None: without it
+    piece: Mapping[str, str]  # environment that brings our piece in; empty: it is installed
     args: Mapping[str, Value]
     environment: Mapping[str, str]
 
@@ -110,8 +110,7 @@ def _vllm_args(start: Start) -> dict[str, Value]:
         args["enable-scale-out"] = True  # before, the token route was always there
     if start.capture_experts:
         args["enable-return-routed-experts"] = True
-    if start.piece is not None:
-        args["weight-transfer-config"] = '{"backend":"rlstreams"}'
+    args["weight-transfer-config"] = '{"backend":"rlstreams"}'
     return args
 
 
@@ -125,8 +124,7 @@ def _sglang_args(start: Start) -> dict[str, Value]:
     }
     if start.capture_experts:
         args["enable-return-routed-experts"] = True
-    if start.piece is not None:
-        args["custom-weight-loader"] = "rlstreams_server.sglang.receive"
+    args["custom-weight-loader"] = "rlstreams_server.sglang.receive"
     return args
 
 
@@ -136,7 +134,7 @@ def _environment(start: Start) -> dict[str, str]:
     else:
         # Else each look at its health would run a request of one token.
         kind = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-    return {**kind, "NCCL_CUMEM_ENABLE": "0", **(start.piece or {})}
+    return {**kind, "NCCL_CUMEM_ENABLE": "0", **start.piece}
 
 
 def _refuse_clash(ours: Mapping[str, Value], theirs: Mapping[str, Value], what: str) -> None:

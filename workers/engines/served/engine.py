@@ -54,6 +54,7 @@ class ServedEngine:
         max_tokens: int,
         servers: Sequence[tuple[Server, ServerProcess | None]],
         note: Callable[[str], None] = lambda _: None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing is started before `start`.
 
@@ -61,11 +62,13 @@ class ServedEngine:
             max_tokens: of the model; a server may serve less.
             servers: each with its process, or None if somebody else runs it.
             note: told what happens to servers, for the log.
+            on_close: releases what the servers' deliveries share.
         """
         self._settings = settings
         self._shape = shape
         self._longest = max_tokens
         self._keepers = [Keeper(s, settings, p, self.dispatch, note) for s, p in servers]
+        self._on_close = on_close
         self._floor = NO_VERSION  # the newest version that was ever in service
         self._waiting: deque[_Ticket] = deque()
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,6 +120,10 @@ class ServedEngine:
         if len(failures) == len(self._keepers):
             raise EngineError("\n".join(failures))
         return bool(self._behind(published))
+
+    def up(self) -> list[str]:
+        """Urls of the servers that answer."""
+        return [server.url for server in self._servers if server.is_up]
 
     async def start(self) -> None:
         """Bring the servers into service; returns at once."""
@@ -211,6 +218,7 @@ class ServedEngine:
             self._waiting.popleft().server.set_result(None)
         await asyncio.gather(*(server.close() for server in self._servers))
         await asyncio.gather(*(asyncio.to_thread(keeper.close) for keeper in self._keepers))
+        self._on_close()
 
     def dispatch(self) -> None:
         """Give waiting requests to servers that may take them."""

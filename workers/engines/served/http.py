@@ -128,6 +128,8 @@ class ServerHttp:
                 self._open().request(method, self.url + address, data=data) as answer,
             ):
                 content = await answer.read()
+                if answer.status >= 500:
+                    answer.close()  # servers drop a connection that an exception went through
                 if answer.status >= 400:
                     raise self._refused(what, answer.status, content)
         except TimeoutError as err:
