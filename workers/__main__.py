@@ -39,6 +39,7 @@ COMMANDS = (
     "replay",
     "diff",
     "rerun-step",
+    "engine",
     "config",
 )
 PACKAGES = ("schemas", "streams", "workers")

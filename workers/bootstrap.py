@@ -22,7 +22,8 @@ from workers.runtime import Role
 
 if TYPE_CHECKING:
     from streams.broker import EmbeddedBroker
-    from workers.weights.file import FileWeightChannel
+    from workers.engines.base import Engine
+    from workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
 
@@ -153,20 +154,13 @@ def _prompts(context: Context) -> Role:
 
 def _rollout(context: Context) -> Role:
     from workers.engines.base import Sampling
-    from workers.engines.builtin import BuiltinEngine
     from workers.rollout.make_verifier import make_verifier
     from workers.rollout.sampling import Sampler
     from workers.rollout.worker import make_worker
     from workers.tokenizer import Tokenizer
 
     config = context.config.rollout
-    engine = BuiltinEngine(
-        model_folder(context.config.model.path),
-        slots=config.slots,
-        threads=context.config.model.threads,
-        capture_experts=config.capture_experts,
-        pull_deadline_s=context.config.weights.pull_deadline_s,
-    )
+    engine = _engine(context)
     sampler = Sampler(
         engine=engine,
         verifier=make_verifier(context.config.reward),
@@ -180,7 +174,24 @@ def _rollout(context: Context) -> Role:
         max_attempts=config.max_attempts,
         deadline_s=config.sample_deadline_s,
     )
-    return make_worker(context, context.bus, engine, _channel(), sampler)
+    return make_worker(context, context.bus, engine, _channel(context), sampler)
+
+
+def _engine(context: Context) -> Engine:
+    config = context.config
+    if config.rollout.engine != "builtin":
+        from workers.served_engine import make_served_engine
+
+        return make_served_engine(context)
+    from workers.engines.builtin import BuiltinEngine
+
+    return BuiltinEngine(
+        model_folder(config.model.path),
+        slots=config.rollout.slots,
+        threads=config.model.threads,
+        capture_experts=config.rollout.capture_experts,
+        pull_deadline_s=config.weights.pull_deadline_s,
+    )
 
 
 def _logprob(context: Context) -> Role:
@@ -193,21 +204,50 @@ def _logprob(context: Context) -> Role:
         pull_deadline_s=context.config.weights.pull_deadline_s,
         threads=context.config.model.threads,
     )
-    return make_worker(context, context.bus, scorer, _channel())
+    return make_worker(context, context.bus, scorer, _channel(context))
 
 
 def _trainer(context: Context) -> Role:
     from workers.trainer.training import Training
     from workers.trainer.worker import TrainerWorker
-    from workers.weights.file import FileWeightServer
 
     config = context.config
     training = Training(model_folder(config.model.path), config.trainer, config.model.threads)
-    server = FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=config.weights.versions_served)
-    return TrainerWorker(context, context.bus, training, server)
+    return TrainerWorker(context, context.bus, training, _weight_server(context))
 
 
-def _channel() -> FileWeightChannel:
-    from workers.weights.file import FileWeightChannel
+def _weight_server(context: Context) -> WeightServer:
+    weights = context.config.weights
+    if weights.channel == "file":
+        from workers.weights.file import FileWeightServer
 
-    return FileWeightChannel()
+        return FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=weights.versions_served)
+    from workers.log import get as get_log
+    from workers.weights.collective import CollectiveWeightServer
+    from workers.weights.sender import Limits
+
+    return CollectiveWeightServer(
+        weights.channel,
+        host=weights.host,
+        secret=_secret(context),
+        log=get_log(context.role, context.worker, context.instance),
+        limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
+        place=weights.snapshot,
+    )
+
+
+def _channel(context: Context) -> WeightChannel:
+    channel = context.config.weights.channel
+    if channel == "file":
+        from workers.weights.file import FileWeightChannel
+
+        return FileWeightChannel()
+    from workers.weights.collective import CollectiveWeightChannel
+
+    return CollectiveWeightChannel(channel, _secret(context))
+
+
+def _secret(context: Context) -> str:
+    from workers.weights.secret import run_secret
+
+    return run_secret(resolve_secret(context.config.weights.secret), context.folder)

@@ -9,6 +9,7 @@ from typing import Literal
 from streams.errors import ConfigError
 from workers.config_checks import not_negative, positive
 from workers.config_data import DataSection
+from workers.config_engine import EngineSection
 from workers.config_operation import DeadLettersSection, DeadlinesSection, DemoSection
 from workers.config_reward import RewardSection
 from workers.config_trainer import TrainerSection
@@ -117,8 +118,8 @@ class RolloutSection:
 
     workers: int = 1
     """Processes started by `up`."""
-    engine: Literal["builtin"] = "builtin"
-    """What samples."""
+    engine: Literal["builtin", "vllm", "sglang"] = "builtin"
+    """What samples: a model in the worker's process, or servers (section `engine`)."""
     slots: int = 64
     """Sequences decoded together."""
     max_new_tokens: int = 16
@@ -183,8 +184,18 @@ class LogprobSection:
 class WeightsSection:
     """Moving weights."""
 
-    channel: Literal["file"] = "file"
-    """`file`: safetensors under the run's folder."""
+    channel: Literal["file", "gloo", "nccl"] = "file"
+    """`file`: safetensors under the run's folder; `gloo` (CPU), `nccl` (GPU): broadcast."""
+    host: str = "127.0.0.1"
+    """Address of the one interface on which the trainer sends weights."""
+    secret: str = ""
+    """What pullers prove to know; `env:NAME` or `file:PATH`. Empty: made in the run's folder."""
+    snapshot: Literal["auto", "device", "pinned"] = "auto"
+    """Where the trainer keeps what it serves: beside the model, or in pinned host memory."""
+    window_s: float = 0.05
+    """Pullers that are ready within it share one broadcast."""
+    stall_deadline_s: float = 20.0
+    """A broadcast that stands still this long is aborted; who says nothing is cut off and named."""
     versions_served: int = 4
     """Newest versions that can be pulled."""
     pull_deadline_s: float = 300.0
@@ -192,8 +203,12 @@ class WeightsSection:
 
     def __post_init__(self) -> None:
         positive(
-            "weights", versions_served=self.versions_served, pull_deadline_s=self.pull_deadline_s
+            "weights",
+            versions_served=self.versions_served,
+            pull_deadline_s=self.pull_deadline_s,
+            stall_deadline_s=self.stall_deadline_s,
         )
+        not_negative("weights", window_s=self.window_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +221,7 @@ class RunConfig:
     model: ModelSection = field(default_factory=ModelSection)
     prompts: PromptsSection = field(default_factory=PromptsSection)
     rollout: RolloutSection = field(default_factory=RolloutSection)
+    engine: EngineSection = field(default_factory=EngineSection)
     reward: RewardSection = field(default_factory=RewardSection)
     logprob: LogprobSection = field(default_factory=LogprobSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)

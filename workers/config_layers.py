@@ -37,7 +37,7 @@ _PATHS = frozenset(
     | {"reward.options.schema_file"}
 )
 _SECRET = re.compile(
-    r"^data\.token$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
+    r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
 )
 _REFERENCES = ("env:", "file:")
 
@@ -226,6 +226,8 @@ def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
     """`value`, with a path in it made absolute against the folder of who set it."""
     if name in _PATHS:
         return value if not value or value.startswith((HUB, GYM)) else _absolute(value, folder)
+    if name == "engine.python" and "/" in value:  # else it is looked up in PATH
+        return _absolute(value, folder)
     if name == "reward.verifier":
         return _verifier(value, folder)
     if name == "reward.parts":

@@ -147,6 +147,20 @@ def _check_across(config: RunConfig) -> None:
             "but data.held_out is empty: there is nothing to evaluate on; name a file, or set "
             "data.held_out_rows or data.held_out_fraction"
         )
+    if 0 < len(config.engine.urls) < config.rollout.workers:
+        raise ConfigError(
+            f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
+            f"{config.rollout.workers}: a server belongs to one worker"
+        )
+    if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
+        raise ConfigError(
+            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes at most 2"
+        )
+    if config.rollout.engine == "sglang" and (config.rollout.top_p < 1 or config.rollout.top_k):
+        raise ConfigError(
+            "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
+            "reports log-probs of the uncut distribution, not of the one that it samples from"
+        )
     if trainer.micro_batch_tokens <= longest:
         raise ConfigError(
             f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from schemas.events import PolicyPublished
+from tests.servers.fake_server import VERSIONS, FakeServer
+from tests.servers.real import num_generated, real_engine
+from tests.servers.served import served_engine
 from workers.engines.base import Engine, GeneratedSegment, Int32s, SampleRequest, Sampling, Scorer
 from workers.engines.builtin import BuiltinEngine
 from workers.engines.builtin_scorer import BuiltinScorer
@@ -23,7 +27,10 @@ from workers.weights.channel import Manifest
 from workers.weights.file import FileWeightChannel, FileWeightServer
 
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
+DEMO_KINDS = ("builtin", "vllm")  # what samples from the demo's model
 KINDS = ("fake", "builtin")
+REAL = pytest.param("vllm", marks=pytest.mark.vllm)
+SERVED = VERSIONS  # of the stand-in server, each behind the adapter of its kind
 
 
 @cache
@@ -33,7 +40,7 @@ def _demo_weights() -> dict[str, torch.Tensor]:
 
 def version_weights(kind: str, policy_version: int) -> Mapping[str, torch.Tensor]:
     """Version 0, and others that differ from it a little."""
-    if kind == "fake":
+    if kind not in DEMO_KINDS:
         return fake_weights(policy_version)
     generator = torch.Generator().manual_seed(policy_version)
     weights = {
@@ -41,6 +48,8 @@ def version_weights(kind: str, policy_version: int) -> Mapping[str, torch.Tensor
         for name, tensor in _demo_weights().items()
     }
     weights["lm_head.weight"][EOS] = 0  # answers rarely end by themselves
+    if kind == "vllm":
+        weights["lm_head.weight"] /= 4
     return weights
 
 
@@ -79,13 +88,129 @@ class Rig:
         )
 
     def scorer(self, *, versions_held: int = 2) -> Scorer:
-        if self.kind == "fake":
+        if self.kind not in DEMO_KINDS:
             return FakeScorer(versions_held=versions_held)
         return BuiltinScorer(DEMO_MODEL, versions_held=versions_held)
+
+    @property
+    def replays_draws(self) -> bool:
+        """Whether the draw at a position is keyed by sample and position alone."""
+        return True
+
+    @property
+    def rows_of_aborted(self) -> bool:
+        """Whether an aborted request still brings its routed experts."""
+        return True
+
+    @property
+    def captures_experts(self) -> bool:
+        """Whether answers bring routed experts."""
+        return True
+
+    @property
+    def long(self) -> str:
+        """A sample whose long request does not end early."""
+        return "0/0/0"
+
+    def heat(self, temperature: float) -> float:
+        """A temperature that the engine takes."""
+        return temperature
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether tokens after a pull still depend on keys and values from before."""
+        return self.kind in DEMO_KINDS
+
+    async def until_sampling(self, engine: Engine) -> None:
+        """Until a request runs that has a token."""
+        await until_running(engine)
+
+    def long_request(self, sample_id: str | None = None) -> SampleRequest:
+        """As `long_request`; of `long`, if no sample is named."""
+        return long_request(sample_id or self.long, self.heat(8.0))
+
+    def close(self) -> None:
+        """Release what the rig holds."""
 
     def publish(self, policy_version: int) -> PolicyPublished:
         weights = version_weights(self.kind, policy_version)
         return announced(self.server, self.server.publish(policy_version, weights))
+
+
+@dataclass
+class ServedRig(Rig):
+    """The adapter of servers, with a stand-in server that behaves."""
+
+    def __post_init__(self) -> None:
+        self.server = FileWeightServer(self.folder, keep=4)
+        self.fake = FakeServer(self.kind)
+
+    def engine(self, *, slots: int = 8) -> Engine:
+        return served_engine([self.fake], self.folder, limit=slots)
+
+    @property
+    def replays_draws(self) -> bool:
+        return False
+
+    @property
+    def rows_of_aborted(self) -> bool:
+        return self.kind != "vllm-0.25.1"
+
+    async def until_sampling(self, engine: Engine) -> None:
+        until_s = time.monotonic() + DEADLINE_S
+        while not any(job.token_ids for job in self.fake.core.jobs.values()):
+            assert time.monotonic() < until_s, "nothing is sampled"
+            await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        self.fake.close()
+
+
+@dataclass
+class RealRig(Rig):
+    """The adapter of servers, with a server that runs for the whole session."""
+
+    url: str = ""
+
+    def engine(self, *, slots: int = 8) -> Engine:
+        return real_engine(self.kind, self.url, DEMO_MODEL, self.folder, limit=slots)
+
+    @property
+    def replays_draws(self) -> bool:
+        return False
+
+    @property
+    def captures_experts(self) -> bool:
+        return False  # a build for the CPU cannot
+
+    @property
+    def rows_of_aborted(self) -> bool:
+        return False
+
+    @property
+    def long(self) -> str:
+        return "2/0/0"
+
+    def heat(self, temperature: float) -> float:
+        return min(temperature, 2.0)  # vLLM refuses more; its weights are flatter for that
+
+    async def until_sampling(self, engine: Engine) -> None:
+        """The server counts tokens as it samples them."""
+        before = await num_generated(self.url)
+        until_s = time.monotonic() + DEADLINE_S
+        while await num_generated(self.url) < before + 2:
+            assert time.monotonic() < until_s, "nothing is sampled"
+            await asyncio.sleep(0.01)
+
+
+def make_rig(request: pytest.FixtureRequest, folder: Path) -> Rig:
+    """The rig of the fixture's parameter, with a folder for its versions."""
+    kind = str(request.param)
+    if kind in SERVED:
+        return ServedRig(kind, folder)
+    if kind in ("vllm", "sglang"):
+        return RealRig(kind, folder, url=request.getfixturevalue("vllm_url"))
+    return Rig(kind, folder)
 
 
 PROMPT = np.array([1, 8, 4, 9, 4, 7, 8], np.int32)
@@ -113,13 +238,12 @@ def request(
     )
 
 
-def long_request(sample_id: str) -> SampleRequest:
+def long_request(sample_id: str, temperature: float = 8.0) -> SampleRequest:
     """Nearly uniform draws: both engines go on for a hundred tokens, but for rare early ends."""
-    return request(sample_id, temperature=8.0, max_new_tokens=110)
+    return request(sample_id, temperature=temperature, max_new_tokens=110)
 
 
 DEADLINE_S = 30.0
-LONG = "0/0/0"  # a sample whose long request does not end early, under either engine
 
 
 def drive(engine: Engine, scenario: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
@@ -128,6 +252,7 @@ def drive(engine: Engine, scenario: Callable[[Engine], Coroutine[Any, Any, None]
     async def main() -> None:
         try:
             async with asyncio.timeout(DEADLINE_S):
+                await engine.start()
                 await scenario(engine)
         finally:
             await engine.close()

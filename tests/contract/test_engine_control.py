@@ -12,16 +12,16 @@ import pytest
 
 from tests.contract.engine_rigs import (
     KINDS,
-    LONG,
     PROMPT,
+    REAL,
+    SERVED,
     Rig,
     collect,
     drive,
-    long_request,
+    make_rig,
     request,
     rows_of,
     tokens,
-    until_running,
 )
 from workers.engines.base import (
     Engine,
@@ -33,9 +33,11 @@ from workers.engines.base import (
 from workers.weights.channel import WeightError
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=(*KINDS, *SERVED, REAL))
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    return Rig(request.param, tmp_path)
+    made = make_rig(request, tmp_path)
+    yield made
+    made.close()
 
 
 def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
@@ -43,8 +45,8 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        running = asyncio.create_task(collect(engine, rig.long_request()))
+        await rig.until_sampling(engine)
         await engine.pause(PauseMode.KEEP)
         await engine.pull(rig.publish(1), rig.channel)
         assert engine.policy_version == 1
@@ -55,15 +57,16 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
         assert after.finish_reason in ("length", "stop")
         assert before.weight_hash != after.weight_hash
         num_tokens = len(PROMPT) + len(tokens([before, after]))
-        assert rows_of([before, after]) == list(range(num_tokens - 1))
+        if rig.captures_experts:
+            assert rows_of([before, after]) == list(range(num_tokens - 1))
 
         scorer = rig.scorer()
         for version, segment in ((0, before), (1, after)):
             scorer.pull(rig.publish(version), rig.channel)
-            if rig.kind == "builtin" and version == 1:
+            if rig.keeps_cache and version == 1:
                 continue  # the cache holds keys and values of version 0: no scorer sees that
             ids = np.concatenate([PROMPT, *(s.token_ids for s in (before, after))], dtype=np.int32)
-            (scores,) = scorer.score([TokenSequence(token_ids=ids)], version, 8.0)
+            (scores,) = scorer.score([TokenSequence(token_ids=ids)], version, rig.heat(8.0))
             start = len(PROMPT) + (len(before.token_ids) if version else 0)
             scored = scores.logprobs[start : start + len(segment.token_ids)]
             np.testing.assert_allclose(segment.logprobs, scored, atol=1e-4)
@@ -76,8 +79,10 @@ def test_a_pull_without_a_pause_disturbs_nobody(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        running = [asyncio.create_task(collect(engine, long_request(f"{i}/0/0"))) for i in range(8)]
-        await until_running(engine)
+        running = [
+            asyncio.create_task(collect(engine, rig.long_request(f"{i}/0/0"))) for i in range(8)
+        ]
+        await rig.until_sampling(engine)
         hashes = [published.weight_hash for published in (rig.publish(1), rig.publish(2))]
         for version in (1, 2):
             await engine.pull(rig.publish(version), rig.channel)
@@ -94,11 +99,11 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        whole = await collect(engine, long_request(LONG))
-        running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        whole = await collect(engine, rig.long_request())
+        running = asyncio.create_task(collect(engine, rig.long_request()))
+        await rig.until_sampling(engine)
         await engine.abort("unknown")
-        await engine.abort(LONG)
+        await engine.abort(rig.long)
         (partial,) = await running
         assert partial.finish_reason is FinishReason.ABORT
         assert 0 < len(partial.token_ids) < 110
@@ -106,21 +111,25 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
         (rest,) = await collect(
             engine,
             request(
-                LONG,
                 token_ids=so_far,
                 prompt_tokens=len(PROMPT),
-                temperature=8.0,
+                temperature=rig.heat(8.0),
                 max_new_tokens=110,
             ),
         )
-        assert tokens([partial, rest]) == tokens(whole)
+        assert len(tokens([partial, rest])) == len(tokens(whole))
+        if rig.replays_draws:
+            assert tokens([partial, rest]) == tokens(whole)
+        if not rig.rows_of_aborted:
+            return
         assert rows_of([partial, rest]) == rows_of(whole)
         assert partial.routed_experts is not None
         assert rest.routed_experts is not None
         assert whole[0].routed_experts is not None
         stitched = np.concatenate([partial.routed_experts, rest.routed_experts])
         same = np.sort(stitched, -1) == np.sort(whole[0].routed_experts, -1)
-        assert same.mean() > 0.99  # rounding may turn a near tie
+        if rig.replays_draws:
+            assert same.mean() > 0.99  # rounding may turn a near tie
 
     drive(rig.engine(), scenario)
 
@@ -130,8 +139,8 @@ def test_pausing_with_abort_cuts_what_runs_and_spares_what_waits(rig: Rig) -> No
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        first = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        first = asyncio.create_task(collect(engine, rig.long_request()))
+        await rig.until_sampling(engine)
         await engine.pause(PauseMode.ABORT)
         assert (await first)[-1].finish_reason is FinishReason.ABORT
         second = asyncio.create_task(collect(engine, request("1/0/0")))
@@ -148,8 +157,8 @@ def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        first = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        first = asyncio.create_task(collect(engine, rig.long_request()))
+        await rig.until_sampling(engine)
         await engine.pause(PauseMode.WAIT)
         assert (await engine.health()).running == 0
         assert (await first)[-1].finish_reason is FinishReason.LENGTH
@@ -167,11 +176,11 @@ def test_a_pause_that_waits_ends_when_the_last_request_is_aborted(rig: Rig) -> N
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        running = asyncio.create_task(collect(engine, rig.long_request()))
+        await rig.until_sampling(engine)
         pausing = asyncio.create_task(engine.pause(PauseMode.WAIT))
         await asyncio.sleep(0)
-        await engine.abort(LONG)
+        await engine.abort(rig.long)
         await pausing
         assert (await running)[-1].finish_reason is FinishReason.ABORT
 
@@ -203,8 +212,10 @@ def test_closing_ends_every_request(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        open_ = [asyncio.create_task(collect(engine, long_request(f"{i}/0/0"))) for i in range(6)]
-        await until_running(engine)
+        open_ = [
+            asyncio.create_task(collect(engine, rig.long_request(f"{i}/0/0"))) for i in range(6)
+        ]
+        await rig.until_sampling(engine)
         await engine.close()
         await engine.close()
         for segments in await asyncio.gather(*open_):
@@ -222,8 +233,8 @@ def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        task = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_running(engine)
+        task = asyncio.create_task(collect(engine, rig.long_request()))
+        await rig.until_sampling(engine)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

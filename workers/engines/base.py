@@ -87,7 +87,7 @@ class GeneratedSegment:
 class Health:
     """What a server says of itself."""
 
-    ready: bool
+    ready: bool  # takes requests, if need be after a server came back
     detail: str
     running: int  # requests that sample now
     waiting: int  # requests that wait for a slot
@@ -123,6 +123,16 @@ class Engine(Protocol):
     @property
     def num_sampled(self) -> int:
         """Tokens sampled since it was made, those of requests that never end included."""
+
+    def wants(self, published: PolicyPublished) -> bool:
+        """Whether a pull of `published` would bring it forward now; asked from any thread.
+
+        Raises:
+            EngineError: it will never hold a version; says why.
+        """
+
+    async def start(self) -> None:
+        """Begin: called once, on the event loop, before everything else; returns at once."""
 
     def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
         """The sample's segments, as they end.

@@ -126,6 +126,13 @@ class BuiltinEngine:
         """Tokens sampled since it was made."""
         return self._scheduler.num_sampled
 
+    def wants(self, published: PolicyPublished) -> bool:
+        """Whether `published` is newer than what it holds."""
+        return published.policy_version > self.policy_version
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
     async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
         """The sample's segments, as they end; see `Engine.generate`."""
         check_request(request, self._vocab_size, self._max_tokens)

@@ -124,6 +124,13 @@ class FakeEngine:
         """Tokens sampled since it was made."""
         return self._num_sampled
 
+    def wants(self, published: PolicyPublished) -> bool:
+        """Whether `published` is newer than what it holds."""
+        return published.policy_version > self.policy_version
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
     async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
         """The sample's segments; see `Engine.generate`."""
         check_request(request, self.vocab_size, self.max_tokens)

@@ -31,6 +31,8 @@ from workers.weights.channel import Pulled, WeightChannel, WeightError
 
 PULL_RETRY_S = 1.0
 HEALTH_DEADLINE_S = 10.0
+START_S = 10.0
+CLOSE_S = 40.0  # a server that is ours is given time to end
 
 
 class RolloutStage:
@@ -61,6 +63,7 @@ class RolloutStage:
         self._unnamed: list[tuple[Record[Prompt], Rollout]] = []
         self._num_open = 0
         self._num_sampled = 0
+        self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
 
     def room(self) -> int:
         """Keep the engine full, and one wave waiting so that it never runs dry."""
@@ -119,7 +122,7 @@ class RolloutStage:
 
     def close(self) -> None:
         """Give up open samples; they stay in flight."""
-        self._loop.wait(self._engine.close(), 10.0, f"closing engine {self._engine.name}")
+        self._loop.wait(self._engine.close(), CLOSE_S, f"closing engine {self._engine.name}")
         self._loop.close()
         self._sampler.verifier.close()
         self._follower.close()
@@ -130,7 +133,7 @@ class RolloutStage:
         newest = self._follower.poll().newest
         if newest is None or self._pulling is not None or time.monotonic() < self._pull_after:
             return
-        if newest.policy_version > self._engine.policy_version:
+        if self._engine.wants(newest):
             self._pulls.requested(newest)
             self._pulling = (newest, self._loop.submit(self._engine.pull(newest, self._channel)))
 

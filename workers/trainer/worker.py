@@ -56,6 +56,7 @@ class TrainerWorker:
         claimed = claim(context, bus, self._claim)
         self._ledger = claimed.ledger
         self._office = Office(context, claimed.producer, claimed.claim.epoch, self._reporter)
+        server.open(claimed.claim.epoch)
         self._step = self._ledger.last_step
         self._version = self._ledger.policy_version
         self._target = claimed.claim.step_target
@@ -166,7 +167,10 @@ class TrainerWorker:
     def _publish(self) -> Life[None]:
         """Serve the version in hand, then announce it."""
         manifest = yield self._compute(
-            self._server.publish, self._version, self._training.learner.weights()
+            self._server.publish,
+            self._version,
+            self._training.learner.weights(),
+            self._training.weight_hash,
         )
         self._office.published(self._step, manifest, self._server)
         # After the commit, which a trainer that was replaced does not get through.

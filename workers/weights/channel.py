@@ -50,8 +50,19 @@ class Pulled:
 class WeightServer(Protocol):
     """The trainer's end. Works on its own; the trainer never waits for a receiver."""
 
-    def publish(self, policy_version: int, weights: Mapping[str, torch.Tensor]) -> Manifest:
+    def open(self, epoch: int) -> None:
+        """The trainer's claim holds: from now on workers of this epoch are served."""
+
+    def publish(
+        self,
+        policy_version: int,
+        weights: Mapping[str, torch.Tensor],
+        known_hash: str | None = None,
+    ) -> Manifest:
         """Take a snapshot and serve it. The same version with the same content is a no-op.
+
+        Args:
+            known_hash: the weights' hash where the trainer has it; else it is computed.
 
         Raises:
             WeightError: the number was published before with another content.
@@ -84,7 +95,19 @@ class WeightChannel(Protocol):
         """Whether this channel has an endpoint of it and still finds it served."""
 
     def address(self) -> str:
-        """Where this receiver listens, for `PullRequested`; empty where that has no meaning."""
+        """What names this receiver in `PullRequested`; empty where that has no meaning."""
+
+    def order(
+        self, published: PolicyPublished, deadline_s: float, *, server: str = ""
+    ) -> dict[str, object]:
+        """The pull as a model server is told of it: JSON, by infra/server/README.md.
+
+        Args:
+            server: which of the worker's servers; each is a receiver of its own.
+
+        Raises:
+            WeightError: no endpoint of this channel, or no longer served.
+        """
 
     def pull(
         self, published: PolicyPublished, deadline_s: float

@@ -28,6 +28,7 @@ from workers.weights.layout import (
     size_bytes,
     weight_hash,
 )
+from workers.weights.link import PROTOCOL
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,15 @@ class FileWeightServer:
         self._newest: int | None = None  # of those that we published
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def publish(self, policy_version: int, weights: Mapping[str, torch.Tensor]) -> Manifest:
+    def open(self, epoch: int) -> None:
+        """Nothing to do: a folder serves whoever can read it."""
+
+    def publish(
+        self,
+        policy_version: int,
+        weights: Mapping[str, torch.Tensor],
+        known_hash: str | None = None,
+    ) -> Manifest:
         """Write the version; see `WeightServer.publish`. Older ones beyond `keep` go.
 
         The first call removes what predecessors left half-written. Not the constructor: who makes
@@ -78,7 +87,7 @@ class FileWeightServer:
             self._clean()
         manifest = Manifest(
             policy_version=policy_version,
-            weight_hash=weight_hash(weights),
+            weight_hash=known_hash or weight_hash(weights),
             num_bytes=size_bytes(weights),
             layout=layout_of(weights),
         )
@@ -168,6 +177,23 @@ class FileWeightChannel:
     def address(self) -> str:
         """A file has no receiver."""
         return ""
+
+    def order(
+        self, published: PolicyPublished, deadline_s: float, *, server: str = ""
+    ) -> dict[str, object]:
+        """The file's path and content hash; a model server reads it where it sees the folder."""
+        return {
+            "rlstreams": PROTOCOL,
+            "channel": CHANNEL,
+            "address": str(self._find(published)),
+            "receiver": server,
+            "key": "",
+            "epoch": published.epoch,
+            "policy_version": published.policy_version,
+            "weight_hash": published.weight_hash,
+            "layout": published.layout,
+            "deadline_s": deadline_s,
+        }
 
     def pull(
         self, published: PolicyPublished, deadline_s: float

@@ -1,0 +1,81 @@
+# Shared by setup.sh and setup-vllm.sh, which set VENV, LOCK and TORCH: find a Python and uv, make a
+# virtual environment, choose the build of torch.
+CONNECT_S=10
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+find_python() {
+    # Under pyenv `python3` is what .python-version names, or fails if that is not installed.
+    for name in "${PYTHON:-python3.12}" python3 python3.13 python3.11; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$name"
+            return
+        fi
+    done
+    say "no Python 3.11 or newer found; install one, or name it: make setup PYTHON=/path/to/python"
+    exit 78
+}
+
+make_venv() {
+    [ -x "$VENV/bin/python" ] && return
+    python=$(find_python)
+    say "creating $VENV with $("$python" --version)"
+    if command -v uv >/dev/null; then
+        uv venv --quiet --python "$("$python" -c 'import sys; print(sys.executable)')" "$VENV"
+    else
+        "$python" -m venv "$VENV"
+    fi
+}
+
+find_uv() {
+    if command -v uv >/dev/null; then UV=uv; return; fi
+    UV=$VENV/bin/uv
+    [ -x "$UV" ] && return
+    say "downloading uv, the installer (about 20 MB)"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --require-hashes -r infra/locks/uv.txt
+}
+
+# A terminal sees the progress of each download, a log only what changes.
+[ -t 2 ] && QUIET= || QUIET=--quiet
+install() { "$UV" pip install $QUIET --python "$VENV/bin/python" "$@"; }
+
+has_nvidia() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
+
+# PyTorch's index of CPU builds is not PyPI: it may be out of reach where PyPI is near.
+reaches_cpu_builds() {
+    UV_HTTP_TIMEOUT=$CONNECT_S UV_HTTP_RETRIES=0 timeout "$CONNECT_S" \
+        "$UV" pip install --python "$VENV/bin/python" --quiet --dry-run --no-deps --reinstall \
+        --torch-backend=cpu "$TORCH" >/dev/null 2>&1
+}
+
+has_torch() {
+    "$VENV/bin/python" -c 'import importlib.metadata as m, sys
+sys.exit(m.version("torch").split("+")[0] != sys.argv[1])' "${TORCH#torch==}" 2>/dev/null
+}
+
+# The lock without torch and what only its CUDA build needs.
+without_cuda() {
+    awk '/^[^ ]/ { skip = /^(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z-]+)(\[[a-z,]+\])?==/ } !skip' "$LOCK"
+}
+
+# Packages of LOCK, with the build of torch that suits the machine. ABOUT, ABOUT_CPU: sizes to tell.
+install_lock() {
+    if has_nvidia; then
+        say "NVIDIA GPU found: installing the packages of $LOCK with CUDA ($ABOUT unless cached)"
+        install $STRICT --require-hashes -r "$LOCK"
+        return
+    fi
+    probe_start=$(date +%s)
+    if reaches_cpu_builds; then
+        say "no NVIDIA GPU: installing the packages of $LOCK with the CPU build of $TORCH ($ABOUT_CPU unless cached)"
+        without_cuda >"$VENV/lock-cpu.txt"
+        install $STRICT --require-hashes -r "$VENV/lock-cpu.txt"
+        # The lock's hashes are those of the default build.
+        has_torch || install --no-deps --torch-backend=cpu "$TORCH"
+        return
+    fi
+    say "no NVIDIA GPU, but the CPU builds of torch did not answer within $(($(date +%s) - probe_start + 1)) s:"
+    say "installing the packages of $LOCK with the default build ($ABOUT unless cached)"
+    install $STRICT --require-hashes -r "$LOCK"
+}

@@ -1,0 +1,93 @@
+"""Names, dtypes and shapes of a Qwen3-MoE: as the trainer holds it, and as a vLLM server does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Row = tuple[str, str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the rows follow from."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    experts: int
+    expert_width: int
+    vocabulary: int
+
+
+SHAPES = {
+    # As published for Qwen3-30B-A3B: 61.06 GB in bfloat16.
+    "30b-a3b": Shape(
+        layers=48,
+        hidden=2048,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        experts=128,
+        expert_width=768,
+        vocabulary=151936,
+    ),
+    "small": Shape(
+        layers=4,
+        hidden=256,
+        heads=8,
+        kv_heads=2,
+        head_dim=32,
+        experts=16,
+        expert_width=128,
+        vocabulary=4096,
+    ),
+}
+
+
+def trainer_rows(shape: Shape) -> list[Row]:
+    """Hugging Face names, experts fused."""
+    attention = {
+        "q_proj": (shape.heads * shape.head_dim, shape.hidden),
+        "k_proj": (shape.kv_heads * shape.head_dim, shape.hidden),
+        "v_proj": (shape.kv_heads * shape.head_dim, shape.hidden),
+    }
+    experts = {
+        "experts.gate_up_proj": (shape.experts, 2 * shape.expert_width, shape.hidden),
+        "experts.down_proj": (shape.experts, shape.hidden, shape.expert_width),
+    }
+    return _rows(shape, attention, experts)
+
+
+def server_rows(shape: Shape) -> list[Row]:
+    """As vLLM names them: q, k and v in one, experts stacked."""
+    num_rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    experts = {
+        "experts.routed_experts.w13_weight": (shape.experts, 2 * shape.expert_width, shape.hidden),
+        "experts.routed_experts.w2_weight": (shape.experts, shape.hidden, shape.expert_width),
+    }
+    return _rows(shape, {"qkv_proj": (num_rows, shape.hidden)}, experts)
+
+
+def _rows(
+    shape: Shape, attention: dict[str, tuple[int, ...]], experts: dict[str, tuple[int, ...]]
+) -> list[Row]:
+    rows: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape.vocabulary, shape.hidden),
+        "model.norm.weight": (shape.hidden,),
+        "lm_head.weight": (shape.vocabulary, shape.hidden),
+    }
+    for layer in range(shape.layers):
+        head = f"model.layers.{layer}"
+        rows |= {f"{head}.self_attn.{n}.weight": s for n, s in attention.items()}
+        rows |= {f"{head}.mlp.{n}": s for n, s in experts.items()}
+        rows |= {
+            f"{head}.self_attn.o_proj.weight": (shape.hidden, shape.heads * shape.head_dim),
+            f"{head}.self_attn.q_norm.weight": (shape.head_dim,),
+            f"{head}.self_attn.k_norm.weight": (shape.head_dim,),
+            f"{head}.mlp.gate.weight": (shape.experts, shape.hidden),
+            f"{head}.input_layernorm.weight": (shape.hidden,),
+            f"{head}.post_attention_layernorm.weight": (shape.hidden,),
+        }
+    return [(name, "bfloat16", rows[name]) for name in sorted(rows)]

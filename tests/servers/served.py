@@ -1,0 +1,59 @@
+"""The adapter of servers, as tests use it: short deadlines, a model folder of the Markov chain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.servers.fake_server import FakeServer
+from tests.servers.markov import CONFIG
+from workers.engines.base import PauseMode
+from workers.engines.served.delivery import FolderDelivery
+from workers.engines.served.engine import ServedEngine
+from workers.engines.served.facts import Kind
+from workers.engines.served.server import Server
+from workers.engines.served.settings import ServedSettings
+from workers.engines.served.shape import longest_sequence, read_shape
+
+
+def model_folder(folder: Path) -> Path:
+    """A folder whose `config.json` describes the chain."""
+    model = folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    return model
+
+
+def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
+    base = ServedSettings(
+        kind=Kind(kind),
+        model=model,
+        limit=8,
+        capture_experts=True,
+        on_pull=PauseMode.KEEP,
+        keep_cache=True,
+        pull_s=10.0,
+        request_s=10.0,
+        answer_s=5.0,
+        start_s=10.0,
+        beat_s=0.05,
+        silent_s=0.5,
+        settle_s=0.03,
+        allow_untested=True,
+    )
+    return replace(base, **changes)
+
+
+def served_engine(fakes: Sequence[FakeServer], folder: Path, **changes: Any) -> ServedEngine:
+    """An engine of servers that somebody else runs."""
+    model = model_folder(folder)
+    chosen = settings(fakes[0].kind, model, **changes)
+    shape = read_shape(model)
+    servers = [
+        Server(fake.url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))
+        for number, fake in enumerate(fakes)
+    ]
+    return ServedEngine(chosen, shape, longest_sequence(model), [(s, None) for s in servers])

@@ -1,0 +1,121 @@
+"""The routes of vLLM 0.32.0 and 0.25.1, as far as the adapter calls them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from aiohttp import web
+
+from tests.servers.markov import Job
+from workers.engines.fake import MAX_TOKENS
+
+if TYPE_CHECKING:
+    from tests.servers.fake_server import Answer, FakeServer
+
+
+class VllmRoutes:
+    """Words and answers of vLLM."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+        self._core = server.core
+
+    async def generate(self, request: web.Request) -> Any:
+        body = await request.json()
+        sampling = body["sampling_params"]
+        job = Job(
+            request_id=f"generate-tokens-{body['request_id']}",
+            given=body["token_ids"],
+            limit=sampling["max_tokens"],
+            sampling=sampling,
+            seed=sampling["seed"],
+            eos_ids=set(sampling["stop_token_ids"]),
+            experts_start=sampling.get("routed_experts_prompt_start", 0),
+        )
+        return await self._server.answer(request, job, self._shown)
+
+    def _shown(self, job: Job, sent: int, ended: bool) -> Answer:
+        new = self._server.version == "0.32.0"
+        content = [
+            {"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []}
+            if new
+            else {"token": f"token_id:{t}", "logprob": p, "top_logprobs": []}
+            for t, p in zip(job.token_ids[sent:], job.logprobs[sent:], strict=True)
+        ]
+        choice: Answer = {
+            "index": 0,
+            "finish_reason": job.finish_reason,
+            "token_ids": job.token_ids[sent:],
+            "logprobs": {"content": content},
+            "routed_experts": None,
+        }
+        if ended:
+            choice["routed_experts"] = _npy(job.experts())
+            if new:
+                choice["weight_versions"] = job.spans()
+        return {"request_id": job.request_id, "choices": [choice]}
+
+    async def pause(self, request: web.Request) -> web.Response:
+        self._core.paused = True
+        if request.query["mode"] == "abort":
+            for request_id in list(self._core.jobs):
+                self._core.abort(request_id)
+        return web.json_response({"status": "paused"})
+
+    async def resume(self, _: web.Request) -> web.Response:
+        self._core.paused = False
+        return web.json_response({"status": "resumed"})
+
+    async def abort(self, request: web.Request) -> web.Response:
+        for request_id in (await request.json())["request_ids"]:
+            self._core.abort(request_id)
+        return web.json_response({"status": "aborted"})
+
+    async def collective_rpc(self, request: web.Request) -> web.Response:
+        self._core.load((await request.json())["kwargs"]["weights_path"])
+        return web.json_response({"results": [None]})
+
+    async def update_label(self, request: web.Request) -> web.Response:
+        self._core.label = (await request.json())["new_version"]
+        return web.json_response({"success": True})
+
+    async def weight_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self._core.label})
+
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": self._server.version})
+
+    async def models(self, _: web.Request) -> web.Response:
+        model = {"id": "m", "root": "/models/m", "max_model_len": MAX_TOKENS}
+        return web.json_response({"data": [model]})
+
+    def routes(self) -> list[web.RouteDef]:
+        routes = [
+            web.post("/inference/v1/generate", self.generate),
+            web.post("/pause", self.pause),
+            web.post("/resume", self.resume),
+            web.post("/collective_rpc", self.collective_rpc),
+            web.get("/health", fine),
+            web.get("/version", self.version),
+            web.get("/v1/models", self.models),
+        ]
+        if self._server.version == "0.32.0":
+            routes += [
+                web.post("/abort_requests", self.abort),
+                web.post("/update_weight_version", self.update_label),
+                web.get("/weight_info", self.weight_info),
+            ]
+        return routes
+
+
+async def fine(_: web.Request) -> web.Response:
+    return web.Response()
+
+
+def _npy(rows: np.ndarray[Any, Any]) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, rows)
+    return base64.b64encode(buffer.getvalue()).decode()

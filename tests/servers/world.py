@@ -1,0 +1,55 @@
+"""A world of fake servers: versions in a folder, servers that are closed in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from schemas.events import PolicyPublished
+from tests.contract.engine_rigs import announced
+from tests.servers.fake_server import FakeServer
+from tests.servers.served import served_engine
+from workers.engines.fake import fake_weights
+from workers.engines.served.engine import ServedEngine
+from workers.weights.file import FileWeightChannel, FileWeightServer
+
+DEADLINE_S = 20.0
+
+
+class World:
+    """Fake servers and the versions that they may pull."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.channel = FileWeightChannel()
+        self.weights = FileWeightServer(folder / "weights", keep=9)
+        self.servers: list[FakeServer] = []
+
+    def serve(self, flavour: str = "vllm-0.32.0", *, step_s: float = 0.001) -> FakeServer:
+        self.servers.append(FakeServer(flavour, step_s=step_s))
+        return self.servers[-1]
+
+    def publish(self, version: int) -> PolicyPublished:
+        return announced(self.weights, self.weights.publish(version, fake_weights(version)))
+
+    def run(
+        self, scenario: Callable[[ServedEngine], Coroutine[Any, Any, None]], **changes: Any
+    ) -> None:
+        """Drive an engine of all servers through a scenario, with a deadline."""
+        engine = served_engine(self.servers, self.folder, **changes)
+
+        async def main() -> None:
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    await engine.start()
+                    await scenario(engine)
+            finally:
+                await engine.close()
+
+        asyncio.run(main())
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()

@@ -1,0 +1,175 @@
+"""No request leaves for a server whose weights are not known to be ours, whatever happened."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.contract.engine_rigs import collect, long_request, request, tokens
+from tests.servers.fake_server import VERSIONS, FakeServer
+from tests.servers.world import World
+from workers.engines.base import EngineError, FinishReason, PauseMode
+from workers.engines.served.engine import ServedEngine
+from workers.weights.channel import WeightError
+
+LONG = "0/0/0"
+
+
+async def until(reached: Callable[[], bool], what: str) -> None:
+    until_s = time.monotonic() + 10.0
+    while not reached():
+        assert time.monotonic() < until_s, what
+        await asyncio.sleep(0.005)
+
+
+async def until_sampling(server: FakeServer) -> None:
+    await until(lambda: any(j.token_ids for j in server.core.jobs.values()), "nothing is sampled")
+
+
+@pytest.mark.parametrize("flavour", VERSIONS)
+def test_a_restarted_server_is_shut_until_it_pulled(world: World, flavour: str) -> None:
+    """It answers at once, with random weights: nothing that it says then is asked for."""
+    server = world.serve(flavour)
+
+    async def scenario(engine: ServedEngine) -> None:
+        published = world.publish(0)
+        await engine.pull(published, world.channel)
+        server.kill()
+        with pytest.raises(EngineError, match=server.url):
+            await collect(engine, request())
+        await until(lambda: engine.policy_version < 0, "still in service")
+        assert not engine.wants(published)
+        server.restart()
+        await until(lambda: engine.wants(published), "not met again")
+        early = asyncio.create_task(collect(engine, request()))
+        await asyncio.sleep(0.1)
+        assert not server.core.jobs
+        assert not early.done()
+        await engine.pull(published, world.channel)
+        assert {s.policy_version for s in await early} == {0}
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("flavour", VERSIONS)
+def test_a_pull_that_breaks_off_leaves_partial_segments(world: World, flavour: str) -> None:
+    """Old weights may be damaged: what ran is cut at the pause, what waits goes on waiting."""
+    server = world.serve(flavour, step_s=0.003)
+    load = "/collective_rpc" if server.kind == "vllm" else "/update_weights_from_disk"
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        running = asyncio.create_task(collect(engine, long_request(LONG)))
+        await until_sampling(server)
+        server.broken_routes[load] = 500
+        with pytest.raises(WeightError, match="status 500"):
+            await engine.pull(world.publish(1), world.channel)
+        (partial,) = await running
+        assert partial.finish_reason is FinishReason.ABORT
+        assert partial.policy_version == 0
+        assert 0 < len(partial.token_ids) < 110
+        later = asyncio.create_task(collect(engine, request("1/0/0")))
+        await asyncio.sleep(0.1)
+        assert engine.policy_version == -1
+        assert not server.core.jobs
+        server.broken_routes.clear()
+        assert engine.wants(world.publish(1))
+        await engine.pull(world.publish(1), world.channel)
+        assert {s.policy_version for s in await later} == {1}
+
+    world.run(scenario)
+
+
+def test_a_version_that_cannot_be_read_leaves_the_old_one(world: World) -> None:
+    """Nothing reached the server: it goes on, and its requests with it."""
+    server = world.serve()
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        running = asyncio.create_task(collect(engine, long_request(LONG)))
+        await until_sampling(server)
+        bad = world.publish(1)
+        world.weights.retire(0)
+        with pytest.raises(WeightError, match="no longer served"):
+            await engine.pull(bad, world.channel)
+        assert engine.policy_version == 0
+        assert (await running)[-1].finish_reason is FinishReason.LENGTH
+
+    world.run(scenario)
+
+
+def test_a_server_killed_in_the_middle_of_a_pull_comes_back_shut(world: World) -> None:
+    """The pull fails, its requests end with an error, and the gate opens after the next pull."""
+    server = world.serve()
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        running = asyncio.create_task(collect(engine, long_request(LONG)))
+        await until_sampling(server)
+        server.dies_of_loading = True
+        with pytest.raises(WeightError, match="connection failed"):
+            await engine.pull(world.publish(1), world.channel)
+        with pytest.raises(EngineError, match=server.url):
+            await running
+        await until(lambda: server.is_down, "not killed")
+        server.restart()
+        await until(lambda: engine.wants(world.publish(1)), "not met again")
+        await engine.pull(world.publish(1), world.channel)
+        assert {s.policy_version for s in await collect(engine, request())} == {1}
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("flavour", VERSIONS)
+@pytest.mark.parametrize("mode", list(PauseMode))
+def test_running_requests_while_weights_change(world: World, flavour: str, mode: PauseMode) -> None:
+    """They go on with a border, are cut, or finish first; no token has a wrong version."""
+    server = world.serve(flavour, step_s=0.002)
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        running = asyncio.create_task(collect(engine, long_request(LONG)))
+        await until_sampling(server)
+        (job,) = server.core.jobs.values()
+        pulled = await engine.pull(world.publish(1), world.channel)
+        segments = await running
+        told = [s.policy_version for s in segments for _ in s.token_ids]
+        assert told == [num_loads - 1 for num_loads in job.loads]
+        assert tokens(segments) == job.token_ids
+        ends = {PauseMode.KEEP: [0, 1], PauseMode.ABORT: [0], PauseMode.WAIT: [0]}
+        assert sorted(set(told)) == ends[mode]
+        assert segments[-1].finish_reason == ("abort" if mode is PauseMode.ABORT else "length")
+        assert 0 <= pulled.paused_s <= pulled.seconds
+
+    world.run(scenario, on_pull=mode)
+
+
+def test_a_prefix_of_old_weights_is_not_shared_with_new_ones(world: World) -> None:
+    """Cached keys and values belong to one version: each request names its own."""
+    server = world.serve()
+
+    async def scenario(engine: ServedEngine) -> None:
+        for version in (0, 1):
+            await engine.pull(world.publish(version), world.channel)
+            await collect(engine, request())
+        first, second = (body["cache_salt"] for body in server.asked)
+        assert first.startswith("0-")
+        assert second.startswith("1-")
+
+    world.run(scenario)
+
+
+def test_another_version_of_a_server_is_refused_by_name(world: World) -> None:
+    """Unless it is allowed: nobody ran these adapters with it."""
+    world.serve().version = "0.99.0"
+
+    async def scenario(engine: ServedEngine) -> None:
+        with pytest.raises(EngineError, match=r"vllm/0\.99\.0.*engine\.allow_untested = true"):
+            await engine.pull(world.publish(0), world.channel)
+        with pytest.raises(EngineError, match="vllm/0"):
+            engine.wants(world.publish(0))  # the worker asks, and ends with the reason
+
+    world.run(scenario, allow_untested=False)

@@ -1,0 +1,134 @@
+"""Which server a request goes to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.contract.engine_rigs import collect, request
+from tests.servers.world import World
+from tests.unit.served.test_gate import until
+from workers.engines.base import EngineError
+from workers.engines.served.engine import ServedEngine
+from workers.engines.served.routing import SLACK, Place, choose
+
+
+def places(*in_flight: int, limit: int = 64) -> list[Place]:
+    return [Place(url=f"s{i}", in_flight=n, limit=limit) for i, n in enumerate(in_flight)]
+
+
+def test_a_group_stays_together() -> None:
+    """Siblings go where the prompt is cached; groups spread over the servers."""
+    chosen = [choose(str(group), places(0, 0, 0)) for group in range(300)]
+    assert chosen == [choose(str(group), places(3, 1, 2)) for group in range(300)]
+    assert all(70 < chosen.count(url) < 130 for url in ("s0", "s1", "s2"))
+
+
+def test_a_server_that_goes_moves_only_its_own_groups() -> None:
+    """The others keep their caches."""
+    before = [choose(str(group), places(0, 0, 0)) for group in range(200)]
+    after = [choose(str(group), places(0, 0, 0)[:2]) for group in range(200)]
+    assert all(a == b for a, b in zip(before, after, strict=True) if b != "s2" and a != "s2")
+
+
+def test_affinity_ends_where_one_server_is_much_busier() -> None:
+    """Least in flight goes before a cached prefix."""
+    assert {choose(str(group), places(0, SLACK + 1)) for group in range(50)} == {"s0"}
+
+
+def test_nobody_is_given_more_than_its_limit() -> None:
+    """Full servers are passed by; if all are full the request waits."""
+    assert {choose(str(group), places(4, 3, limit=4)) for group in range(50)} == {"s1"}
+    assert choose("0", places(4, 4, limit=4)) is None
+
+
+def test_a_full_server_takes_no_more_than_its_limit(world: World) -> None:
+    """Requests beyond it wait in the worker, in order."""
+    server = world.serve(step_s=0.002)
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        tasks = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in range(9)]
+        await until(lambda: bool(server.core.jobs), "nothing runs")
+        health = await engine.health()
+        assert (health.running, health.waiting) == (2, 7)
+        most = 0
+        while not all(task.done() for task in tasks):
+            most = max(most, len(server.core.jobs))
+            await asyncio.sleep(0.001)
+        assert most == 2
+
+    world.run(scenario, limit=2)
+
+
+def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:
+    """Its requests end with an error that names it; asked again, they are answered elsewhere."""
+    servers = [world.serve(step_s=0.005) for _ in range(3)]
+
+    async def scenario(engine: ServedEngine) -> None:
+        await _all_up(engine, 3)
+        await engine.pull(world.publish(0), world.channel)
+        tasks = {f"{i}/0/0": asyncio.create_task(_ask(engine, f"{i}/0/0")) for i in range(12)}
+        await until(lambda: bool(servers[0].core.jobs), "nothing runs there")
+        servers[0].kill()
+        results = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+        lost = [sample_id for sample_id, error in results.items() if error]
+        assert lost
+        assert all(servers[0].url in results[sample_id] for sample_id in lost)
+        assert [await _ask(engine, sample_id) for sample_id in lost] == [""] * len(lost)
+        assert engine.policy_version == 0
+
+    world.run(scenario, beat_s=0.05, silent_s=0.1)
+
+
+def test_a_slow_pull_of_one_server_keeps_nobody_waiting(world: World) -> None:
+    """New requests go to those that hold the newest version, and to no other."""
+    servers = [world.serve(), world.serve()]
+
+    async def scenario(engine: ServedEngine) -> None:
+        await _all_up(engine, 2)
+        await engine.pull(world.publish(0), world.channel)
+        servers[1].slow_routes["/collective_rpc"] = 3.0
+        await asyncio.wait_for(engine.pull(world.publish(1), world.channel), 2.0)
+        assert engine.policy_version == 1
+        results = [await collect(engine, request(f"{i}/0/0")) for i in range(6)]
+        assert {s.policy_version for segments in results for s in segments} == {1}
+        assert not servers[1].asked
+
+    world.run(scenario)
+
+
+def test_no_request_goes_back_to_an_older_version(world: World) -> None:
+    """When the only server with the newest version dies, the others are shut until they have it."""
+    servers = [world.serve(), world.serve()]
+
+    async def scenario(engine: ServedEngine) -> None:
+        await _all_up(engine, 2)
+        await engine.pull(world.publish(0), world.channel)
+        servers[1].broken_routes["/pause"] = 500
+        await engine.pull(world.publish(1), world.channel)
+        assert engine.policy_version == 1
+        servers[0].kill()
+        await until(lambda: engine.policy_version == -1, "an older version is in service")
+        servers[1].broken_routes.clear()
+        assert engine.wants(world.publish(1))
+        await engine.pull(world.publish(1), world.channel)
+        assert {s.policy_version for s in await collect(engine, request())} == {1}
+
+    world.run(scenario, silent_s=0.1)
+
+
+async def _all_up(engine: ServedEngine, num: int) -> None:
+    await until(lambda: len(engine.up()) == num, "not all are up")
+
+
+async def _ask(engine: ServedEngine, sample_id: str) -> str:
+    try:
+        await collect(engine, request(sample_id, max_new_tokens=40))
+    except EngineError as err:
+        return str(err)
+    return ""
+
+
+def test_unknown_places_are_no_choice() -> None:
+    """Without an open server a request waits."""
+    assert choose("0", []) is None

@@ -1,0 +1,67 @@
+"""`rlstreams engine command|check`: how a model server is started, and what a running one lacks."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("engine", help="start command and check of a model server")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    command = actions.add_parser("command", help="print the complete start command")
+    command.add_argument("kind", choices=("vllm", "sglang"))
+    command.add_argument("config", nargs="+", help="TOML files, merged from left to right")
+    command.add_argument(
+        "--format",
+        choices=("shell", "docker", "kubernetes"),
+        default="shell",
+        help="what it is for (%(default)s)",
+    )
+    command.add_argument("--image", default="", help="container image, for docker and kubernetes")
+    command.add_argument(
+        "--server-version", default="", help="of the server, where it is not installed here"
+    )
+    command.set_defaults(run=run_command)
+    check = actions.add_parser("check", help="ask a running server what it lacks")
+    check.add_argument("url", help="http://host:port")
+    check.set_defaults(run=run_check)
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Print it."""
+    from streams.errors import ConfigError
+    from workers.config_load import load
+    from workers.engines.served.facts import TESTED, Kind
+    from workers.served_engine import Where, command_of, where_installed
+
+    config, kind = load(args.config, args.overrides), Kind(args.kind)
+    if not config.model.path:
+        raise ConfigError("model.path is empty; name a Hugging Face folder")
+    if args.format == "shell" and not args.server_version:
+        where = where_installed(config, kind)
+    else:
+        version = args.server_version or TESTED[kind][-1]
+        where = Where(python=config.engine.python or "python3", version=version)
+    command = command_of(config, kind, where, config.engine.port or 8000, {})
+    print("# The server's environment needs the transfer piece: pip install ./infra/server")
+    if args.format == "shell":
+        print(command.shell())
+        return 0
+    image = args.image or f"{args.kind}:{where.version}"
+    print(command.docker(image) if args.format == "docker" else command.kubernetes(image))
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Print what was found; 1 if the server cannot be used."""
+    import asyncio
+
+    from workers.engines.served.check import check_server, is_usable
+
+    findings = asyncio.run(check_server(args.url))
+    for finding in findings:
+        print(f"{finding.weight:<7} {finding.name:<19} {finding.found}")
+        if finding.cure:
+            print(f"{'':<27} cure: {finding.cure}")
+    return 0 if is_usable(findings) else 1

@@ -1,0 +1,193 @@
+"""From a server's answer to segments: what cannot be is refused by field, the rest is cut. Pure.
+
+A version is a label that we gave the server when it took the weights. A label that we never gave
+means that the server was restarted or that somebody else changed its weights: nothing of such an
+answer is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.engines.base import Experts, FinishReason, GeneratedSegment
+from workers.engines.served.wire import Answer, AnswerError, Span
+
+# Sampling in bfloat16 may round a probability of 1 up; -9999 is vLLM's word for "cannot be".
+_MAX_LOGPROB, _MIN_LOGPROB = 1e-3, -9998.0
+
+
+class UnknownVersionError(AnswerError):
+    """Tokens came from weights that we did not put there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Weights that a server was given."""
+
+    policy_version: int
+    weight_hash: str
+
+    @property
+    def label(self) -> str:
+        """What the server calls them: unique to number and content."""
+        return f"{self.policy_version}-{self.weight_hash[:16]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What an answer is checked against; from the model's folder."""
+
+    vocab_size: int
+    eos_ids: frozenset[int]
+    num_layers: int
+    moe_layers: tuple[int, ...]  # those that have a router
+    num_experts: int  # 0: a dense model
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The request that an answer belongs to."""
+
+    num_given: int  # tokens that the server was given
+    max_new_tokens: int
+    experts_start: int | None
+
+
+def check_tokens(answer: Answer, asked: Asked, shape: ModelShape) -> None:
+    """Ids, log-probs and the end fit together.
+
+    Raises:
+        AnswerError: names the field, the position and the value.
+    """
+    num_tokens = len(answer.token_ids)
+    if len(answer.logprobs) != num_tokens:
+        raise AnswerError(f"logprobs has {len(answer.logprobs)} entries for {num_tokens} tokens")
+    if num_tokens > asked.max_new_tokens:
+        raise AnswerError(
+            f"token_ids has {num_tokens} tokens, at most {asked.max_new_tokens} were asked for"
+        )
+    for position, token_id in enumerate(answer.token_ids):
+        if not isinstance(token_id, int) or not 0 <= token_id < shape.vocab_size:
+            raise AnswerError(
+                f"token_ids[{position}] = {token_id!r} is outside the vocabulary of "
+                f"{shape.vocab_size}"
+            )
+    for position, logprob in enumerate(answer.logprobs):
+        if not (math.isfinite(logprob) and _MIN_LOGPROB < logprob <= _MAX_LOGPROB):
+            raise AnswerError(f"logprobs[{position}] = {logprob!r} is no log-prob")
+    if answer.finish_reason == "stop" and (
+        not num_tokens or answer.token_ids[-1] not in shape.eos_ids
+    ):
+        last = answer.token_ids[-1] if num_tokens else None
+        raise AnswerError(
+            f"finish_reason is stop, but the last token {last} is none of {sorted(shape.eos_ids)}"
+        )
+
+
+def check_spans(spans: Sequence[Span], num_tokens: int) -> None:
+    """They cover the tokens once, in order.
+
+    Raises:
+        AnswerError: a gap, an overlap, or another end.
+    """
+    end = 0
+    for span in spans:
+        if span.start != end or span.end < span.start:
+            raise AnswerError(
+                f"weight_versions: span {span.start} to {span.end} follows token {end}"
+            )
+        end = span.end
+    if end != num_tokens:
+        raise AnswerError(f"weight_versions end at token {end} of {num_tokens}")
+
+
+def expert_rows(
+    found: npt.NDArray[Any], asked: Asked, num_tokens: int, shape: ModelShape
+) -> Experts:
+    """Routed experts [rows, layers with a router, top_k], from position `experts_start` on.
+
+    Raises:
+        AnswerError: wrong shape, an expert that is not there, or one twice in a row's top-k.
+    """
+    assert asked.experts_start is not None
+    rows = max(0, asked.num_given + num_tokens - 1 - asked.experts_start)
+    wanted = (rows, shape.num_layers, shape.top_k)
+    if found.ndim == 1 and found.size == math.prod(wanted):
+        found = found.reshape(wanted)
+    if found.shape != wanted:
+        raise AnswerError(f"routed_experts has shape {found.shape}, should be {wanted}")
+    if found.dtype.kind not in "iu":
+        raise AnswerError(f"routed_experts is {found.dtype}, should be integers")
+    chosen = found[:, list(shape.moe_layers), :]
+    if chosen.size and not 0 <= int(chosen.min()) <= int(chosen.max()) < shape.num_experts:
+        raise AnswerError(
+            f"routed_experts holds expert {int(chosen.min())} to {int(chosen.max())}, the model "
+            f"has {shape.num_experts}"
+        )
+    ordered = np.sort(chosen, -1)
+    twice = (ordered[..., 1:] == ordered[..., :-1]).any(axis=(1, 2)) if chosen.size else []
+    if np.any(twice):
+        raise AnswerError(
+            f"routed_experts: row {int(np.argmax(twice))} names an expert twice in its top "
+            f"{shape.top_k}"
+        )
+    if shape.num_experts <= 256:
+        return chosen.astype(np.uint8)
+    return chosen.astype(np.uint16)
+
+
+def cut(
+    answer: Answer,
+    spans: Sequence[Span],
+    asked: Asked,
+    shape: ModelShape,
+    labels: Mapping[str, Held],
+) -> list[GeneratedSegment]:
+    """The answer's segments, one per span; the last one says why the answer ended.
+
+    Args:
+        spans: which tokens came from which version; of the server, or of our own pauses.
+        labels: the versions that this server was given.
+
+    Raises:
+        AnswerError: a field that cannot be.
+        UnknownVersionError: a version that the server was not given.
+    """
+    check_tokens(answer, asked, shape)
+    check_spans(spans, len(answer.token_ids))
+    unknown = [span.label for span in spans if span.label not in labels]
+    if unknown:
+        raise UnknownVersionError(
+            f"tokens come from version {unknown[0]!r}, but it was given {sorted(labels)}"
+        )
+    experts = None
+    if answer.experts is not None and asked.experts_start is not None:
+        experts = expert_rows(answer.experts, asked, len(answer.token_ids), shape)
+    ends = FinishReason(answer.finish_reason or FinishReason.ABORT)
+    kept = [span for span in spans if span.end > span.start] or list(spans[-1:])
+    segments, row = [], 0
+    for number, span in enumerate(kept):
+        # A token's row is made when the next one is sampled: the last token of all has none.
+        last_row = row
+        if experts is not None and asked.experts_start is not None:
+            last_row = min(len(experts), asked.num_given + span.end - 1 - asked.experts_start)
+        segments.append(
+            GeneratedSegment(
+                token_ids=np.array(answer.token_ids[span.start : span.end], np.int32),
+                logprobs=np.array(answer.logprobs[span.start : span.end], np.float32),
+                policy_version=labels[span.label].policy_version,
+                weight_hash=labels[span.label].weight_hash,
+                finish_reason=ends if number + 1 == len(kept) else FinishReason.POLICY_CHANGED,
+                routed_experts=None if experts is None else experts[row:last_row],
+                routed_experts_start=(asked.experts_start or 0) + row,
+            )
+        )
+        row = last_row
+    return segments

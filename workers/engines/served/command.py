@@ -1,0 +1,177 @@
+"""The command that starts a server so that it can be driven from here. Pure.
+
+What is needed for the guarantees is ours and cannot be overridden: a user's argument that says
+something else is refused by name. Everything else is passed on as it stands in `[engine.args]`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from workers.engines.base import EngineError
+from workers.engines.served.facts import Kind
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartCommand:
+    """What to run, and with which environment on top of the usual one."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def shell(self) -> str:
+        """For a POSIX shell, one argument a line."""
+        lines = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " \\\n  ".join([*lines, *_lines(self.argv)])
+
+    def docker(self, image: str) -> str:
+        """`docker run` with the host's network: control routes stay on its loopback."""
+        options = [f"-e {name}={shlex.quote(v)}" for name, v in self.environment.items()]
+        head = ["docker run --rm --gpus all --network host --ipc host", *options]
+        return " \\\n  ".join(
+            [*head, f"--entrypoint {self.argv[0]} {image}", *_lines(self.argv[1:])]
+        )
+
+    def kubernetes(self, image: str) -> str:
+        """A container of a pod, as YAML (JSON strings are YAML)."""
+        env = [{"name": name, "value": value} for name, value in self.environment.items()]
+        rows = [
+            "containers:",
+            "  - name: engine",
+            f"    image: {image}",
+            f"    command: {json.dumps([self.argv[0]])}",
+            "    args:",
+            *(f"      - {json.dumps(word)}" for word in self.argv[1:]),
+            "    env:",
+            *(f"      - {json.dumps(row)}" for row in env),
+        ]
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a start depends on."""
+
+    kind: Kind
+    version: str
+    python: str
+    model: str
+    host: str
+    port: int
+    limit: int
+    capture_experts: bool
+    load: str  # "dummy" or "auto"
+    log_level: str
+    piece: Mapping[str, str]  # environment that brings our piece in; empty: it is installed
+    args: Mapping[str, Value]
+    environment: Mapping[str, str]
+
+
+def start_command(start: Start) -> StartCommand:
+    """The whole command.
+
+    Raises:
+        EngineError: an argument of the user's contradicts one of ours; names both.
+    """
+    ours = _vllm_args(start) if start.kind is Kind.VLLM else _sglang_args(start)
+    module = (
+        "vllm.entrypoints.openai.api_server" if start.kind is Kind.VLLM else "sglang.launch_server"
+    )
+    defaults: dict[str, Value] = {
+        "max-num-seqs" if start.kind is Kind.VLLM else "max-running-requests": start.limit
+    }
+    theirs = {name.lstrip("-").replace("_", "-"): value for name, value in start.args.items()}
+    _refuse_clash(ours, theirs, "engine.args")
+    words = _words({**defaults, **theirs, **ours})
+    own_environment = _environment(start)
+    _refuse_clash(own_environment, start.environment, "engine.env")
+    return StartCommand(
+        argv=(start.python, "-m", module, *words),
+        environment={**start.environment, **own_environment},
+    )
+
+
+def _vllm_args(start: Start) -> dict[str, Value]:
+    args: dict[str, Value] = {
+        "host": start.host,
+        "port": start.port,
+        "model": start.model,
+        "load-format": start.load,
+        "skip-tokenizer-init": True,
+        "logprobs-mode": "processed_logprobs",  # of the distribution that was sampled from
+        "return-tokens-as-token-ids": True,
+    }
+    if not is_older(start.version, (0, 26)):
+        args["enable-scale-out"] = True  # before, the token route was always there
+    if start.capture_experts:
+        args["enable-return-routed-experts"] = True
+    args["weight-transfer-config"] = '{"backend":"rlstreams"}'
+    return args
+
+
+def _sglang_args(start: Start) -> dict[str, Value]:
+    args: dict[str, Value] = {
+        "host": start.host,
+        "port": start.port,
+        "model-path": start.model,
+        "load-format": start.load,
+        "skip-tokenizer-init": True,
+    }
+    if start.capture_experts:
+        args["enable-return-routed-experts"] = True
+    args["custom-weight-loader"] = "rlstreams_server.sglang.receive"
+    return args
+
+
+def _environment(start: Start) -> dict[str, str]:
+    if start.kind is Kind.VLLM:
+        kind = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": start.log_level.upper()}
+    else:
+        # Else each look at its health would run a request of one token.
+        kind = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    return {**kind, "NCCL_CUMEM_ENABLE": "0", **start.piece}
+
+
+def _refuse_clash(ours: Mapping[str, Value], theirs: Mapping[str, Value], what: str) -> None:
+    for name in sorted(set(ours) & set(theirs)):
+        if str(ours[name]).lower() != str(theirs[name]).lower():
+            raise EngineError(
+                f"{what}.{name} is {theirs[name]!r}, but rlstreams needs {ours[name]!r}: remove it"
+            )
+
+
+def _words(args: Mapping[str, Value]) -> list[str]:
+    words: list[str] = []
+    for name, value in args.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not False:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def _lines(argv: tuple[str, ...]) -> list[str]:
+    """An option and its value stay on one line."""
+    lines: list[str] = []
+    for word in argv:
+        is_option = bool(lines) and lines[-1].startswith("-") and " " not in lines[-1]
+        if is_option and not word.startswith("--"):
+            lines[-1] += f" {shlex.quote(word)}"
+        else:
+            lines.append(shlex.quote(word))
+    return lines
+
+
+def is_older(version: str, than: tuple[int, ...]) -> bool:
+    """Whether `0.25.1` comes before (0, 26); a version that cannot be read does not."""
+    numbers = []
+    for part in version.partition("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return bool(numbers) and tuple(numbers) < than

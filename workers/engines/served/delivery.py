@@ -1,0 +1,149 @@
+"""How a version gets into a server: the port, and the server's own way by a folder.
+
+The fast way is our piece in the server (`infra/server`), which receives straight into the server's
+parameters. A server without it is given a Hugging Face folder that holds the version: it loads
+that by its own means, at the speed that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from schemas.events import PolicyPublished
+from workers.engines.served.answer import Held
+from workers.engines.served.dialect import Dialect
+from workers.engines.served.facts import ServerFacts
+from workers.engines.served.http import ServerError, ServerHttp
+from workers.weights.channel import WeightChannel, WeightError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DeliveryError(WeightError):
+    """A version did not reach a server."""
+
+    def __init__(self, message: str, *, touched: bool) -> None:
+        """Args: touched: whether the server's old weights may be damaged."""
+        super().__init__(message)
+        self.touched = touched
+
+
+class Delivery(Protocol):
+    """Puts versions into servers."""
+
+    @property
+    def name(self) -> str:
+        """How weights travel, for people: `piece` or `folder`."""
+
+    async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+        """What has to be said once to a server that just became ready."""
+
+    async def deliver(self, order: Order) -> int:
+        """Have the paused server take the version; returns the bytes that it took.
+
+        Raises:
+            DeliveryError: it did not; says whether the old weights are still whole.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One version for one server."""
+
+    http: ServerHttp
+    dialect: Dialect
+    facts: ServerFacts
+    published: PolicyPublished
+    channel: WeightChannel
+    until_s: float  # monotonic
+
+    @property
+    def held(self) -> Held:
+        """What the server holds afterwards."""
+        return Held(self.published.policy_version, self.published.weight_hash)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its deadline."""
+        return max(0.1, self.until_s - time.monotonic())
+
+
+class FolderDelivery:
+    """Writes the version as a Hugging Face folder that the server can read, and has it load that.
+
+    Server and worker must see the same file system.
+    """
+
+    name = "folder"
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        """Args: model: the run's model folder. folder: where versions are written."""
+        self._model = model
+        self._folder = folder
+
+    async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+        """Nothing: the routes are the server's own."""
+
+    async def deliver(self, order: Order) -> int:
+        """Received and checked by hash into the folder first, so a broken pull touches nothing."""
+        target = self._folder / order.held.label
+        num_bytes = await asyncio.to_thread(self._write, order, target)
+        try:
+            await order.dialect.load_folder(
+                order.http, order.facts, str(target.resolve()), order.left_s
+            )
+        except ServerError as err:
+            raise DeliveryError(str(err), touched=True) from err
+        finally:
+            await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
+        return num_bytes
+
+    def _write(self, order: Order, target: Path) -> int:
+        from safetensors.torch import save_file
+
+        from workers.weights.layout import size_bytes
+
+        weights = dict(per_expert(_received(order)))
+        target.mkdir(parents=True, exist_ok=True)
+        for file in self._model.iterdir():
+            if file.suffix == ".json" and not file.name.endswith(".safetensors.index.json"):
+                link = target / file.name
+                link.unlink(missing_ok=True)
+                os.symlink(file.resolve(), link)
+        save_file(weights, target / "model.safetensors", {"format": "pt"})
+        return size_bytes(weights)
+
+
+def _received(order: Order) -> Mapping[str, torch.Tensor]:
+    try:
+        return dict(order.channel.pull(order.published, order.left_s))
+    except WeightError as err:
+        raise DeliveryError(str(err), touched=False) from err
+
+
+def per_expert(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Fused expert tensors as one tensor per expert, under the names of model folders.
+
+    `mlp.experts.gate_up_proj` (experts, 2 x width, hidden) holds gate above up;
+    `mlp.experts.down_proj` is (experts, hidden, width).
+    """
+    for name, tensor in weights.items():
+        stem, _, leaf = name.rpartition(".")
+        if not stem.endswith(".experts") or leaf not in ("gate_up_proj", "down_proj"):
+            yield name, tensor
+            continue
+        for expert, matrix in enumerate(tensor):
+            if leaf == "down_proj":
+                yield f"{stem}.{expert}.down_proj.weight", matrix.contiguous()
+                continue
+            gate, up = matrix.chunk(2)
+            yield f"{stem}.{expert}.gate_proj.weight", gate.contiguous()
+            yield f"{stem}.{expert}.up_proj.weight", up.contiguous()

@@ -1,0 +1,319 @@
+"""vLLM and SGLang behind the `Engine` port: several servers, one queue.
+
+Requests wait here, not in the servers: in order, until a server's gate is open and it has room.
+Only servers that hold the newest version that any of them holds are given new requests, so nothing
+starts under an older version than the one that the worker was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from schemas.events import NO_VERSION, PolicyPublished
+from workers.engines.base import (
+    EngineError,
+    FinishReason,
+    GeneratedSegment,
+    Health,
+    PauseMode,
+    SampleRequest,
+)
+from workers.engines.served.answer import Held, ModelShape
+from workers.engines.served.http import ServerGoneError
+from workers.engines.served.keeper import Keeper
+from workers.engines.served.process import ServerProcess
+from workers.engines.served.request import room
+from workers.engines.served.routing import Place, choose
+from workers.engines.served.server import Server, empty_segment
+from workers.engines.served.settings import ServedSettings
+from workers.engines.validation import check_request
+from workers.weights.channel import Pulled, WeightChannel, WeightError
+
+_POLL_S = 0.02
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """A request that waits for a server."""
+
+    request: SampleRequest
+    server: asyncio.Future[Server | None]  # None: cut before it left
+
+
+class ServedEngine:
+    """Samples by way of servers."""
+
+    def __init__(
+        self,
+        settings: ServedSettings,
+        shape: ModelShape,
+        max_tokens: int,
+        servers: Sequence[tuple[Server, ServerProcess | None]],
+        note: Callable[[str], None] = lambda _: None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is started before `start`.
+
+        Args:
+            max_tokens: of the model; a server may serve less.
+            servers: each with its process, or None if somebody else runs it.
+            note: told what happens to servers, for the log.
+            on_close: releases what the servers' deliveries share.
+        """
+        self._settings = settings
+        self._shape = shape
+        self._longest = max_tokens
+        self._keepers = [Keeper(s, settings, p, self.dispatch, note) for s, p in servers]
+        self._on_close = on_close
+        self._floor = NO_VERSION  # the newest version that was ever in service
+        self._waiting: deque[_Ticket] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pulls: dict[Server, asyncio.Task[Pulled]] = {}
+        self._num_sampled = 0
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        """`vllm/0.32.0`; without a version while no server was met."""
+        names = [server.facts.name for server in self._servers if server.facts]
+        return ", ".join(sorted(set(names))) or str(self._settings.kind)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._shape.vocab_size
+
+    @property
+    def max_tokens(self) -> int:
+        """The least that a server serves."""
+        served = [server.facts.max_tokens for server in self._servers if server.facts]
+        return min([self._longest, *served])
+
+    @property
+    def capacity(self) -> int:
+        """Of all servers, down ones too: they come back."""
+        return self._settings.limit * len(self._keepers)
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version that an open server holds, or NO_VERSION."""
+        held = [s.held.policy_version for s in self._servers if s.held and not s.is_pulling]
+        newest = max(held, default=NO_VERSION)
+        return newest if newest >= self._floor else NO_VERSION
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens received; those of requests that broke off are not known."""
+        return self._num_sampled
+
+    def wants(self, published: PolicyPublished) -> bool:
+        """Whether a server that could pull it now does not hold it, or something newer.
+
+        Raises:
+            EngineError: no server can be brought into service any more; says why.
+        """
+        failures = [keeper.failure for keeper in self._keepers if keeper.failure]
+        if len(failures) == len(self._keepers):
+            raise EngineError("\n".join(failures))
+        return bool(self._behind(published))
+
+    def up(self) -> list[str]:
+        """Urls of the servers that answer."""
+        return [server.url for server in self._servers if server.is_up]
+
+    async def start(self) -> None:
+        """Bring the servers into service; returns at once."""
+        self._tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
+
+    async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
+        """The sample's segments; see `Engine.generate`."""
+        check_request(request, self.vocab_size, self.max_tokens)
+        if self._is_closed:
+            raise EngineError(f"{self.name} is closed")
+        server = await self._place(request)
+        if server is None:
+            yield empty_segment(self._newest_held(), FinishReason.ABORT)
+            return
+        if room(request, self.max_tokens) < 1:  # resumed with nothing left to sample
+            yield empty_segment(server.held, FinishReason.LENGTH)
+            server.release()
+            self.dispatch()
+            return
+        try:
+            segments = await server.ask(request)
+        except ServerGoneError:
+            self._keeper_of(server).look()
+            raise
+        finally:
+            self.dispatch()
+        for segment in segments:
+            self._num_sampled += len(segment.token_ids)
+            yield segment
+
+    async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+        """Have every server that is up take it, side by side.
+
+        Returns when one has it and the others had as long again: a slow one goes on by itself.
+
+        Raises:
+            WeightError: none took it; says why each did not.
+            EngineError: no server came up.
+        """
+        started_s = time.monotonic()
+        await self._one_up()
+        mine = {s: self._begin_pull(s, published, channel) for s in self._behind(published)}
+        good = await _first_and_near(set(mine.values()), started_s)
+        if mine and not good:
+            raise WeightError("; ".join(str(task.exception()) for task in mine.values()))
+        return Pulled(
+            policy_version=published.policy_version,
+            weight_hash=published.weight_hash,
+            num_bytes=sum(pulled.num_bytes for pulled in good),
+            seconds=time.monotonic() - started_s,
+            paused_s=max((pulled.paused_s for pulled in good), default=0.0),
+        )
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling on every server that is up."""
+        await asyncio.gather(*(s.pause(mode) for s in self._servers if s.is_up))
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        await asyncio.gather(*(s.resume() for s in self._servers if s.is_up))
+        self.dispatch()
+
+    async def abort(self, sample_id: str) -> None:
+        """End the requests of a sample, on their way or waiting."""
+        for ticket in [t for t in self._waiting if t.request.sample_id == sample_id]:
+            self._waiting.remove(ticket)
+            ticket.server.set_result(None)
+        await asyncio.gather(*(server.abort(sample_id) for server in self._servers))
+
+    async def health(self) -> Health:
+        """Ready while a server is in service, or is brought back into it."""
+        lost = [keeper.failure for keeper in self._keepers if keeper.failure]
+        shut = [f"{s.url}: {s.why_shut}" for s in self._servers if not s.is_open]
+        open_ = sum(server.is_open for server in self._servers)
+        ready = not self._is_closed and self._floor != NO_VERSION and len(lost) < len(self._keepers)
+        return Health(
+            ready=ready,
+            detail="; ".join([f"{open_} of {len(self._keepers)} servers open", *shut]),
+            running=sum(server.in_flight for server in self._servers),
+            waiting=len(self._waiting),
+        )
+
+    async def close(self) -> None:
+        """End requests, pulls and the servers that are ours; idempotent."""
+        self._is_closed = True
+        tasks = [*self._tasks, *self._pulls.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks = []
+        while self._waiting:
+            self._waiting.popleft().server.set_result(None)
+        await asyncio.gather(*(server.close() for server in self._servers))
+        await asyncio.gather(*(asyncio.to_thread(keeper.close) for keeper in self._keepers))
+        self._on_close()
+
+    def dispatch(self) -> None:
+        """Give waiting requests to servers that may take them."""
+        self._floor = max(self._floor, self.policy_version)
+        while self._waiting:
+            places = [
+                Place(url=s.url, in_flight=s.in_flight, limit=self._settings.limit)
+                for s in self._servers
+                if s.is_open and s.held is not None and s.held.policy_version >= self._floor
+            ]
+            url = choose(self._waiting[0].request.group_id, places)
+            if url is None:
+                return
+            server = next(server for server in self._servers if server.url == url)
+            server.reserve()
+            self._waiting.popleft().server.set_result(server)
+
+    @property
+    def _servers(self) -> list[Server]:
+        return [keeper.server for keeper in self._keepers]
+
+    def _keeper_of(self, server: Server) -> Keeper:
+        return next(keeper for keeper in self._keepers if keeper.server is server)
+
+    def _newest_held(self) -> Held | None:
+        held = [server.held for server in self._servers if server.held]
+        return max(held, key=lambda one: one.policy_version, default=None)
+
+    async def _place(self, request: SampleRequest) -> Server | None:
+        """A server with a place reserved for `request`; None if it was aborted before."""
+        while True:
+            ticket = _Ticket(request, asyncio.get_running_loop().create_future())
+            self._waiting.append(ticket)
+            self.dispatch()
+            try:
+                server = await ticket.server
+            except asyncio.CancelledError:
+                self._withdraw(ticket)
+                raise
+            if server is None or server.is_open:
+                return server
+            server.release()  # its gate was shut in between
+
+    def _withdraw(self, ticket: _Ticket) -> None:
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+        elif not ticket.server.cancelled() and (server := ticket.server.result()) is not None:
+            server.release()
+            self.dispatch()
+
+    async def _one_up(self) -> None:
+        until_s = time.monotonic() + self._settings.start_s
+        while not any(server.is_up for server in self._servers):
+            failures = [keeper.failure for keeper in self._keepers if keeper.failure]
+            if len(failures) == len(self._keepers):
+                raise EngineError("\n".join(failures))
+            if time.monotonic() > until_s:
+                urls = ", ".join(server.url for server in self._servers)
+                raise EngineError(f"none of {urls} was up within {self._settings.start_s:g} s")
+            await asyncio.sleep(_POLL_S)
+
+    def _begin_pull(
+        self, server: Server, published: PolicyPublished, channel: WeightChannel
+    ) -> asyncio.Task[Pulled]:
+        task = asyncio.create_task(server.pull(published, channel))
+        self._pulls[server] = task
+
+        def end(ended: asyncio.Task[Pulled]) -> None:
+            del self._pulls[server]
+            if not ended.cancelled() and ended.exception() is not None:
+                self._keeper_of(server).look()
+            self.dispatch()
+
+        task.add_done_callback(end)
+        return task
+
+    def _behind(self, published: PolicyPublished) -> list[Server]:
+        version = published.policy_version
+        return [
+            server
+            for server in self._servers
+            if server.is_up
+            and not server.is_pulling
+            and server not in self._pulls
+            and (server.held is None or server.held.policy_version < version)
+        ]
+
+
+async def _first_and_near(tasks: set[asyncio.Task[Pulled]], started_s: float) -> list[Pulled]:
+    """What succeeded: the first, and whatever came in as long again."""
+    pending, good = tasks, list[Pulled]()
+    while pending and not good:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        good = [task.result() for task in done if not task.exception()]
+    if good and pending:
+        done, _ = await asyncio.wait(pending, timeout=time.monotonic() - started_s)
+        good += [task.result() for task in done if not task.exception()]
+    return good

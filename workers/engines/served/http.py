@@ -1,0 +1,164 @@
+"""One server over HTTP: JSON in, JSON out, every wait with a deadline that names the server.
+
+Large answers (16k tokens with log-probs are megabytes) are decoded by msgspec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from workers.engines.base import EngineError
+
+Json = Any
+_SHOWN = 300  # characters of an answer in a message
+_DONE = b"[DONE]"
+
+
+class ServerError(EngineError):
+    """A server refused, failed or answered nonsense; names server, request and field."""
+
+
+class ServerGoneError(ServerError):
+    """A server did not answer, or broke off: it is to be looked at before it is used again."""
+
+
+class ServerHttp:
+    """The client's end of one server. Belongs to one event loop."""
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+        """Nothing is opened before the first call.
+
+        Args:
+            url: `http://host:port`, without a path.
+            headers: sent with every call, e.g. an API key.
+        """
+        self.url = url.rstrip("/")
+        self._headers = dict(headers or {})
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(self, path: str, deadline_s: float) -> Json:
+        """The JSON that `path` answers, or its text.
+
+        Raises:
+            ServerGoneError: no answer within `deadline_s`.
+            ServerError: an answer above 399; names status and body.
+        """
+        return await self._ask("GET", path, None, deadline_s, f"GET {path}")
+
+    async def post(
+        self, path: str, body: Json, deadline_s: float, *, what: str = "", query: str = ""
+    ) -> Json:
+        """The same for a POST; `what` names the request in messages."""
+        address = f"{path}?{query}" if query else path
+        return await self._ask("POST", address, body, deadline_s, what or f"POST {path}")
+
+    async def stream(
+        self, path: str, body: Json, deadline_s: float, *, what: str
+    ) -> AsyncIterator[Json]:
+        """Server-sent events of a POST, decoded, until `[DONE]`.
+
+        Args:
+            deadline_s: for the whole stream.
+
+        Raises:
+            ServerGoneError: it ended early, or was not finished within `deadline_s`.
+            ServerError: an answer above 399, or an event that reports an error.
+        """
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._open().post(self.url + path, data=msgspec.json.encode(body)) as answer,
+            ):
+                if answer.status >= 400:
+                    raise self._refused(what, answer.status, await answer.read())
+                async for line in answer.content:
+                    if not line.startswith(b"data:"):
+                        continue
+                    text = line[5:].strip()
+                    if text == _DONE:
+                        return
+                    yield self._decoded(text, what)
+        except TimeoutError as err:
+            raise self._late(what, deadline_s) from err
+        except (aiohttp.ClientError, OSError) as err:
+            raise self._gone(what, err) from err
+        raise ServerGoneError(f"server {self.url}: {what}: the stream ended before [DONE]")
+
+    async def status_of(self, path: str, deadline_s: float) -> int:
+        """The status that a GET of `path` is answered with; 0: no answer."""
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._open().get(self.url + path) as answer,
+            ):
+                return answer.status
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return 0
+
+    async def close(self) -> None:
+        """Close all connections; idempotent."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                # The engine bounds what is in flight. Servers close a connection that was idle
+                # for 5 s, and a request that meets that would be lost.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
+                timeout=aiohttp.ClientTimeout(total=None),  # each call has its own deadline
+                headers={"Content-Type": "application/json", **self._headers},
+                read_bufsize=1 << 20,  # one line of a stream may carry a whole prompt's experts
+            )
+        return self._session
+
+    async def _ask(
+        self, method: str, address: str, body: Json, deadline_s: float, what: str
+    ) -> Json:
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._open().request(method, self.url + address, data=data) as answer,
+            ):
+                content = await answer.read()
+                if answer.status >= 500:
+                    answer.close()  # servers drop a connection that an exception went through
+                if answer.status >= 400:
+                    raise self._refused(what, answer.status, content)
+        except TimeoutError as err:
+            raise self._late(what, deadline_s) from err
+        except (aiohttp.ClientError, OSError) as err:
+            raise self._gone(what, err) from err
+        if "json" not in answer.headers.get("Content-Type", ""):
+            return content.decode(errors="replace")
+        return self._decoded(content, what)
+
+    def _decoded(self, content: bytes, what: str) -> Json:
+        try:
+            return msgspec.json.decode(content)
+        except msgspec.DecodeError as err:
+            raise ServerError(
+                f"server {self.url}: {what}: the answer is not JSON ({err}): {_short(content)}"
+            ) from err
+
+    def _refused(self, what: str, status: int, content: bytes) -> ServerError:
+        return ServerError(f"server {self.url}: {what}: status {status}: {_short(content)}")
+
+    def _late(self, what: str, deadline_s: float) -> ServerGoneError:
+        return ServerGoneError(f"server {self.url}: {what}: no answer within {deadline_s:g} s")
+
+    def _gone(self, what: str, err: Exception) -> ServerGoneError:
+        return ServerGoneError(
+            f"server {self.url}: {what}: connection failed: {type(err).__name__}: {err}"
+        )
+
+
+def _short(content: bytes) -> str:
+    return content[:_SHOWN].decode(errors="replace")

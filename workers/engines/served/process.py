@@ -1,0 +1,118 @@
+"""A server that this worker started: its process, its log, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from workers.engines.served.command import StartCommand
+
+TAIL_LINES = 15
+MAX_BACK_OFF_S = 60.0
+STEADY_S = 120.0  # up for so long, it failed for another reason than the time before
+_END_S = 15.0
+_GUARD = Path(__file__).with_name("guard.py")
+
+
+class ServerProcess:
+    """Starts the server, and starts it again with growing pauses."""
+
+    def __init__(self, command: StartCommand, log: Path) -> None:
+        """Nothing is started yet.
+
+        Args:
+            log: what the server writes goes behind what is in it.
+        """
+        self._command = command
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: int | None = None
+        self._failures = 0
+        self._started_s = 0.0
+        self._not_before_s = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def num_failures(self) -> int:
+        """Ends in a row, none of which came after a steady time."""
+        return self._failures
+
+    @property
+    def running_s(self) -> float:
+        """Since its start."""
+        return time.monotonic() - self._started_s
+
+    def start(self) -> None:
+        """Start it."""
+        self._close_pipe()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        reading, writing = os.pipe()
+        guarded = [sys.executable, "-P", str(_GUARD), str(reading), *self._command.argv]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                guarded,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._command.environment},
+                pass_fds=[reading],
+                start_new_session=True,
+            )
+        os.close(reading)
+        self._pipe = writing
+        self._started_s = time.monotonic()
+
+    def ended(self) -> str:
+        """Why it ended, if it just did: noted once, and the next start is put off; else empty."""
+        if self._process is None or self._process.poll() is None:
+            return ""
+        status = self._process.returncode
+        steady = self.running_s > STEADY_S
+        self._failures = 1 if steady else self._failures + 1
+        pause_s = min(MAX_BACK_OFF_S, 2.0 ** (self._failures - 1))
+        self._not_before_s = time.monotonic() + pause_s
+        self._process = None
+        return f"the process ended with status {status} after {self.running_s:.0f} s"
+
+    @property
+    def may_start(self) -> bool:
+        """Whether its pause is over."""
+        return self._process is None and time.monotonic() >= self._not_before_s
+
+    def log_tail(self) -> Sequence[str]:
+        """The last lines that it wrote."""
+        if not self.log.is_file():
+            return ()
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return text.splitlines()[-TAIL_LINES:]
+
+    def kill(self) -> None:
+        """It hangs: end it at once. `ended` tells the rest."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """End it and what it started; idempotent."""
+        self._close_pipe()
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            os.close(self._pipe)
+            self._pipe = None

@@ -1,0 +1,389 @@
+"""One server: its gate, its requests, its weights.
+
+The gate is open while the server is up, holds a version that it was given and checked, and takes no
+other. It is shut from before the first byte of a pull until the version is confirmed; a server that
+was lost, restarted or damaged stays shut until it has pulled. Which version sampled a token is told
+by the server where it reports spans; elsewhere the pause is the border: a paused server is left to
+fall silent, and what came until then belongs to the version before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from schemas.events import NO_VERSION, PolicyPublished
+from workers.engines.base import FinishReason, GeneratedSegment, PauseMode, SampleRequest
+from workers.engines.served.answer import (
+    Asked,
+    Held,
+    ModelShape,
+    UnknownVersionError,
+    cut,
+)
+from workers.engines.served.delivery import Delivery, DeliveryError, Order
+from workers.engines.served.dialect import Dialect, dialect_of
+from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
+from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+from workers.engines.served.request import wanted_of
+from workers.engines.served.settings import ServedSettings
+from workers.engines.served.wire import Answer, AnswerError, Span, Wanted, joined
+from workers.weights.channel import Pulled, WeightChannel, WeightError
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request on its way."""
+
+    sample_id: str
+    wanted: Wanted
+    begun_with: Held
+    parts: list[Answer] = field(default_factory=list)
+    num_tokens: int = 0  # received
+    borders: list[Span] = field(default_factory=list)  # of versions that ended while it ran
+    heard_s: float = 0.0  # monotonic; when its stream spoke last
+    is_aborted: bool = False
+    task: asyncio.Task[Answer] | None = None
+
+
+class Server:
+    """One server; belongs to the engine's event loop."""
+
+    def __init__(
+        self, url: str, settings: ServedSettings, shape: ModelShape, delivery: Delivery
+    ) -> None:
+        """Nothing is asked before `meet`."""
+        self.url = url
+        self.http = ServerHttp(url)
+        self.facts: ServerFacts | None = None  # None: not up
+        self.held: Held | None = None
+        self.why_shut = "not asked yet"
+        self.is_pulling = False
+        self._settings = settings
+        self._shape = shape
+        self._delivery = delivery
+        self._dialect: Dialect = dialect_of(settings.kind)
+        self._labels: dict[str, Held] = {}
+        self._running: set[_Running] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_reserved = 0
+        self._is_held_back = False  # paused by `pause`, until `resume`
+
+    @property
+    def delivery_name(self) -> str:
+        """How weights reach it, for people."""
+        return self._delivery.name
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answered when it was asked last."""
+        return self.facts is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may leave for it now."""
+        return self.is_up and self.held is not None and not (self.is_pulling or self._is_held_back)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that left, or are about to, and were not answered."""
+        return len(self._running) + self._num_reserved
+
+    def reserve(self) -> None:
+        """Keep a place for a request that is about to leave: `ask` or `release` follows."""
+        self._num_reserved += 1
+
+    def release(self) -> None:
+        """The place is not needed."""
+        self._num_reserved -= 1
+
+    async def meet(self) -> None:
+        """Ask a server that answers what it is; from now on it may pull.
+
+        Raises:
+            ServerError: it is of another kind or version, or fails.
+        """
+        facts = await ask_facts(self.http, self._settings.answer_s)
+        if facts.kind is not self._settings.kind:
+            raise ServerError(
+                f"server {self.url} is {facts.name}, but rollout.engine is {self._settings.kind}"
+            )
+        if not (facts.is_tested or self._settings.allow_untested):
+            raise ServerError(
+                f"server {self.url} is {facts.name}, which rlstreams was not run with (only with "
+                f"{', '.join(TESTED[facts.kind])}): set engine.allow_untested = true to use it"
+            )
+        await self._delivery.prepare(self.http, self._dialect, facts)
+        self.held, self._labels = None, {}
+        self.facts, self.why_shut = facts, "holds no version that we gave it"
+
+    async def is_alive(self, deadline_s: float) -> bool:
+        """Whether it answers `/health`. A paused SGLang answers 503, and lives."""
+        return await self.http.status_of("/health", deadline_s) in (200, 503)
+
+    def lose(self, why: str) -> None:
+        """It died or does not answer: shut it, and end what it was asked."""
+        self.facts, self.held, self.why_shut = None, None, why
+        self._labels = {}
+        for running in list(self._running):
+            if running.task is not None:
+                running.task.cancel(why)
+
+    async def ask(self, request: SampleRequest) -> list[GeneratedSegment]:
+        """The request's segments.
+
+        Raises:
+            ServerGoneError: the server broke off; the request may be asked again.
+            ServerError: it refused, or a field of its answer cannot be.
+        """
+        assert self.held is not None, "the gate is shut"
+        self.release()
+        wanted = wanted_of(request, self._settings, self._shape, self._max_tokens, self.held.label)
+        running = _Running(request.sample_id, wanted, self.held)
+        self._running.add(running)
+        self._idle.clear()
+        try:
+            running.task = asyncio.ensure_future(self._answer(running))
+            answer = await self._heard(running)
+            return self._cut(running, answer)
+        except AnswerError as err:
+            if isinstance(err, UnknownVersionError):
+                self.held, self.why_shut = None, f"answered with weights that are not ours: {err}"
+            raise ServerError(
+                f"server {self.url}: request {request.sample_id} ({wanted.request_id}): {err}"
+            ) from err
+        finally:
+            if running.task is not None:
+                running.task.cancel()
+            self._running.discard(running)
+            if not self._running:
+                self._idle.set()
+
+    async def abort(self, sample_id: str) -> None:
+        """End the requests of a sample early; they are answered with what they have."""
+        for running in [r for r in self._running if r.sample_id == sample_id]:
+            running.is_aborted = True
+            if self.facts is None:
+                continue
+            told = await self._dialect.abort(
+                self.http, self.facts, running.wanted.request_id, self._settings.answer_s
+            )
+            if not told and running.task is not None:
+                running.task.cancel()
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling, and shut the gate until `resume`."""
+        self._is_held_back = True
+        await self._stop(mode)
+
+    async def resume(self) -> None:
+        """Go on."""
+        if self._is_held_back and self.held is not None and not self.is_pulling:
+            await self._dialect.resume(self.http, self._settings.answer_s)
+        self._is_held_back = False
+
+    async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+        """Hold `published`. The gate is shut meanwhile.
+
+        Raises:
+            WeightError: the version did not arrive; `held` says what is left.
+        """
+        started_s = time.monotonic()
+        self.is_pulling = True
+        try:
+            return await self._pull(published, channel, started_s)
+        except ServerError as err:
+            self._void(f"failed in the middle of a pull: {err}")
+            raise WeightError(str(err)) from err
+        finally:
+            self.is_pulling = False
+
+    async def close(self) -> None:
+        """End what it was asked, let it go on for others, and hang up."""
+        for running in list(self._running):
+            running.is_aborted = True
+            if running.task is not None:
+                running.task.cancel()
+        await self._idle.wait()
+        await self.http.close()
+
+    @property
+    def _max_tokens(self) -> int:
+        assert self.facts is not None
+        return self.facts.max_tokens
+
+    async def _answer(self, running: _Running) -> Answer:
+        """The whole answer; in pieces from a server that reports no spans."""
+        assert self.facts is not None
+        route, stream = self._dialect.generate_route, not self.facts.reports_spans
+        body = self._dialect.body(running.wanted, stream=stream)
+        what = f"request {running.sample_id} ({running.wanted.request_id})"
+        deadline_s = self._settings.request_s
+        if not stream:
+            found = await self.http.post(route, body, deadline_s, what=what)
+            return self._dialect.answer(found)
+        async for event in self.http.stream(route, body, deadline_s, what=what):
+            part = self._dialect.piece(event, running.num_tokens)
+            running.parts.append(part)
+            running.num_tokens += len(part.token_ids)
+            running.heard_s = time.monotonic()
+        return joined(running.parts)
+
+    async def _heard(self, running: _Running) -> Answer:
+        """What the request's task hears; what it heard so far, if we hung up ourselves."""
+        assert running.task is not None
+        try:
+            return await running.task
+        except asyncio.CancelledError as err:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise  # who asked has left
+            if not self.is_up:
+                raise ServerGoneError(
+                    f"server {self.url}: request {running.sample_id}: {self.why_shut}"
+                ) from err
+            return joined(running.parts)
+
+    def _cut(self, running: _Running, answer: Answer) -> list[GeneratedSegment]:
+        if answer.finish_reason is None and not running.is_aborted:
+            raise AnswerError("finish_reason is missing: the answer ended early")
+        asked = Asked(
+            num_given=len(running.wanted.token_ids),
+            max_new_tokens=running.wanted.max_new_tokens,
+            experts_start=running.wanted.experts_start,
+        )
+        spans = self._spans(running, answer)
+        return cut(answer, spans, asked, self._shape, self._labels)
+
+    def _spans(self, running: _Running, answer: Answer) -> list[Span]:
+        num_tokens = len(answer.token_ids)
+        if answer.spans:
+            return list(answer.spans)
+        last = self.held or running.begun_with
+        if running.borders and self.held is None:
+            last = self._labels[running.borders[-1].label]  # cut at the pause of a pull that failed
+        if answer.label is not None and answer.label != last.label:
+            raise UnknownVersionError(
+                f"weight_version is {answer.label!r}, but it was given {last.label!r}"
+            )
+        begun = running.borders[-1].end if running.borders else 0
+        return [*running.borders, Span(last.label, begun, num_tokens)]
+
+    async def _pull(
+        self, published: PolicyPublished, channel: WeightChannel, started_s: float
+    ) -> Pulled:
+        assert self.facts is not None
+        order = Order(
+            http=self.http,
+            dialect=self._dialect,
+            facts=self.facts,
+            published=published,
+            channel=channel,
+            until_s=started_s + self._settings.pull_s,
+        )
+        if not self._is_held_back:
+            await self._stop(self._settings.on_pull)
+        stopped_s = time.monotonic()
+        if not self.facts.reports_spans:
+            await self._fall_silent()
+        try:
+            num_bytes = await self._delivery.deliver(order)
+        except DeliveryError as err:
+            await self._recover(err)
+            raise
+        await self._dialect.set_label(
+            self.http, self.facts, order.held.label, self._settings.answer_s
+        )
+        self._labels[order.held.label] = self.held = order.held
+        if not self._is_held_back:
+            await self._dialect.resume(self.http, self._settings.answer_s)
+        ended_s = time.monotonic()
+        return Pulled(
+            policy_version=published.policy_version,
+            weight_hash=published.weight_hash,
+            num_bytes=num_bytes,
+            seconds=ended_s - started_s,
+            paused_s=ended_s - stopped_s,
+        )
+
+    async def _recover(self, err: DeliveryError) -> None:
+        """After a pull that failed: go on with the old weights if they are whole."""
+        if not err.touched and self.held is not None:
+            if not self._is_held_back:
+                await self._dialect.resume(self.http, self._settings.answer_s)
+            return
+        self._void(f"a pull broke off: {err}")
+        # What was sampled before the pause is whole: it is answered as far as it came.
+        for running in self._running:
+            running.is_aborted = True
+        await self._stop_server(PauseMode.ABORT)
+
+    def _void(self, why: str) -> None:
+        self.held, self.why_shut = None, why
+
+    async def _stop(self, mode: PauseMode) -> None:
+        if mode is PauseMode.WAIT:
+            await self._drained()
+            mode = PauseMode.KEEP
+        if mode is PauseMode.ABORT:
+            for running in self._running:
+                running.is_aborted = True
+        await self._stop_server(mode)
+        if mode is PauseMode.ABORT:
+            await self._drained()
+
+    async def _stop_server(self, mode: PauseMode) -> None:
+        await self._dialect.pause(
+            self.http,
+            mode,
+            keep_cache=self._settings.keep_cache,
+            deadline_s=self._settings.answer_s,
+        )
+
+    async def _drained(self) -> None:
+        """Until nothing runs.
+
+        Raises:
+            ServerError: something still does after the longest time of a request.
+        """
+        try:
+            await asyncio.wait_for(self._idle.wait(), self._settings.request_s)
+        except TimeoutError:
+            raise ServerError(
+                f"server {self.url}: {len(self._running)} requests still run "
+                f"{self._settings.request_s:g} s after they were to end"
+            ) from None
+
+    async def _fall_silent(self) -> None:
+        """Mark the border between two versions in every open stream, once all have said all."""
+        settle_s = self._settings.settle_s
+        paused_s = time.monotonic()
+        until_s = paused_s + self._settings.answer_s
+        while time.monotonic() < until_s:
+            last_s = max((r.heard_s for r in self._running), default=0.0)
+            silent_s = time.monotonic() - max(last_s, paused_s)
+            if silent_s >= settle_s:
+                break
+            await asyncio.sleep(settle_s - silent_s)
+        else:
+            raise ServerError(f"server {self.url}: still samples after it was paused")
+        for running in self._running:
+            begun = running.borders[-1].end if running.borders else 0
+            label = (self.held or running.begun_with).label
+            if running.num_tokens > begun:
+                running.borders.append(Span(label, begun, running.num_tokens))
+
+
+def empty_segment(held: Held | None, reason: FinishReason) -> GeneratedSegment:
+    """What a request is answered with that never left."""
+    return GeneratedSegment(
+        token_ids=np.zeros(0, np.int32),
+        logprobs=np.zeros(0, np.float32),
+        policy_version=held.policy_version if held else NO_VERSION,
+        weight_hash=held.weight_hash if held else "",
+        finish_reason=reason,
+    )

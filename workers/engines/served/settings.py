@@ -1,0 +1,29 @@
+"""What an adapter of servers is told: limits and deadlines, from the section `[engine]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.engines.base import PauseMode
+from workers.engines.served.facts import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSettings:
+    """How servers are used; all times in seconds."""
+
+    kind: Kind
+    model: Path  # the run's model folder
+    limit: int  # requests in flight per server
+    capture_experts: bool
+    on_pull: PauseMode  # what running requests do while weights change
+    keep_cache: bool  # with KEEP: go on with old keys and values, or compute them again
+    pull_s: float  # longest pull
+    request_s: float  # longest request
+    answer_s: float = 30.0  # longest answer of a control route
+    start_s: float = 600.0  # longest start of a server
+    beat_s: float = 1.0  # between two looks at a server
+    silent_s: float = 20.0  # a server that answers no look for so long is given up
+    allow_untested: bool = False  # use a version that these adapters were not run with
+    settle_s: float = 0.1  # a paused server without spans has said all when it is silent so long

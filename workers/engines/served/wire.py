@@ -1,0 +1,108 @@
+"""What is asked of a server and what it answers, in words that all kinds of server share.
+
+Pure. A dialect turns a `Wanted` into its server's JSON and its server's JSON into an `Answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class AnswerError(ValueError):
+    """A field of an answer cannot be; names field, value and what was expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One request, ready for any server."""
+
+    request_id: str  # fixed length: SGLang aborts by prefix
+    token_ids: Sequence[int]
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int  # 0: off
+    seed: int
+    stop_token_ids: Sequence[int]
+    experts_start: int | None  # rows of routed experts from this position on; None: not asked for
+    salt: str  # cached prefixes are shared only among requests of one salt: one version of weights
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Output tokens [start, end) were sampled under the version with this label."""
+
+    label: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a server said of one request, whole or the next piece of a stream."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]  # nats; one per token
+    finish_reason: str | None = None  # "stop", "length", "abort"; None: not ended yet
+    spans: Sequence[Span] | None = None  # None: this server reports none
+    label: str | None = None  # of the version at the end; None: this server names none
+    experts: npt.NDArray[Any] | None = (
+        None  # [rows, layers, top_k], or flat [rows * layers * top_k]
+    )
+
+
+def field(value: object, name: str, kind: type | tuple[type, ...]) -> Any:  # noqa: ANN401
+    """`value[name]` of a JSON object, with its type checked.
+
+    Raises:
+        AnswerError: it is missing or of another type.
+    """
+    if not isinstance(value, dict):
+        raise AnswerError(f"the answer is {type(value).__name__}, not an object")
+    found = value.get(name)
+    if not isinstance(found, kind):
+        wanted = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
+        shown = "missing" if name not in value else f"{found!r:.80}"
+        raise AnswerError(f"field {name} should be {wanted}, is {shown}")
+    return found
+
+
+def spans_of(found: object) -> list[Span] | None:
+    """`[{version, start, end}]` of both kinds of server; None if it is null."""
+    if found is None:
+        return None
+    if not isinstance(found, list):
+        raise AnswerError(f"field weight_versions should be a list, is {found!r:.80}")
+    return [
+        Span(field(s, "version", str), field(s, "start", int), field(s, "end", int)) for s in found
+    ]
+
+
+def joined(parts: Sequence[Answer]) -> Answer:
+    """The pieces of a stream as one answer; what ends it is in the last pieces."""
+    last: dict[str, Any] = {}
+    for name in ("finish_reason", "spans", "label", "experts"):
+        values = [getattr(part, name) for part in parts]
+        last[name] = next((value for value in reversed(values) if value is not None), None)
+    return Answer(
+        token_ids=[t for part in parts for t in part.token_ids],
+        logprobs=[p for part in parts for p in part.logprobs],
+        **last,
+    )
+
+
+def int_array(content: bytes, dtype: str) -> npt.NDArray[Any]:
+    """Raw little-endian integers.
+
+    Raises:
+        AnswerError: not a whole number of them.
+    """
+    size = np.dtype(dtype).itemsize
+    if len(content) % size:
+        raise AnswerError(f"routed_experts has {len(content)} bytes, not a multiple of {size}")
+    return np.frombuffer(content, dtype)

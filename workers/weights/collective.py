@@ -1,0 +1,256 @@
+"""The channels `gloo` and `nccl`: one broadcast to all who are ready, from a snapshot.
+
+One code path for both; the transport and the device differ. The trainer's end listens on one named
+interface, and only from the moment that its claim holds. A worker's end receives beside the old
+weights; model servers receive in place, by orders (infra/server/README.md).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from schemas.events import Endpoint, PolicyPublished, PullRequested
+from workers.weights.channel import Manifest, VersionGoneError, WeightError
+from workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
+from workers.weights.link import PROTOCOL
+from workers.weights.link.errors import PullError
+from workers.weights.link.trust import receiver_key
+from workers.weights.members import Asked, Listener
+from workers.weights.sender import Limits, Log, Sender
+from workers.weights.snapshot import PLACES, Snapshots
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.weights.link.receiver import Receiver
+
+BACKENDS = ("gloo", "nccl")
+_EVERY_INTERFACE = ("", "0.0.0.0", "::")
+
+
+def device_of(backend: str) -> torch.device:
+    """Where a backend's bytes live: gloo's in host memory, NCCL's on this process's GPU."""
+    import torch
+
+    if backend == "gloo":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class CollectiveWeightServer:
+    """The trainer's end; see `WeightServer`."""
+
+    def __init__(
+        self,
+        backend: str,
+        *,
+        host: str,
+        secret: str,
+        log: Log,
+        limits: Limits | None = None,
+        place: str = "auto",
+        device: torch.device | None = None,
+    ) -> None:
+        """Nothing listens before `open`.
+
+        Args:
+            host: address of the one interface to listen on.
+            secret: the run's; pullers prove that they know it.
+            place: where snapshots lie, one of `PLACES`.
+
+        Raises:
+            ValueError: no such backend or place; a host that means every interface; no secret.
+        """
+        if backend not in BACKENDS or place not in PLACES:
+            raise ValueError(f"backend {backend!r} or place {place!r} is none of those there are")
+        if host in _EVERY_INTERFACE:
+            raise ValueError(
+                f"weights.host {host!r} means every interface; name the address of one"
+            )
+        if not secret:
+            raise ValueError("the secret of the weight server is empty")
+        if backend == "nccl":
+            os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # as model servers have it
+        device = device or device_of(backend)
+        self._backend = backend
+        self._host = host
+        self._secret = secret
+        self._log = log
+        self._snapshots = Snapshots(device, place)
+        self._sender = Sender(backend, device, self._snapshots, limits or Limits(), log)
+        self._listener: Listener | None = None
+
+    def open(self, epoch: int) -> None:
+        """Listen for pullers of `epoch`.
+
+        Raises:
+            WeightError: the host is no address of this machine.
+        """
+        try:
+            self._listener = Listener(
+                self._host,
+                epoch,
+                lambda receiver: receiver_key(self._secret, receiver),
+                self._sender.events,
+                lambda error: self._log.warning("puller_refused", error=error),
+            )
+        except OSError as err:
+            raise WeightError(f"weights.host {self._host!r} cannot be listened on: {err}") from err
+        self._sender.start(self._listener)
+
+    def publish(
+        self,
+        policy_version: int,
+        weights: Mapping[str, torch.Tensor],
+        known_hash: str | None = None,
+    ) -> Manifest:
+        """Copy the weights and serve them; see `WeightServer.publish`."""
+        content = known_hash or weight_hash(weights)
+        held = self._snapshots.hash_of(policy_version)
+        if held is None:
+            self._snapshots.take(policy_version, content, weights)
+        elif held != content:
+            raise WeightError(
+                f"policy version {policy_version} was published with hash {held[:12]}; "
+                f"it cannot become {content[:12]}"
+            )
+        return Manifest(
+            policy_version=policy_version,
+            weight_hash=content,
+            num_bytes=size_bytes(weights),
+            layout=layout_of(weights),
+        )
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Where the listener is; none before `open`."""
+        if self._listener is None:
+            return ()
+        return (Endpoint(channel=self._backend, address=self._listener.address),)
+
+    def serve(self, request: PullRequested) -> None:
+        """The log lets this receiver have the version."""
+        if request.channel == self._backend:
+            self._sender.events.put(Asked(request.address, request.policy_version, request.worker))
+
+    def versions(self) -> Sequence[int]:
+        """Versions that can be pulled, oldest first."""
+        return self._snapshots.versions()
+
+    def retire(self, keep: int) -> None:
+        """Stop serving all but the newest; one that is being sent arrives."""
+        self._snapshots.retire(keep)
+
+    def close(self) -> None:
+        """End transfers, let nobody in; idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+            self._sender.close()
+
+
+class CollectiveWeightChannel:
+    """A worker's end; see `WeightChannel`."""
+
+    def __init__(self, backend: str, secret: str, device: torch.device | None = None) -> None:
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+        self._backend = backend
+        self._secret = secret
+        self._device = device
+        self._id = secrets.token_hex(8)
+        self._receiver: Receiver | None = None
+
+    @property
+    def name(self) -> str:
+        """`gloo` or `nccl`."""
+        return self._backend
+
+    def can_pull(self, published: PolicyPublished) -> bool:
+        """Whether it has an endpoint of this channel; the server may still refuse."""
+        return bool(self._addresses(published))
+
+    def address(self) -> str:
+        """This receiver's name: the trainer sends to whoever asks by it in the log."""
+        return self._id
+
+    def order(
+        self, published: PolicyPublished, deadline_s: float, *, server: str = ""
+    ) -> dict[str, object]:
+        """What a model server is told; see infra/server/README.md.
+
+        Args:
+            server: which of the worker's servers; each is a receiver of its own.
+
+        Raises:
+            WeightError: no endpoint of this channel.
+        """
+        receiver = f"{self._id}.{server}" if server else self._id
+        return {
+            "rlstreams": PROTOCOL,
+            "channel": self._backend,
+            "address": self._address(published),
+            "receiver": receiver,
+            "key": receiver_key(self._secret, receiver),
+            "epoch": published.epoch,
+            "policy_version": published.policy_version,
+            "weight_hash": published.weight_hash,
+            "layout": published.layout,
+            "deadline_s": deadline_s,
+        }
+
+    def pull(
+        self, published: PolicyPublished, deadline_s: float
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors in name order, received beside the old ones; see `WeightChannel`."""
+        from workers.weights.link.target import FreshTensors
+
+        until_s = time.monotonic() + deadline_s
+        rows = [(n, d, s) for n, (d, s) in parse_layout(published.layout).items()]
+        receiver = self._receiver_of(published)
+        fresh = FreshTensors(rows, self._device or device_of(self._backend))
+        version = published.policy_version
+        try:
+            receiver.receive(version, fresh, until_s)
+        except PullError as err:
+            kind = VersionGoneError if err.kind == "gone" else WeightError
+            raise kind(f"policy version {version} over {self._backend}: {err}") from err
+        yield from sorted(fresh.tensors.items())
+
+    def close(self) -> None:
+        """Leave the groups; idempotent."""
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+    def _receiver_of(self, published: PolicyPublished) -> Receiver:
+        """The standing link, or a new one where the trainer or its epoch changed."""
+        from workers.weights.link.receiver import Address, Receiver
+
+        address = Address(
+            address=self._address(published),
+            backend=self._backend,
+            receiver=self._id,
+            key=receiver_key(self._secret, self._id),
+            epoch=published.epoch,
+        )
+        if self._receiver is None or self._receiver.address != address:
+            self.close()
+            device = self._device or device_of(self._backend)
+            self._receiver = Receiver(address, device, engine="builtin")
+        return self._receiver
+
+    def _addresses(self, published: PolicyPublished) -> list[str]:
+        return [e.address for e in published.endpoints if e.channel == self._backend]
+
+    def _address(self, published: PolicyPublished) -> str:
+        addresses = self._addresses(published)
+        if not addresses:
+            offered = sorted({endpoint.channel for endpoint in published.endpoints})
+            raise WeightError(
+                f"policy version {published.policy_version} has no endpoint of channel "
+                f"{self._backend!r}, only of {offered}"
+            )
+        return addresses[0]

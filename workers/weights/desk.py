@@ -1,0 +1,187 @@
+"""Where model servers report: the worker's side of an order.
+
+An errand is one order to one server: its text goes out by the engine's own HTTP route, its reports,
+one per rank, come in here. Reporters prove the errand's key, which only the order holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from workers.weights.channel import Pulled, WeightError
+from workers.weights.link.errors import PullError
+from workers.weights.link.frames import Connection
+from workers.weights.link.trust import admit
+
+HANDSHAKE_S = 5.0
+REPORT_GRACE_S = 10.0  # after the order's deadline
+DESCRIBE_S = 30.0
+
+Report = Mapping[str, Any]
+
+
+class ServerPullError(WeightError):
+    """A server did not load a version. `touched`: its old weights may be damaged."""
+
+    def __init__(self, text: str, *, kind: str, touched: bool) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.touched = touched
+
+
+class Desk:
+    """Listens on one interface until `close`."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        """
+        Args:
+            host: address that the servers reach us by.
+
+        Raises:
+            OSError: no such address here.
+        """
+        self._errands: dict[str, Errand] = {}
+        self._socket = socket.create_server((host, 0))
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, name="report-desk", daemon=True).start()
+
+    def open(
+        self, order: Mapping[str, object], *, kind: str = "receive", mode: str = "auto", ranks: int
+    ) -> Errand:
+        """An errand for one server; use it as a context.
+
+        Args:
+            order: of `WeightChannel.order`, or `describe()`.
+            ranks: processes of the server that hold a part of the model (TP x PP x DP).
+        """
+        errand = Errand(self, order, kind=kind, mode=mode, ranks=ranks)
+        self._errands[errand.order_id] = errand
+        return errand
+
+    def forget(self, order_id: str) -> None:
+        """Its reports are refused from now on."""
+        self._errands.pop(order_id, None)
+
+    def close(self) -> None:
+        """Idempotent."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, peer = self._socket.accept()
+            except OSError:  # closed
+                return
+            link = Connection(sock, f"{peer[0]}:{peer[1]}")
+            threading.Thread(target=self._hear, args=(link,), daemon=True).start()
+
+    def _hear(self, link: Connection) -> None:
+        until_s = time.monotonic() + HANDSHAKE_S
+        with contextlib.suppress(PullError):  # it is no reporter of ours
+            hello = admit(link, 0, lambda order_id: self._errands[order_id].key, until_s)
+            errand = self._errands.get(hello.receiver)
+            frame = link.receive(until_s)
+            if errand is not None:
+                errand.reported(hello.rank, frame.get("report", {}))
+        link.close()
+
+
+def describe() -> dict[str, object]:
+    """An order that asks a server what it is; touches nothing."""
+    from workers.weights.link import PROTOCOL
+
+    return {"rlstreams": PROTOCOL, "deadline_s": DESCRIBE_S}
+
+
+class Errand:
+    """One order under way."""
+
+    def __init__(
+        self, desk: Desk, order: Mapping[str, object], *, kind: str, mode: str, ranks: int
+    ) -> None:
+        self.order_id = secrets.token_hex(8)
+        self.key = secrets.token_hex(32)
+        self.text = json.dumps(
+            {
+                **order,
+                "order": self.order_id,
+                "kind": kind,
+                "mode": mode,
+                "report_to": desk.address,
+                "report_key": self.key,
+            }
+        )
+        self._desk = desk
+        self._ranks = ranks
+        self._deadline_s = float(str(order["deadline_s"])) + REPORT_GRACE_S
+        self._started_s = time.monotonic()
+        self._reports: dict[int, Report] = {}
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> Errand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._desk.forget(self.order_id)
+
+    def reported(self, rank: int, report: Report) -> None:
+        """A rank said how it went."""
+        with self._changed:
+            self._reports[rank] = report
+            self._changed.notify_all()
+
+    def give_up(self, reason: str) -> None:
+        """The server died or refused the HTTP call: nobody will report."""
+        said = {"ok": False, "kind": "server", "error": reason, "touched": True}
+        for rank in range(self._ranks):
+            with self._changed:
+                self._reports.setdefault(rank, said)
+                self._changed.notify_all()
+
+    def reports(self) -> list[Report]:
+        """Of all ranks, by rank.
+
+        Raises:
+            ServerPullError: a rank failed, or said nothing in time.
+        """
+        with self._changed:
+            left_s = self._started_s + self._deadline_s - time.monotonic()
+            self._changed.wait_for(lambda: len(self._reports) >= self._ranks, max(0.0, left_s))
+            found = dict(self._reports)
+        silent = [rank for rank in range(self._ranks) if rank not in found]
+        if silent:
+            raise ServerPullError(
+                f"ranks {silent} of {self._ranks} did not report within {self._deadline_s:g} s",
+                kind="deadline",
+                touched=True,
+            )
+        touched = any(bool(report.get("touched")) for report in found.values())
+        for rank, report in sorted(found.items()):
+            if not report.get("ok"):
+                text = f"rank {rank} of {self._ranks}: {report.get('error')}"
+                raise ServerPullError(text, kind=str(report.get("kind")), touched=touched)
+        return [report for _, report in sorted(found.items())]
+
+    def wait(self) -> Pulled:
+        """Until every rank holds the version. `paused_s` is for the caller, who paused.
+
+        Raises:
+            ServerPullError: see `reports`.
+        """
+        reports = self.reports()
+        return Pulled(
+            policy_version=int(reports[0]["policy_version"]),
+            weight_hash=str(reports[0]["weight_hash"]),
+            num_bytes=sum(int(report["num_bytes"]) for report in reports),
+            seconds=time.monotonic() - self._started_s,
+            paused_s=0.0,
+        )

@@ -1,0 +1,58 @@
+"""The groups that a sender keeps: one per set of members, made when first needed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from workers.weights.link.group import Group
+from workers.weights.members import Member
+from workers.weights.roster import tell
+
+if TYPE_CHECKING:
+    import torch
+
+GROUPS_KEPT = 4
+
+Key = tuple[Member, ...]
+
+
+class Groups:
+    """Least recently used ones beyond `GROUPS_KEPT` go."""
+
+    def __init__(self, backend: str, device: torch.device) -> None:
+        self._backend = backend
+        self._device = device
+        self._kept: dict[Key, tuple[str, Group]] = {}
+
+    def get(self, members: Sequence[Member]) -> tuple[str, Group, bool]:
+        """Id, group, and whether it must be formed first; the order of members is their rank."""
+        key = tuple(members)
+        self._drop_broken()
+        is_new = key not in self._kept
+        kept = self._kept.pop(key, None) or (
+            secrets.token_hex(8),
+            Group(self._backend, self._device),
+        )
+        self._kept[key] = kept
+        while len(self._kept) > GROUPS_KEPT:
+            self.drop(next(iter(self._kept)), "made room")
+        return (*kept, is_new)
+
+    def drop(self, key: Key, reason: str) -> None:
+        """Abort it, and have its members do the same."""
+        group_id, group = self._kept.pop(key)
+        for member in key:
+            if not member.gone:
+                tell(member, {"type": "abort", "group": group_id, "error": reason})
+        group.abort()
+
+    def close(self) -> None:
+        """Drop all."""
+        for key in list(self._kept):
+            self.drop(key, "the trainer ends")
+
+    def _drop_broken(self) -> None:
+        for key in [key for key in self._kept if any(member.gone for member in key)]:
+            self.drop(key, "a member left")

@@ -1,0 +1,167 @@
+"""A process group of one sender and its receivers, outside torch's default one.
+
+Rank 0 sends. Whoever waits asks `Pending.done()` between looks at its link and its clock, so no
+call here blocks for a dead peer; `abort` frees a group that hangs. After an abort torch calls the
+work completed: only a checksum proves that bytes came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from .errors import PullError
+from .interface import name_of
+
+# A watchdog that tears the process down would end trainer and server with a dead peer.
+_LOOK_EVERY_S = 0.002
+_NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+
+
+class Pending:
+    """A batch on its way."""
+
+    def __init__(self, works: Sequence[dist.Work], event: torch.cuda.Event | None) -> None:
+        self._works = list(works)
+        self._event = event
+
+    def done(self) -> bool:
+        """Whether it ended; never waits.
+
+        Raises:
+            PullError: a peer broke off.
+        """
+        if self._event is not None:
+            return bool(self._event.query())  # type: ignore[no-untyped-call]
+        while self._works and self._works[0].is_completed():
+            try:
+                self._works.pop(0).wait()
+            except RuntimeError as err:
+                raise PullError("link", f"a peer broke off: {err}") from err
+        return not self._works
+
+
+class Group:
+    """One formed group."""
+
+    def __init__(self, backend: str, device: torch.device) -> None:
+        self._device = device
+        self._backend = backend
+        self._group: Any = None  # the stubs know no backend by its methods
+
+    def form(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        host: str,
+        until_s: float,
+        look: Callable[[], None],
+    ) -> None:
+        """Meet the others. In a thread of its own, for neither transport can be told to give up.
+
+        Args:
+            host: address of the interface that the group may use.
+            until_s: on the monotonic clock.
+            look: called while waiting; what it raises ends the wait.
+
+        Raises:
+            PullError: it did not form in time, or somebody broke off.
+        """
+        failed: list[Exception] = []
+        deadline_s = until_s - time.monotonic()
+
+        def run() -> None:
+            try:
+                self._make(store, rank, size, host, deadline_s)
+            except (RuntimeError, PullError, ValueError) as err:
+                failed.append(err)
+
+        thread = threading.Thread(target=run, name="form-group", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                look()
+                if time.monotonic() > until_s:
+                    failed.append(TimeoutError(f"not within {deadline_s:g} s"))
+                    break
+                thread.join(_LOOK_EVERY_S)
+        except BaseException:
+            self.abort()
+            raise
+        if failed:
+            self.abort()
+            raise PullError("link", f"the group did not form: {failed[0]}") from failed[0]
+
+    def _make(self, store: Store, rank: int, size: int, host: str, deadline_s: float) -> None:
+        timeout = timedelta(seconds=deadline_s)
+        if self._backend == "gloo":
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = timeout
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+            self._group = dist.ProcessGroupGloo(store, rank, size, options)
+            return
+        with torch.cuda.device(self._device), _environment(_NCCL_ENVIRONMENT):
+            os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # as vLLM and SGLang set it
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name_of(host)}")
+            nccl = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = timeout
+            nccl.is_high_priority_stream = True  # checksums run beside it, and must not delay it
+            self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
+            # The first collective makes the communicator.
+            first = self.broadcast([torch.zeros(1, dtype=torch.uint8, device=self._device)])
+            until_s = time.monotonic() + deadline_s
+            while not first.done() and time.monotonic() < until_s:
+                time.sleep(0.001)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> Pending:
+        """Send (rank 0) or receive one batch of flat uint8 tensors, on the current stream."""
+        group = self._group
+        if group is None:
+            raise PullError("link", "the group was aborted")
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        try:
+            if self._backend == "gloo":
+                return Pending([group.broadcast([t], options) for t in tensors], None)
+            group._start_coalescing()
+            for tensor in tensors:
+                group.broadcast([tensor], options)
+            group._end_coalescing().wait()  # the stream waits, not we
+        except RuntimeError as err:
+            raise PullError("link", f"a peer broke off: {err}") from err
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return Pending([], event)
+
+    def abort(self) -> None:
+        """Give the group up; idempotent. A hung kernel ends within a second."""
+        group, self._group = self._group, None
+        if group is not None:
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set while a group is made: the process's other groups keep theirs."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

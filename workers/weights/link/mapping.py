@@ -1,0 +1,128 @@
+"""Which of the trainer's tensors make up a server's parameter: the map between two layouts. Pure.
+
+The trainer holds a Hugging Face state dict. Servers fuse q, k and v by rows, gate and up by rows,
+and stack experts; a rank of several holds a shard. Every rule is one of shapes, so a parameter that
+no rule explains is never filled by guess: it goes through the model's own loader, or is refused
+by name. Sources for the names: vLLM's and SGLang's Qwen3-MoE and Llama model files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .errors import PullError
+from .pieces import Piece
+from .shards import Part, parts_of, split
+from .target import Row
+
+_SHOWN = 3
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
+_TIED = ("lm_head.weight", "model.embed_tokens.weight")
+_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Pieces in sending order, and for each what the sender makes it of."""
+
+    pieces: tuple[Piece, ...]
+    parts: tuple[Part, ...]
+
+
+def make_plan(
+    sources: Sequence[Row], targets: Sequence[Row], *, mode: str, rank: int = 0, ranks: int = 1
+) -> Plan:
+    """Map the trainer's tensors to a receiver's parameters.
+
+    Args:
+        mode: `in_place`; `checkpoint`: nothing in place, all through the loader; `auto`: in place,
+            what cannot be mapped through the loader.
+
+    Raises:
+        PullError: `layout`, naming what has no counterpart on either side.
+    """
+    held = {name: (dtype, tuple(shape)) for name, dtype, shape in sources}
+    if mode == "checkpoint":
+        return _joined([_loaded(name, held) for name in held])
+    placed: list[tuple[Piece, Part]] = []
+    used: set[str] = set()
+    unmapped: list[Row] = []
+    for row in targets:
+        found = _placed(row, held, rank, ranks)
+        if found is None:
+            unmapped.append(row)
+            continue
+        placed += found
+        used |= {part.name for _, part in found}
+    left = [name for name in held if name not in used and name not in _TIED]
+    if (unmapped or left) and (mode == "in_place" or not left):
+        raise PullError("layout", _difference(unmapped, left, held))
+    return _joined([*placed, *(_loaded(name, held) for name in left)])
+
+
+def _joined(pairs: Sequence[tuple[Piece, Part]]) -> Plan:
+    return Plan(tuple(piece for piece, _ in pairs), tuple(part for _, part in pairs))
+
+
+def _loaded(name: str, held: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[Piece, Part]:
+    dtype, shape = held[name]
+    return Piece("load", name, dtype, 0, shape), Part(name, shape)
+
+
+def _placed(
+    row: Row, held: Mapping[str, tuple[str, tuple[int, ...]]], rank: int, ranks: int
+) -> list[tuple[Piece, Part]] | None:
+    """The pieces of one parameter; None if no rule explains it."""
+    name, dtype, shape = row
+    names = source_names(name, held)
+    if not names or any(not _castable(held[source][0], dtype) for source in names):
+        return None
+    parts = split(parts_of(names, held), tuple(shape), rank, ranks)
+    if parts is None:
+        return None
+    placed, start = [], 0
+    for part in parts:
+        placed.append((Piece("parameter", name, dtype, start, part.shape), part))
+        start += math.prod(part.shape)
+    return placed
+
+
+def source_names(name: str, held: Mapping[str, object]) -> tuple[str, ...]:
+    """The trainer's tensors that make up a parameter, in row order; empty if none do."""
+    if name in held:
+        return (name,)
+    if name in _TIED:
+        return tuple(other for other in _TIED if other in held)
+    head, _, last = name.rpartition(".")
+    if last in _EXPERTS:
+        experts = head.removesuffix(".routed_experts")
+        return _present((f"{experts}.{_EXPERTS[last]}",), held)
+    head, _, module = head.rpartition(".")
+    return _present(tuple(f"{head}.{part}.{last}" for part in _FUSED.get(module, ())), held)
+
+
+def _present(names: tuple[str, ...], held: Mapping[str, object]) -> tuple[str, ...]:
+    return names if all(name in held for name in names) else ()
+
+
+def _castable(source: str, target: str) -> bool:
+    return source == target or {source, target} <= _FLOATS
+
+
+def _difference(
+    unmapped: Sequence[Row], left: Sequence[str], held: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> str:
+    theirs = [f"{name} {dtype} {list(shape)}" for name, dtype, shape in unmapped]
+    ours = [f"{name} {held[name][0]} {list(held[name][1])}" for name in left]
+    return (
+        f"the server's parameters without a source: {_few(theirs)}; "
+        f"the trainer's tensors without a place: {_few(ours)}"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(names[:_SHOWN]) or "none") + more

@@ -1,0 +1,184 @@
+"""An order in, a report out: what a model server does when the worker tells it of a version.
+
+Nothing here raises: SGLang would end the whole server. Fields: infra/server/README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import PROTOCOL
+from .errors import PullError
+from .frames import dial
+from .mapping import make_plan
+from .model_target import ModelTarget
+from .pieces import batches
+from .receiver import Address, Receiver
+from .safetensors_file import read, rows
+from .trust import Hello, introduce
+
+REPORT_S = 10.0
+Report = dict[str, Any]
+
+
+class Server:
+    """One rank of a model server; keeps its link and groups from order to order."""
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401  (any engine's)
+        device: torch.device,
+        *,
+        engine: str,
+        rank: int = 0,
+        ranks: int = 1,
+        before_load: Callable[[], None] = lambda: None,
+        after_load: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            before_load, after_load: what the engine needs around `load_weights`.
+        """
+        self._model = model
+        self._device = device
+        self._engine = engine
+        self._rank = rank
+        self._ranks = ranks
+        self._before_load = before_load
+        self._after_load = after_load
+        self._receiver: Receiver | None = None
+        self._mode = ""
+        self._touched = False
+
+    def obey(self, text: str) -> Report:
+        """Do what the order says and report to its desk; the report is returned too."""
+        started_s = time.monotonic()
+        order: Report = {}
+        said: Report = {}
+        try:
+            order = _read(text)
+            said = self._obey(order, started_s + float(order["deadline_s"])) | {"ok": True}
+        except PullError as err:
+            said = {"ok": False, "kind": err.kind, "error": str(err)}
+        except Exception as err:  # noqa: BLE001  (an engine that we do not know may raise anything)
+            said = {"ok": False, "kind": "server", "error": f"{type(err).__name__}: {err}"}
+        report = {
+            "order": order.get("order"),
+            "rank": self._rank,
+            "ranks": self._ranks,
+            "touched": self._touched,
+            "seconds": time.monotonic() - started_s,
+        }
+        report |= said
+        self._report(order, report)
+        return report
+
+    def close(self) -> None:
+        """Leave the trainer; idempotent."""
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+
+    def _obey(self, order: Report, until_s: float) -> Report:
+        if order["kind"] == "leave":
+            self.close()
+            return {}
+        target = ModelTarget(self._model, self._device)
+        if order["kind"] == "describe":
+            return {"engine": self._engine, "parameters": target.parameters()}
+        mode = str(order["mode"])
+        if mode == "auto" and self._device.type == "cpu":
+            mode = "checkpoint"  # CPU kernels keep weights packed: their parameters are not these
+        if mode != "in_place":
+            self._before_load()
+        pulled = self._from_file if order["channel"] == "file" else self._from_link
+        said = pulled(order, mode, target, until_s)
+        if mode != "in_place":
+            self._after_load()
+        self._touched = False
+        return said | {"policy_version": order["policy_version"]}
+
+    def _from_link(self, order: Report, mode: str, target: ModelTarget, until_s: float) -> Report:
+        address = Address(
+            address=order["address"],
+            backend=order["channel"],
+            receiver=order["receiver"],
+            key=order["key"],
+            epoch=order["epoch"],
+            rank=self._rank,
+            ranks=self._ranks,
+        )
+        receiver = self._receiver
+        if receiver is None or receiver.address != address or self._mode != mode:
+            self.close()
+            receiver = Receiver(address, self._device, engine=self._engine, mode=mode)
+            self._receiver, self._mode = receiver, mode
+        receiver.touched = self._touched
+        try:
+            received = receiver.receive(order["policy_version"], target, until_s)
+        finally:
+            self._touched = receiver.touched
+        return {
+            "weight_hash": order["weight_hash"],
+            "checksum": received.checksum,
+            "num_bytes": received.num_bytes,
+            "receive_s": received.receive_s,
+            "join_s": received.join_s,
+        }
+
+    def _from_file(self, order: Report, mode: str, target: ModelTarget, until_s: float) -> Report:
+        started_s = time.monotonic()
+        tensors = read(Path(order["address"]), order["weight_hash"])
+        if time.monotonic() > until_s:
+            raise PullError("deadline", f"{order['address']} was not read in time")
+        plan = make_plan(
+            rows(tensors), target.parameters(), mode=mode, rank=self._rank, ranks=self._ranks
+        )
+        self._touched = True
+        part_of = dict(zip(plan.pieces, plan.parts, strict=True))
+        for batch in batches(plan.pieces):
+            buffers = [target.buffer(piece) for piece in batch]
+            for piece, buffer in zip(batch, buffers, strict=True):
+                whole = part_of[piece].cut(tensors[part_of[piece].name])
+                run = whole.to(getattr(torch, piece.dtype)).contiguous().view(-1)
+                buffer.copy_(run.view(torch.uint8))
+            target.took(batch, buffers)
+        target.synchronize()
+        return {
+            "weight_hash": order["weight_hash"],
+            "checksum": order["weight_hash"][:16],
+            "num_bytes": sum(piece.num_bytes for piece in plan.pieces),
+            "receive_s": time.monotonic() - started_s,
+            "join_s": 0.0,
+        }
+
+    def _report(self, order: Report, report: Report) -> None:
+        """To the desk; a desk that is gone is the worker's loss."""
+        if not order.get("report_to"):
+            return
+        until_s = time.monotonic() + REPORT_S
+        try:
+            desk = dial(str(order["report_to"]), until_s)
+        except PullError:
+            return
+        try:
+            hello = Hello(receiver=str(order["order"]), rank=self._rank, epoch=0, purpose="report")
+            introduce(desk, hello, str(order["report_key"]), until_s)
+            desk.send({"type": "report", "report": report})
+        except PullError:
+            return
+        finally:
+            desk.close()
+
+
+def _read(text: str) -> Report:
+    order = json.loads(text)
+    if not isinstance(order, dict) or order.get("rlstreams") != PROTOCOL:
+        raise PullError("refused", f"no order of version {PROTOCOL}: {text[:80]!r}")
+    return order

@@ -1,0 +1,227 @@
+"""The receiver: asks for a version, is told a group and a plan, takes the bytes, checks them.
+
+While bytes are under way it looks at its link too, so it hears at once of an abort, and of a sender
+that died. After an abort it waits for the sender's next try, until its own deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .checksum import Checksum
+from .errors import PullError
+from .frames import Connection, Frame, dial
+from .group import Group, Pending
+from .pieces import Piece, batches, from_rows
+from .rendezvous import LinkStore
+from .side_streams import SideStreams
+from .target import Target
+from .trust import Hello, introduce
+from .watch import AbortedError, Watch
+
+HANDSHAKE_S = 5.0
+AHEAD = 4  # batches under way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where the sender is, and who asks."""
+
+    address: str  # host:port
+    backend: str  # "gloo" or "nccl"
+    receiver: str
+    key: str
+    epoch: int
+    rank: int = 0
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A version that came, and whose checksum holds."""
+
+    num_bytes: int
+    checksum: str
+    receive_s: float  # of the transfer that succeeded
+    join_s: float  # connecting, and forming the group
+
+
+class Receiver:
+    """A standing link to one sender. Belongs to one thread."""
+
+    def __init__(
+        self, address: Address, device: torch.device, *, engine: str, mode: str = "in_place"
+    ) -> None:
+        self.address = address
+        self.touched = False  # bytes may have been written since the last success
+        self._device = device
+        self._engine = engine
+        self._mode = mode
+        self._link: Connection | None = None
+        self._groups: dict[str, Group] = {}
+        self._plans: dict[str, tuple[Piece, ...]] = {}
+        self._checked = ("", 0)
+        self._join_s = 0.0
+
+    def receive(self, policy_version: int, target: Target, until_s: float) -> Received:
+        """Ask for the version and take it.
+
+        Args:
+            until_s: on the monotonic clock.
+
+        Raises:
+            PullError: what was not received, and why; see `touched`.
+        """
+        try:
+            return self._receive(policy_version, target, until_s)
+        except PullError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave; idempotent."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        for group_id in list(self._groups):
+            self._forget(group_id)
+        self._plans.clear()
+
+    def _receive(self, policy_version: int, target: Target, until_s: float) -> Received:
+        started_s = time.monotonic()
+        link = self._joined(target, until_s)
+        self._join_s = time.monotonic() - started_s
+        link.send({"type": "ready", "policy_version": policy_version})
+        while True:
+            frame = link.receive(until_s)
+            if frame["type"] == "refused":
+                raise PullError(str(frame["kind"]), str(frame["error"]))
+            group_id = str(frame["group"])
+            if frame["type"] != "transfer":  # about a group that was given up
+                self._forget(group_id)
+                continue
+            try:
+                received = self._take(link, frame, target, until_s)
+            except AbortedError as err:
+                self._forget(group_id)
+                link.send({"type": "aborted", "group": group_id, "error": str(err)})
+            except PullError as err:
+                self._forget(group_id)
+                said = {"group": group_id, "kind": err.kind, "error": str(err)}
+                link.send({"type": "failed"} | said)
+                if err.kind != "link":
+                    raise
+            else:
+                link.send({"type": "loaded", "group": group_id})
+                return received
+
+    def _joined(self, target: Target, until_s: float) -> Connection:
+        if self._link is None:
+            link = self._dial("member", until_s)
+            said = {"engine": self._engine, "mode": self._mode, "parameters": target.parameters()}
+            link.send({"type": "layout", "ranks": self.address.ranks} | said)
+            self._link = link
+        return self._link
+
+    def _dial(self, purpose: str, until_s: float) -> Connection:
+        until_s = min(until_s, time.monotonic() + HANDSHAKE_S)
+        link = dial(self.address.address, until_s)
+        own = self.address
+        hello = Hello(receiver=own.receiver, rank=own.rank, epoch=own.epoch, purpose=purpose)
+        try:
+            introduce(link, hello, own.key, until_s)
+        except PullError:
+            link.close()
+            raise
+        return link
+
+    def _take(self, link: Connection, frame: Frame, target: Target, until_s: float) -> Received:
+        watch = Watch(link, str(frame["group"]), until_s)
+        pieces = self._plan(frame)
+        self._check(str(frame["plan"]), pieces, target)
+        group = self._group(link, frame, watch)
+        started_s = time.monotonic()
+        self.touched = True
+        checksum = self._receive_pieces(pieces, group, target, watch)
+        watch.until(lambda: watch.sent is not None)
+        if checksum != watch.sent:
+            raise PullError(
+                "checksum", f"{link.peer} sent bytes of checksum {watch.sent}, {checksum} came"
+            )
+        self.touched = False
+        return Received(
+            num_bytes=sum(piece.num_bytes for piece in pieces),
+            checksum=checksum,
+            receive_s=time.monotonic() - started_s,
+            join_s=self._join_s,
+        )
+
+    def _receive_pieces(
+        self, pieces: Sequence[Piece], group: Group, target: Target, watch: Watch
+    ) -> str:
+        streams = SideStreams(self._device)
+        checksum = Checksum()
+        under_way: deque[tuple[Sequence[Piece], list[torch.Tensor], Pending]] = deque()
+
+        def settle() -> None:
+            batch, buffers, pending = under_way.popleft()
+            watch.until(pending.done)
+            with streams.summing():
+                checksum.add(buffers)
+            target.took(batch, buffers)
+
+        for batch in batches(pieces):
+            with streams.moving():
+                buffers = [target.buffer(piece) for piece in batch]
+                under_way.append((batch, buffers, group.broadcast(buffers)))
+            if len(under_way) > AHEAD:
+                settle()
+        while under_way:
+            settle()
+        streams.finish()
+        target.synchronize()
+        with streams.summing():
+            return checksum.hexdigest()
+
+    def _check(self, plan: str, pieces: Sequence[Piece], target: Target) -> None:
+        """What does not fit is found before anything is touched, once per plan and target."""
+        if self._checked == (plan, id(target)):
+            return
+        for piece in pieces:
+            if piece.place == "parameter":
+                target.buffer(piece)
+        self._checked = (plan, id(target))
+
+    def _plan(self, frame: Frame) -> tuple[Piece, ...]:
+        name = str(frame["plan"])
+        if "pieces" in frame:
+            self._plans[name] = from_rows(frame["pieces"])
+        return self._plans[name]
+
+    def _group(self, link: Connection, frame: Frame, watch: Watch) -> Group:
+        group_id = str(frame["group"])
+        if group_id in self._groups:
+            return self._groups[group_id]
+        started_s = time.monotonic()
+        until_s = started_s + float(frame["form_s"])
+        store_link = self._dial(f"group/{group_id}", until_s)
+        group = Group(self.address.backend, self._device)
+        try:
+            store = LinkStore(store_link, until_s)
+            rank, size = int(frame["rank"]), int(frame["size"])
+            group.form(store, rank, size, host=link.local_host, until_s=until_s, look=watch.look)
+        finally:
+            store_link.close()
+        self._groups[group_id] = group
+        self._join_s += time.monotonic() - started_s
+        return group
+
+    def _forget(self, group_id: str) -> None:
+        group = self._groups.pop(group_id, None)
+        if group is not None:
+            group.abort()

@@ -1,0 +1,83 @@
+"""Where received bytes go: fresh tensors beside the old weights, or a model's own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from .errors import PullError
+from .pieces import Piece
+
+Row = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`, not `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Target(Protocol):
+    """A receiver's memory."""
+
+    def parameters(self) -> Sequence[Row]:
+        """What the sender maps its weights to."""
+
+    def buffer(self, piece: Piece) -> torch.Tensor:
+        """Memory for one piece: flat uint8, contiguous.
+
+        Raises:
+            PullError: `layout`: it has no such parameter, or another shape or dtype.
+        """
+
+    def took(self, pieces: Sequence[Piece], buffers: Sequence[torch.Tensor]) -> None:
+        """A batch has come in whole."""
+
+    def synchronize(self) -> None:
+        """All is in place when this returns."""
+
+
+class FreshTensors:
+    """New tensors of a layout; what they replace is untouched."""
+
+    def __init__(self, rows: Iterable[Row], device: torch.device) -> None:
+        self._rows = list(rows)
+        self.tensors = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            for name, dtype, shape in self._rows
+        }
+
+    def parameters(self) -> Sequence[Row]:
+        """The layout."""
+        return self._rows
+
+    def buffer(self, piece: Piece) -> torch.Tensor:
+        """A run of one of the tensors."""
+        return run_of(self.tensors, piece)
+
+    def took(self, pieces: Sequence[Piece], buffers: Sequence[torch.Tensor]) -> None:
+        """They are where they belong."""
+
+    def synchronize(self) -> None:
+        """Nothing was begun."""
+
+
+def run_of(tensors: Mapping[str, torch.Tensor], piece: Piece) -> torch.Tensor:
+    """The bytes of a parameter that a piece names.
+
+    Raises:
+        PullError: `layout`, naming the piece and what is there.
+    """
+    tensor = tensors.get(piece.name)
+    if tensor is None:
+        raise PullError("layout", f"the sender means {piece.name!r}, which is not a parameter here")
+    fits = piece.start >= 0 and piece.start + piece.num_elements <= tensor.numel()
+    if dtype_name(tensor.dtype) != piece.dtype or not fits or not tensor.is_contiguous():
+        raise PullError(
+            "layout",
+            f"{piece.name} is {dtype_name(tensor.dtype)} {list(tensor.shape)}, the sender means "
+            f"{piece.num_elements} elements of {piece.dtype} from {piece.start}",
+        )
+    flat = tensor.detach().view(-1)[piece.start : piece.start + piece.num_elements]
+    return flat.view(torch.uint8)

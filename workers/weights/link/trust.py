@@ -1,0 +1,102 @@
+"""Who is who: both ends of a link prove that they know the receiver's key, which never travels.
+
+The key of a receiver is derived from the run's secret, so a server that is given its own key can
+speak for nobody else. HMAC-SHA256 over both nonces and all that the receiver says of itself.
+Proven, not encrypted: links belong on a private interface.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from . import PROTOCOL
+from .errors import PullError
+from .frames import Connection, Frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a receiver says of itself."""
+
+    receiver: str
+    rank: int  # of the server's ranks
+    epoch: int  # the one that announced what it wants
+    purpose: str  # "member", "report", or "group/{id}" for a rendezvous
+
+
+def receiver_key(secret: str, receiver: str) -> str:
+    """The key (hex) of one receiver."""
+    return hmac.new(secret.encode(), f"receiver {receiver}".encode(), hashlib.sha256).hexdigest()
+
+
+def introduce(connection: Connection, hello: Hello, key: str, until_s: float) -> None:
+    """The receiver's side.
+
+    Raises:
+        PullError: the trainer refuses, does not know the key, or is of another epoch.
+    """
+    challenge = connection.receive(until_s)
+    if challenge.get("rlstreams") != PROTOCOL:
+        raise PullError(
+            "refused",
+            f"{connection.peer} speaks version {challenge.get('rlstreams')} of the link, "
+            f"this end {PROTOCOL}",
+        )
+    nonce = secrets.token_hex(16)
+    said = {"hello": asdict(hello), "nonce": nonce, "challenge": str(challenge.get("nonce"))}
+    connection.send(said | {"proof": _proof(key, "receiver", said)})
+    answer = connection.receive(until_s)
+    _raise_refusal(answer)
+    if not hmac.compare_digest(str(answer.get("proof")), _proof(key, "server", said)):
+        raise PullError("refused", f"{connection.peer} does not know the key of {hello.receiver}")
+    connection.trust()
+
+
+def admit(
+    connection: Connection, epoch: int, key_of: Callable[[str], str], until_s: float
+) -> Hello:
+    """The server's side: who it is, proven.
+
+    Raises:
+        PullError: it is not proven, or was told of by another epoch; it has been told why.
+    """
+    challenge = secrets.token_hex(16)
+    connection.send({"rlstreams": PROTOCOL, "nonce": challenge})
+    said = connection.receive(until_s)
+    proof = str(said.pop("proof", ""))
+    try:
+        hello = Hello(**said["hello"])
+        key = key_of(hello.receiver)
+    except (KeyError, TypeError) as err:
+        raise _refusal(connection, f"no hello: {err}") from err
+    is_fresh = said.get("challenge") == challenge
+    if not is_fresh or not hmac.compare_digest(proof, _proof(key, "receiver", said)):
+        raise _refusal(connection, "the secret is not this run's")
+    if hello.epoch != epoch:
+        raise _refusal(
+            connection, f"epoch {hello.epoch} announced what it wants, this trainer is {epoch}"
+        )
+    connection.send({"type": "admitted", "proof": _proof(key, "server", said)})
+    connection.trust()
+    return hello
+
+
+def _proof(key: str, side: str, said: Frame) -> str:
+    text = side + json.dumps(said, sort_keys=True, separators=(",", ":"))
+    return hmac.new(bytes.fromhex(key), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _refusal(connection: Connection, text: str) -> PullError:
+    error = f"{connection.peer} refused: {text}"
+    connection.send({"type": "refused", "kind": "refused", "error": error})
+    return PullError("refused", error)
+
+
+def _raise_refusal(answer: Frame) -> None:
+    if answer.get("type") == "refused":
+        raise PullError(str(answer.get("kind")), str(answer.get("error")))

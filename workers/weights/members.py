@@ -1,0 +1,146 @@
+"""Who is connected to a weight server: a listener, and one thread per proven link.
+
+Links only turn into events here; the sender's thread reads them and alone decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workers.weights.link.errors import PullError
+from workers.weights.link.frames import Connection, Frame
+from workers.weights.link.rendezvous import Board
+from workers.weights.link.target import Row
+from workers.weights.link.trust import Hello, admit
+
+HANDSHAKE_S = 5.0
+_BACKLOG = 64
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Member:
+    """One receiver that is connected."""
+
+    hello: Hello
+    link: Connection
+    layout: str = ""  # JSON of its parameters
+    mode: str = "in_place"
+    ranks: int = 1
+    engine: str = ""
+    wants: int | None = None  # a version
+    worker: str = ""  # that asked for it in the log
+    since_s: float = 0.0
+    tries: int = 0
+    gone: str = ""  # why
+    plans: set[str] = field(default_factory=set)  # that it was told
+    answers: dict[str, Frame] = field(default_factory=dict)  # last word, by group
+
+    def rows(self) -> list[Row]:
+        """Its parameters."""
+        return [(str(n), str(d), tuple(map(int, s))) for n, d, s in json.loads(self.layout)]
+
+    @property
+    def label(self) -> str:
+        """For logs and errors."""
+        rank = f" rank {self.hello.rank}" if self.ranks > 1 else ""
+        who = f"receiver {self.hello.receiver}{rank} ({self.engine}, {self.link.peer})"
+        return f"{self.worker or 'unknown worker'}, {who}"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A frame of a member's; None: the link ended, for `reason`."""
+
+    member: Member
+    frame: Frame | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The log says that a receiver is ready for a version."""
+
+    receiver: str
+    policy_version: int
+    worker: str
+
+
+Event = Said | Asked | None  # None: stop
+
+
+class Listener:
+    """Accepts links on one address."""
+
+    def __init__(
+        self,
+        host: str,
+        epoch: int,
+        key_of: Callable[[str], str],
+        events: queue.SimpleQueue[Event],
+        refused: Callable[[str], None],
+    ) -> None:
+        """Listen on a free port of `host`, and of no other interface.
+
+        Raises:
+            OSError: no such address here.
+        """
+        self._epoch = epoch
+        self._key_of = key_of
+        self._events = events
+        self._refused = refused
+        self.boards: dict[str, Board] = {}
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        self.host = host
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, name="weight-listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept nobody any more; idempotent."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, peer = self._socket.accept()
+            except OSError:  # closed
+                return
+            link = Connection(sock, f"{peer[0]}:{peer[1]}")
+            name = f"weight-link-{link.peer}"
+            threading.Thread(target=self._serve, args=(link,), name=name, daemon=True).start()
+
+    def _serve(self, link: Connection) -> None:
+        try:
+            hello = admit(link, self._epoch, self._key_of, time.monotonic() + HANDSHAKE_S)
+            purpose, _, group_id = hello.purpose.partition("/")
+            if purpose == "group":
+                self._serve_board(link, group_id)
+            else:
+                self._serve_member(Member(hello=hello, link=link))
+        except PullError as err:
+            if err.kind == "refused":
+                self._refused(str(err))
+        finally:
+            link.close()
+
+    def _serve_member(self, member: Member) -> None:
+        try:
+            while True:
+                self._events.put(Said(member, member.link.receive(math.inf)))
+        except PullError as err:
+            self._events.put(Said(member, None, str(err)))
+
+    def _serve_board(self, link: Connection, group_id: str) -> None:
+        board = self.boards.get(group_id)
+        while board is not None:
+            link.send(board.answer(link.receive(math.inf)))

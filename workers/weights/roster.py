@@ -1,0 +1,85 @@
+"""What the sender knows of its members: who is there, who wants what, and who may have it.
+
+Only the sender's thread touches it. A receiver is sent to when it is connected, says that it is
+ready, and its request is in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from workers.weights.link.errors import PullError
+from workers.weights.link.frames import Frame
+from workers.weights.members import Asked, Member, Said
+
+ASKED_KEPT = 1024
+
+
+class Roster:
+    """Members and their wishes."""
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._asked: dict[tuple[str, int], str] = {}  # worker, by receiver and version
+
+    def ask(self, event: Asked) -> None:
+        """A request stands in the log."""
+        self._asked[event.receiver, event.policy_version] = event.worker
+        if len(self._asked) > ASKED_KEPT:
+            del self._asked[next(iter(self._asked))]
+
+    def hear(self, event: Said) -> None:
+        """What a member said, or that its link ended."""
+        member, frame = event.member, event.frame
+        if frame is None:
+            self.remove(member, event.reason)
+            return
+        try:
+            self._apply(member, frame)
+        except (KeyError, TypeError, ValueError) as err:
+            self.remove(member, f"it says {str(frame)[:80]!r}: {err!r}")
+
+    def _apply(self, member: Member, frame: Frame) -> None:
+        if frame["type"] == "layout":
+            member.layout = json.dumps(frame["parameters"])
+            member.rows()  # or it raises
+            member.mode, member.ranks = str(frame["mode"]), int(frame["ranks"])
+            member.engine = str(frame["engine"])
+            self.members.append(member)
+        elif frame["type"] == "ready":
+            member.wants, member.since_s = int(frame["policy_version"]), time.monotonic()
+            member.tries = 0
+        else:
+            member.answers[str(frame["group"])] = frame
+
+    def remove(self, member: Member, reason: str) -> None:
+        """Cut its link."""
+        member.gone = member.gone or reason
+        member.link.close()
+        if member in self.members:
+            self.members.remove(member)
+
+    def ready(self) -> list[Member]:
+        """Who may be sent to, oldest wish first."""
+        able = []
+        for member in self.members:
+            if member.wants is not None:
+                receiver = member.hello.receiver.partition(".")[0]
+                member.worker = self._asked.get((receiver, member.wants), "")
+                able += [member] if member.worker else []
+        return sorted(able, key=lambda member: member.since_s)
+
+
+def tell(member: Member, frame: Frame) -> None:
+    """Send; a member that takes nothing is gone, which its own thread will say too."""
+    try:
+        member.link.send(frame)
+    except PullError as err:
+        member.gone = member.gone or str(err)
+
+
+def refuse(member: Member, kind: str, error: str) -> None:
+    """It gets nothing, and why."""
+    member.wants = None
+    tell(member, {"type": "refused", "kind": kind, "error": error})

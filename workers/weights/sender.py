@@ -1,0 +1,238 @@
+"""The sender: one thread that decides who gets which version with whom, and deals with the dead.
+
+Receivers that want the same bytes within a window share one broadcast. A group is kept while its
+members stay. A broken transfer is aborted: members that answer get the next try at once, others are
+named and cut off. So a dead member costs the others one deadline, and usually, its link being
+closed by its death, far less.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from workers.weights.groups import Groups
+from workers.weights.link.errors import PullError
+from workers.weights.link.rendezvous import Board
+from workers.weights.members import Asked, Event, Listener, Member
+from workers.weights.plans import Planner, Prepared
+from workers.weights.roster import Roster, refuse
+from workers.weights.snapshot import Snapshots
+from workers.weights.transfer import BrokenError, Delivery, SilentError, Transfer
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_TRIES = 4
+ABORT_GRACE_S = 3.0
+IDLE_S = 1.0
+LOOK_EVERY_S = 0.001
+
+
+class Log(Protocol):
+    """Where incidents are told."""
+
+    def info(self, event: str, **fields: object) -> None:
+        """Worth knowing."""
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Somebody is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long anything may take, seconds."""
+
+    window_s: float = 0.05  # in which others join a broadcast
+    form_s: float = 30.0  # a group
+    stall_s: float = 20.0  # a broadcast without progress
+
+
+class Sender:
+    """Runs from `start` until `close`."""
+
+    def __init__(
+        self, backend: str, device: torch.device, snapshots: Snapshots, limits: Limits, log: Log
+    ) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._device = device
+        self._snapshots = snapshots
+        self._limits = limits
+        self._log = log
+        self._planner = Planner()
+        self._roster = Roster()
+        self._groups = Groups(backend, device)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="weight-sender", daemon=True)
+
+    def start(self, listener: Listener) -> None:
+        """Begin to send to whom the listener lets in."""
+        self._listener = listener
+        self._thread.start()
+
+    def close(self) -> None:
+        """End what is under way; idempotent."""
+        self.events.put(None)
+        if self._thread.is_alive():
+            self._thread.join(2 * ABORT_GRACE_S)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._take(self._patience_s())
+            delivery = self._due()
+            if delivery is not None:
+                self._deliver(delivery)
+                self._snapshots.give_back(delivery.snapshot)
+        self._groups.close()
+        for member in list(self._roster.members):
+            self._roster.remove(member, "the trainer ends")
+
+    def _take(self, wait_s: float) -> None:
+        """Events that are there, or the first that comes."""
+        while True:
+            try:
+                event = self.events.get(timeout=wait_s) if wait_s else self.events.get_nowait()
+            except queue.Empty:
+                return
+            wait_s = 0.0
+            if event is None:
+                self._stopping = True
+            elif isinstance(event, Asked):
+                self._roster.ask(event)
+            else:
+                self._roster.hear(event)
+
+    def _look(self) -> None:
+        """In the middle of a transfer.
+
+        Raises:
+            BrokenError: the trainer ends.
+        """
+        self._take(0.0)
+        if self._stopping:
+            raise BrokenError("the trainer ends")
+
+    def _patience_s(self) -> float:
+        """Until the next window ends."""
+        ready = self._roster.ready()
+        if not ready:
+            return IDLE_S
+        return max(LOOK_EVERY_S, ready[0].since_s + self._limits.window_s - time.monotonic())
+
+    def _due(self) -> Delivery | None:
+        """The oldest wish with all that want the same bytes, once its window is over."""
+        ready = self._roster.ready()
+        is_everyone = len(ready) == len(self._roster.members)
+        for oldest in ready:
+            if not is_everyone and time.monotonic() < oldest.since_s + self._limits.window_s:
+                return None
+            delivery = self._delivery(oldest, ready)
+            if delivery is not None:
+                return delivery
+        return None
+
+    def _delivery(self, oldest: Member, ready: list[Member]) -> Delivery | None:
+        """What to send with `oldest`; None if it is refused."""
+        version = oldest.wants
+        assert version is not None
+        snapshot = self._snapshots.lease(version)
+        if snapshot is None:
+            held = self._snapshots.versions()
+            refuse(oldest, "gone", f"policy version {version} is no longer served, only {held}")
+            return None
+        plans: dict[Member, Prepared] = {}
+        for member in ready:
+            if member.wants != version:
+                continue
+            try:
+                plans[member] = self._planner.plan(snapshot, member)
+            except PullError as err:
+                refuse(member, err.kind, str(err))
+                self._log.warning("puller_refused", puller=member.label, error=str(err))
+        if oldest not in plans:
+            self._snapshots.give_back(snapshot)
+            return None
+        wire = plans[oldest].wire
+        same = {member: plan for member, plan in plans.items() if plan.wire == wire}
+        order = sorted(same, key=lambda member: (member.hello.receiver, member.hello.rank))
+        return Delivery(
+            policy_version=version,
+            snapshot=snapshot,
+            wire=wire,
+            plans={member: same[member] for member in order},
+        )
+
+    def _deliver(self, delivery: Delivery) -> None:
+        """One try; who is alive after a broken one stays ready."""
+        group_id, group, is_new = self._groups.get(delivery.members)
+        started_s = time.monotonic()
+        transfer = Transfer(group_id, delivery, self._look, self._limits.stall_s)
+        board = Board(started_s + self._limits.form_s)
+        for member in delivery.members:
+            member.answers.pop(group_id, None)
+        try:
+            if is_new:
+                self._listener.boards[group_id] = board
+            transfer.announce(self._limits.form_s)
+            if is_new:
+                transfer.form(group, board, self._listener.host, self._limits.form_s)
+            formed_s = time.monotonic()
+            transfer.send(group, self._device)
+            sent_s = time.monotonic()
+            transfer.await_answers()
+        except BrokenError as err:
+            board.close(str(err))
+            self._listener.boards.pop(group_id, None)
+            self._recover(delivery, group_id, err)
+            return
+        self._listener.boards.pop(group_id, None)
+        self._settle(delivery, group_id)
+        self._log.info(
+            "weights_sent",
+            policy_version=delivery.policy_version,
+            receivers=len(delivery.members),
+            num_bytes=delivery.num_bytes,
+            form_s=round(formed_s - started_s, 4),
+            send_s=round(sent_s - formed_s, 4),
+        )
+
+    def _settle(self, delivery: Delivery, group_id: str) -> None:
+        """Everyone has answered, or is gone."""
+        for member in delivery.members:
+            answer = member.answers.pop(group_id, {"type": "left", "error": member.gone})
+            member.wants = None
+            if answer["type"] != "loaded":
+                self._lose(member, str(answer.get("error")))
+
+    def _recover(self, delivery: Delivery, group_id: str, error: BrokenError) -> None:
+        """Abort; wait for the living to say so; name the others."""
+        reason = str(error)
+        self._log.warning("transfer_broken", policy_version=delivery.policy_version, reason=reason)
+        self._groups.drop(tuple(delivery.members), reason)
+        grace_s = 0.0 if isinstance(error, SilentError) else ABORT_GRACE_S
+        until_s = time.monotonic() + grace_s
+        silent = [m for m in delivery.members if not m.gone and group_id not in m.answers]
+        while silent and time.monotonic() < until_s and not self._stopping:
+            self._take(LOOK_EVERY_S)
+            silent = [m for m in silent if not m.gone and group_id not in m.answers]
+        for member in silent:
+            self._lose(member, f"{reason}; no answer to an abort within {grace_s:g} s")
+        for member in delivery.members:
+            answer = member.answers.pop(group_id, {})
+            member.tries += 1
+            if answer.get("type") == "loaded":
+                member.wants = None
+            elif member.gone:
+                if member not in silent:
+                    self._lose(member, member.gone)
+            elif answer.get("type") == "failed" and answer.get("kind") != "link":
+                self._lose(member, str(answer["error"]))
+            elif member.tries >= MAX_TRIES:
+                refuse(member, "link", f"{member.tries} transfers broke, the last: {reason}")
+
+    def _lose(self, member: Member, reason: str) -> None:
+        self._log.warning("puller_lost", puller=member.label, reason=reason)
+        self._roster.remove(member, reason)
