@@ -21,9 +21,10 @@ Key = tuple[Member, ...]
 class Groups:
     """Least recently used ones beyond `GROUPS_KEPT` go."""
 
-    def __init__(self, backend: str, device: torch.device) -> None:
+    def __init__(self, backend: str, device: torch.device, stall_s: float) -> None:
         self._backend = backend
         self._device = device
+        self._stall_s = stall_s
         self._kept: dict[Key, tuple[str, Group]] = {}
 
     def get(self, members: Sequence[Member]) -> tuple[str, Group, bool]:
@@ -31,10 +32,10 @@ class Groups:
         key = tuple(members)
         self._drop_broken()
         is_new = key not in self._kept
-        kept = self._kept.pop(key, None) or (
-            secrets.token_hex(8),
-            Group(self._backend, self._device),
-        )
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            group = Group(self._backend, self._device, stall_s=self._stall_s)
+            kept = (secrets.token_hex(8), group)
         self._kept[key] = kept
         while len(self._kept) > GROUPS_KEPT:
             self.drop(next(iter(self._kept)), "made room")

@@ -64,7 +64,7 @@ class Sender:
         self._log = log
         self._planner = Planner()
         self._roster = Roster()
-        self._groups = Groups(backend, device)
+        self._groups = Groups(backend, device, limits.stall_s)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="weight-sender", daemon=True)
 

@@ -79,6 +79,7 @@ class Transfer:
                 "rank": rank,
                 "size": size,
                 "form_s": form_s,
+                "stall_s": self._stall_s,
                 "plan": plan.name,
             }
             if plan.name not in member.plans:

@@ -2,7 +2,8 @@
 
 Rank 0 sends. Whoever waits asks `Pending.done()` between looks at its link and its clock, so no
 call here blocks for a dead peer; `abort` frees a group that hangs. After an abort torch calls the
-work completed: only a checksum proves that bytes came.
+work completed: only a checksum proves that bytes came. Gloo knows no abort: each of its operations
+ends by a timeout of its own, and a group is let go when they have.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,6 +26,7 @@ from .interface import name_of
 
 # A watchdog that tears the process down would end trainer and server with a dead peer.
 _LOOK_EVERY_S = 0.002
+_LET_GO_EVERY_S = 0.05
 _NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
@@ -53,9 +56,15 @@ class Pending:
 class Group:
     """One formed group."""
 
-    def __init__(self, backend: str, device: torch.device) -> None:
+    def __init__(self, backend: str, device: torch.device, *, stall_s: float) -> None:
+        """
+        Args:
+            stall_s: after it a gloo operation fails by itself.
+        """
         self._device = device
         self._backend = backend
+        self._stall = timedelta(seconds=stall_s)
+        self._works: deque[dist.Work] = deque()  # gloo's, that may not have ended
         self._group: Any = None  # the stubs know no backend by its methods
 
     def form(
@@ -133,7 +142,10 @@ class Group:
         options.rootRank = 0
         try:
             if self._backend == "gloo":
-                return Pending([group.broadcast([t], options) for t in tensors], None)
+                options.timeout = self._stall
+                works = [group.broadcast([tensor], options) for tensor in tensors]
+                self._remember(works)
+                return Pending(works, None)
             group._start_coalescing()
             for tensor in tensors:
                 group.broadcast([tensor], options)
@@ -145,11 +157,29 @@ class Group:
         return Pending([], event)
 
     def abort(self) -> None:
-        """Give the group up; idempotent. A hung kernel ends within a second."""
+        """Give the group up; idempotent. A hung NCCL kernel ends within a second."""
         group, self._group = self._group, None
-        if group is not None:
-            with contextlib.suppress(RuntimeError):
-                group.abort()
+        if group is None:
+            return
+        if self._backend == "gloo":
+            # Its destructor would wait for what hangs, and hold the interpreter meanwhile.
+            arguments = (group, self._works)
+            threading.Thread(target=_let_go, args=arguments, name="let-go", daemon=True).start()
+            return
+        with contextlib.suppress(RuntimeError):
+            group.abort()
+
+    def _remember(self, works: Sequence[dist.Work]) -> None:
+        while self._works and self._works[0].is_completed():
+            self._works.popleft()
+        self._works += works
+
+
+def _let_go(group: object, works: Sequence[dist.Work]) -> None:
+    """Hold a group until its last operation ended."""
+    while not all(work.is_completed() for work in works):
+        time.sleep(_LET_GO_EVERY_S)
+    del group
 
 
 @contextlib.contextmanager

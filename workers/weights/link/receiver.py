@@ -210,7 +210,7 @@ class Receiver:
         started_s = time.monotonic()
         until_s = started_s + float(frame["form_s"])
         store_link = self._dial(f"group/{group_id}", until_s)
-        group = Group(self.address.backend, self._device)
+        group = Group(self.address.backend, self._device, stall_s=float(frame["stall_s"]))
         try:
             store = LinkStore(store_link, until_s)
             rank, size = int(frame["rank"]), int(frame["size"])

@@ -1,0 +1,67 @@
+"""A puller in a process of its own, for the tests that kill one in the middle of a transfer.
+
+Arguments: address, receiver, key, epoch, signal or 0. It prints `ready`, pulls once when a line
+comes on its standard input, and prints what came as JSON. With a signal it sends that to itself
+when half of the batches are in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+
+from workers.weights.layout import weight_hash
+from workers.weights.link.errors import PullError
+from workers.weights.link.pieces import Piece
+from workers.weights.link.receiver import Address, Receiver
+from workers.weights.link.target import FreshTensors, Row
+
+NUM_TENSORS, NUM_ELEMENTS = 32, 2**20  # 4 MiB each: no socket's buffer holds what is not taken
+ROWS: list[Row] = [(f"t{i:02}", "float32", (NUM_ELEMENTS,)) for i in range(NUM_TENSORS)]
+
+
+class Mortal(FreshTensors):
+    """Its owner gets a signal in the middle."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(ROWS, torch.device("cpu"))
+        self._number = number
+        self._count = 0
+
+    def buffer(self, piece: Piece) -> torch.Tensor:
+        """The check asks for each piece once, then the transfer does."""
+        self._count += 1
+        if self._number and self._count == NUM_TENSORS + NUM_TENSORS // 2:
+            os.kill(os.getpid(), self._number)
+        return super().buffer(piece)
+
+
+def main(arguments: Sequence[str]) -> None:
+    address, receiver, key, epoch, number = arguments
+    torch.set_num_threads(1)
+    target = Mortal(int(number))
+    link = Receiver(
+        Address(address=address, backend="gloo", receiver=receiver, key=key, epoch=int(epoch)),
+        torch.device("cpu"),
+        engine="test",
+    )
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    started_s = time.monotonic()
+    try:
+        link.receive(0, target, started_s + 30.0)
+        said = {"hash": weight_hash(target.tensors)}
+    except PullError as err:
+        said = {"kind": err.kind, "error": str(err)}
+    sys.stdout.write(json.dumps(said | {"seconds": time.monotonic() - started_s}) + "\n")
+    link.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

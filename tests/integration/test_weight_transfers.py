@@ -1,0 +1,147 @@
+"""Transfers over gloo between processes, with pullers and senders that die or stand still."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.events import PullRequested
+from tests.integration.puller_process import ROWS
+from workers.weights.collective import CollectiveWeightServer
+from workers.weights.layout import weight_hash
+from workers.weights.link.trust import receiver_key
+from workers.weights.sender import ABORT_GRACE_S, Limits
+
+SECRET, EPOCH = "secret", 3
+STALL_S = 1.0
+DEADLINE_S = 30.0
+
+
+@dataclass
+class Log:
+    """What the server told."""
+
+    lines: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
+
+    def info(self, event: str, **fields: object) -> None:
+        self.lines.put({"event": event, **fields})
+
+    warning = info
+
+    def wait(self, event: str) -> dict[str, Any]:
+        """The next one of a kind."""
+        until_s = time.monotonic() + DEADLINE_S
+        while True:
+            line = self.lines.get(timeout=max(0.01, until_s - time.monotonic()))
+            if line["event"] == event:
+                return line
+
+
+@dataclass
+class Stand:
+    """A trainer with a published version, and its pullers."""
+
+    server: CollectiveWeightServer
+    log: Log
+    weights: dict[str, torch.Tensor]
+    pullers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def puller(self, name: str, number: int = 0) -> subprocess.Popen[str]:
+        """A process that is ready to pull."""
+        (endpoint,) = self.server.endpoints()
+        command = [sys.executable, "-m", "tests.integration.puller_process", endpoint.address]
+        command += [name, receiver_key(SECRET, name), str(EPOCH), str(int(number))]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.pullers.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    def go(self, *pullers: subprocess.Popen[str]) -> None:
+        """All pull, and all have asked in the log."""
+        for index in range(len(self.pullers)):
+            self.server.serve(
+                PullRequested(
+                    worker=f"rollout-{index}",
+                    instance="i",
+                    role="rollout",
+                    request_id=f"i/{index}",
+                    policy_version=0,
+                    channel="gloo",
+                    address=f"receiver{index}",
+                    requested_at_ms=0,
+                )
+            )
+        for process in pullers:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    log = Log()
+    limits = Limits(window_s=0.5, form_s=10.0, stall_s=STALL_S)
+    server = CollectiveWeightServer("gloo", host="127.0.0.1", secret=SECRET, log=log, limits=limits)
+    server.open(EPOCH)
+    weights = {name: torch.randn(shape) for name, _, shape in ROWS}
+    server.publish(0, weights)
+    made = Stand(server, log, weights)
+    try:
+        yield made
+    finally:
+        for process in made.pullers:
+            process.kill()
+            process.communicate()
+        server.close()
+
+
+def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    said: dict[str, Any] = json.loads(out)
+    return said
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_puller_lost_in_the_middle_stalls_nobody_beyond_a_deadline(
+    stand: Stand, number: signal.Signals
+) -> None:
+    """The other puller gets the version, the trainer publishes on, and the lost one is named."""
+    survivor, victim = stand.puller("receiver0"), stand.puller("receiver1", number)
+    stand.go(survivor, victim)
+    started_s = time.monotonic()
+    stand.server.publish(1, stand.weights)
+    published_s = time.monotonic() - started_s
+
+    said = answer(survivor)
+    lost = stand.log.wait("puller_lost")
+
+    assert said.get("hash") == weight_hash(stand.weights), said
+    assert "rollout-1, receiver receiver1" in lost["puller"]
+    assert said["seconds"] < STALL_S + ABORT_GRACE_S + 5.0
+    assert published_s < 2.0  # a copy and a hash: no wait for anybody
+
+
+def test_a_sender_that_dies_is_noticed_at_once(stand: Stand) -> None:
+    """A puller in the middle of a transfer, held up by another one, is told that the link broke."""
+    survivor, victim = stand.puller("receiver0"), stand.puller("receiver1", signal.SIGSTOP)
+    stand.go(survivor, victim)
+    closing = threading.Timer(0.5, stand.server.close)
+    closing.start()
+    said = answer(survivor)
+    closing.join()
+    assert said["kind"] == "link", said
+    assert said["seconds"] < 5.0
