@@ -113,7 +113,7 @@ def test_every_token_that_was_sampled_is_counted(rig: Rig) -> None:
         told = sum(len(tokens(result)) for result in results)
         assert told == engine.num_sampled > 0
 
-        abandoned = asyncio.create_task(collect(engine, long_request(LONG)))
+        abandoned = asyncio.create_task(collect(engine, rig.long_request()))
         await until_sampled(engine, told + 1)
         abandoned.cancel()
         await asyncio.wait([abandoned])

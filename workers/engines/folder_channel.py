@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from schemas.events import PolicyPublished
 from workers.engines.model import load_model, weights_of
+from workers.weights.channel import WeightError
 from workers.weights.layout import layout_of, size_bytes, weight_hash
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ class FolderChannel:
     def address(self) -> str:
         """A folder has no receiver."""
         return ""
+
+    def order(
+        self, published: PolicyPublished, deadline_s: float, *, server: str = ""
+    ) -> dict[str, object]:
+        """Always refused: a model server loads the folder by itself.
+
+        Raises:
+            WeightError: always.
+        """
+        raise WeightError(
+            f"weights of {self.published.model} come from its folder, without an order"
+        )
 
     def pull(
         self, published: PolicyPublished, deadline_s: float
