@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 
 from schemas.events import (
     EVALUATE,
+    NO_VERSION,
     DeadLetter,
     DroppedGroup,
     Event,
@@ -129,6 +130,19 @@ class Lineage:
         if self.trajectory is not None:
             return self.trajectory.event
         return self.scored.event.trajectory if self.scored is not None else None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What its records speak of and the log does not have: removed, or not recorded."""
+        found = ["its prompt"] if self.prompt is None and self.rollout is not None else []
+        if self.trajectory is None and self.scored is not None:
+            found.append("its trajectory")
+        names, versions = _touched(self)
+        found += [f"load {name}" for name in sorted(names - self.loads.keys() - {""})]
+        if self.trained is not None:
+            versions.add(self.trained.step.policy_version)
+        unknown = sorted(versions - self.published.keys() - {NO_VERSION})
+        return (*found, *(f"the announcement of version {version}" for version in unknown))
 
     @property
     def outcome(self) -> Outcome:

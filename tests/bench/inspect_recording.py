@@ -194,7 +194,7 @@ def measure(folder: Path, num_samples: int) -> dict[str, object]:
         "a group": ["inspect", f"{middle}", str(folder)],
         "worst mismatch": ["inspect", str(folder)],
         "worst staleness": ["inspect", str(folder), "--worst", "staleness"],
-        "of a step": ["inspect", str(folder), "--step", str(num_samples // STEP // 2)],
+        "of a step": ["inspect", str(folder), "--step", str(max(1, num_samples // STEP // 2))],
     }
     answers = {}
     for name, words in questions.items():

@@ -39,6 +39,7 @@ def json_line(story: Story) -> str:
         "expected": None if lineage.prompt is None else lineage.prompt.event.answer,
         "answer": story.said_by("policy"),
         "copies": [str(position) for position in lineage.copies],
+        "missing": list(lineage.missing),
         "hops": [_hop(hop) for hop in map(dataclasses.asdict, story.hops)],
         "tokens": _tokens(story),
     }

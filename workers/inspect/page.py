@@ -150,5 +150,6 @@ def _hops(story: Story) -> str:
         '<div class="wide"><table><thead><tr><th>time, UTC</th><th class="num">after</th>'
         '<th class="num">took</th><th>role</th><th>what</th><th>how</th><th>where in the log</th>'
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        + (f'<p class="muted">{escape(story.note)}</p>' if story.note else "")
         + (f'<p class="muted">Later records, which nobody uses: {copies}</p>' if copies else "")
     )

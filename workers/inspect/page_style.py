@@ -163,7 +163,7 @@ SCRIPT = """
         `.text[data-of="${mark.dataset.story}"] span[data-i="${mark.dataset.token}"]`);
       document.querySelectorAll('.text .on').forEach(on => on.classList.remove('on'));
       span.classList.add('on');
-      span.scrollIntoView({ block: 'center' });
+      span.scrollIntoView({ block: 'nearest' });
       const box = span.getBoundingClientRect();
       fill(span);
       place(box.left, box.bottom);

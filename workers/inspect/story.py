@@ -41,6 +41,12 @@ class Story:
         return tuple(staleness(self.lineage).values())
 
     @property
+    def note(self) -> str:
+        """A sentence about what the log does not have of it; empty if nothing is missing."""
+        missing = self.lineage.missing
+        return f"not in this log, removed or not recorded: {', '.join(missing)}" if missing else ""
+
+    @property
     def num_sampled(self) -> int:
         """Tokens that a policy sampled."""
         return 0 if self.tokens is None else int(self.tokens.is_policy_N.sum())

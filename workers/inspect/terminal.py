@@ -50,6 +50,8 @@ def whole(story: Story, color: str = "version", width: int = WIDE) -> Renderable
     if story.lineage.copies:
         told = ", ".join(map(str, story.lineage.copies))
         parts.append(Text(f"later records of the same sample, which nobody uses: {told}", "yellow"))
+    if story.note:
+        parts.append(Text(story.note, "yellow"))
     return Group(*parts)
 
 

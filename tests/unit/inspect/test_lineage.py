@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from schemas.events import PolicyLoaded, Prompt, StepCompleted
+from schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
 from streams.lineage import Lineage, LineageFold, Outcome, SampleId, is_group
 from streams.lineage_hops import hops, staleness
 from streams.lineage_read import read_lineages
@@ -104,6 +104,19 @@ def test_the_fold_keeps_nothing_of_others() -> None:
         for record in told_run.bus_log().read(kind):
             fold.apply(record)
     assert ["0/1"] == [str(one.sample) for one in fold.lineages()]
+
+
+def test_what_the_log_no_longer_has_is_named() -> None:
+    """Removed by retention, or not recorded: the scores alone still tell most of it."""
+    kept = [e for e in told_run.events() if isinstance(e, ScoredTrajectory | StepCompleted)]
+    (found,) = read_lineages(told_run.bus_log(kept), [SampleId("0", 0)])
+    assert "trained" == found.outcome
+    expected = (
+        *("its prompt", "its trajectory", "load logprob-0/0", "load rollout-0/0"),
+        *("the announcement of version 0", "the announcement of version 1"),
+    )
+    assert expected == found.missing
+    assert () == lineage_of("0/0").missing
 
 
 def test_hops_are_in_the_order_of_time() -> None:

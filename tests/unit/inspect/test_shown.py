@@ -153,6 +153,17 @@ def test_the_terminal_tells_the_same() -> None:
         assert words in told
 
 
+def test_what_is_missing_is_told() -> None:
+    """On the terminal, on the page and in JSON."""
+    trajectory = told_run.rollout("7", 0, 0)[1]
+    (found,) = read_lineages(told_run.bus_log([trajectory]), [SampleId("7", 0)])
+    shown = story(found, SPELLING)
+    expected = "not in this log, removed or not recorded: its prompt, load rollout-0/0"
+    assert expected in printed(whole(shown))
+    assert expected in render([shown], "told")
+    assert "its prompt" == json.loads(json_line(shown))["missing"][0]
+
+
 def test_a_narrow_terminal_has_the_places_too() -> None:
     """Behind the words instead of in a column of their own."""
     wide, narrow = (printed(whole(stories("0/0")[0], width=width)) for width in (120, 100))
