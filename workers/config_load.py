@@ -25,6 +25,7 @@ from workers.config_layers import (
     pairs,
     put,
     read,
+    takes_references,
     tree_layer,
 )
 
@@ -113,6 +114,21 @@ def resolve_secret(value: str, field: str = "") -> str:
         except ConfigError as err:
             raise ConfigError(f"{err} ({wanted_by})") from err
     return value
+
+
+def check_secrets(loaded: Loaded) -> None:
+    """Resolve every reference to a secret, so that one which is not set is told before a start.
+
+    Raises:
+        ConfigError: names the place, the field and what is not there.
+    """
+    for name, settings in loaded.history.items():
+        value = settings[-1].value
+        if isinstance(value, str) and takes_references(name):
+            try:
+                resolve_secret(value, name)
+            except ConfigError as err:
+                raise ConfigError(f"{settings[-1].place}: {err}") from err
 
 
 def _merged(layers: Sequence[Layer]) -> Loaded:

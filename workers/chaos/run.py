@@ -17,10 +17,11 @@ from workers.chaos.saboteur import Saboteur
 from workers.chaos.sweep import Sweep
 from workers.chaos.verdict import Seen, report
 from workers.config import RunConfig
+from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.run import Outcome
 from workers.supervisor.sabotage import Scene
 from workers.supervisor.summary import Ended, show
-from workers.supervisor.up import Asked, num_workers, up
+from workers.supervisor.up import Asked, up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,62 +1,119 @@
-"""`rlstreams config show CONFIG...`: the resolved configuration, and who set what."""
+"""`rlstreams config ...`: the resolved configuration, who set what, and what each field is."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from workers.config_load import load_with_origins, resolved_json
+from streams.errors import ConfigError
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("config", help="show the resolved configuration")
+    parser = subparsers.add_parser("config", help="show and explain the configuration")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="print every field, its value and its origin")
     show.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
     show.add_argument("--json", action="store_true", help="as one JSON object, without origins")
+    show.add_argument("--why", metavar="FIELD", help="explain one field, and who set it")
     show.set_defaults(run=run)
+    schema = actions.add_parser("schema", help="print a JSON Schema for editors")
+    schema.set_defaults(run=run_schema)
+    fields = actions.add_parser("fields", help="print every field as a page in Markdown")
+    fields.set_defaults(run=run_fields)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what a run with these files and overrides would be told."""
+    from workers.config_load import load_with_origins, resolved_json
+
     loaded = load_with_origins(args.config, args.overrides)
     resolved = resolved_json(loaded.config)
-    if args.json:
+    if args.why:
+        print("\n".join(why(args.why, json.loads(resolved), loaded.history)))
+    elif args.json:
         print(resolved)
     else:
         print("\n".join(toml_lines(json.loads(resolved), loaded.origins)))
     return 0
 
 
+def run_schema(args: argparse.Namespace) -> int:
+    """Print the schema."""
+    del args
+    from workers.config_schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def run_fields(args: argparse.Namespace) -> int:
+    """Print the page."""
+    del args
+    from workers.config_docs import page
+
+    print(page(), end="")
+    return 0
+
+
 def toml_lines(tree: Mapping[str, Any], origins: Mapping[str, str], name: str = "") -> list[str]:
     """The tree as TOML, with `# origin` behind each value that is not a default."""
+    from workers.config_docs import toml_key, toml_value
+
     lines = [f"[{name}]"] if name else []
     tables = []
     for key, value in tree.items():
         dotted = f"{name}.{key}" if name else key
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not _is_inline(dotted):
             tables += ["", *toml_lines(value, origins, dotted)]
         else:
             comment = f"  # {origins[dotted]}" if dotted in origins else ""
-            lines.append(f"{_key(key)} = {_value(value)}{comment}")
+            lines.append(f"{toml_key(key)} = {toml_value(value)}{comment}")
     return [*lines, *tables] if name else [*lines, *tables][1:]
 
 
-def _key(key: str) -> str:
-    return json.dumps(key) if "." in key else key
+def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[str]:
+    """What a field is, its value, and every layer's word on it; the last one counts.
+
+    Raises:
+        ConfigError: there is no such field.
+    """
+    from workers.config_docs import field_docs, section_docs, toml_value
+    from workers.config_fields import FieldError, field_type, split_name
+
+    keys = name.split(".")
+    try:
+        field_type(keys)
+    except FieldError as err:
+        raise ConfigError(f"--why: {err}") from err
+    value: Any = tree
+    for key in split_name(name):
+        value = value.get(key, {}) if isinstance(value, dict) else value
+    lines = [f"{name} = {toml_value(value)}"]
+    if sentence := section_docs().get(name):
+        lines = [f"[{name}]", f"  what    {sentence.splitlines()[0]}"]
+    docs = [doc for doc in field_docs() if name == doc.name or name.startswith(f"{doc.name}.")]
+    for doc in docs:
+        unit = f" ({doc.unit})" if doc.unit else ""
+        lines += [f"  what    {doc.sentence}{unit}", f"  type    {doc.kind}"]
+        lines += [f"  default {doc.default}"] if doc.default else []
+        lines += [f"  change it when  {doc.symptom}"] if doc.symptom else []
+    settings = [
+        (setting.place, f"{entry} = " if entry != name else "", setting.value)
+        for entry, layers in history.items()
+        if entry == name or entry.startswith(f"{name}.")
+        for setting in layers
+    ]
+    lines += ["  set by" if settings else "  set by nobody: this is the default"]
+    lines += [f"    {place}  {entry}{toml_value(value)}" for place, entry, value in settings]
+    return lines
 
 
-def _value(value: Any) -> str:  # noqa: ANN401
-    """JSON's scalars and arrays are TOML's; its objects are not."""
-    if isinstance(value, list):
-        return f"[{', '.join(_value(item) for item in value)}]"
-    if isinstance(value, dict):
-        return "{ " + ", ".join(_pairs(value)) + " }"
-    return json.dumps(value, ensure_ascii=False)
+def _is_inline(name: str) -> bool:
+    """Whether a table is a value of somebody's, inside of a free one."""
+    from workers.config_fields import field_type, is_free_table
 
-
-def _pairs(table: Mapping[str, Any]) -> Iterator[str]:
-    return (f"{_key(key)} = {_value(value)}" for key, value in table.items())
+    *above, _ = name.split(".")
+    return bool(above) and is_free_table(field_type(above))

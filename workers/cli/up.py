@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workers.config_load import Loaded
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -19,20 +23,40 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--no-live", action="store_true", help="plain lines instead of the live view"
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write the configuration of each process, and start nothing",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 0 only if the run is complete and the audit finds nothing."""
-    from workers.config_load import load
+    from workers.config_load import check_secrets, load_with_origins
 
     overrides = list(args.overrides)
     if args.steps is not None:
         overrides += ["--trainer.steps", str(args.steps)]
-    config = load(args.config, overrides)
+    loaded = load_with_origins(args.config, overrides)
+    config = loaded.config
+    check_secrets(loaded)
+    if args.dry_run:
+        return _dry_run(loaded)
     from workers.supervisor.up import Asked, up
 
     words = shlex.join([*args.config, *args.overrides])
     return up(
         Asked(config=config, config_words=words, is_resumed=args.resume, is_live=not args.no_live)
     )
+
+
+def _dry_run(loaded: Loaded) -> int:
+    from workers.dry_run import write
+    from workers.supervisor.fleet_size import num_workers
+
+    broker = loaded.config.broker.bootstrap or "an embedded one, not started"
+    print(f"nothing is started; broker: {broker}")
+    for path, command in write(loaded, num_workers(loaded.config)):
+        print(f"{path}\n  {command}")
+    return 0

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 PRELOAD = "workers.preload"
+LIGHT_ROLES = frozenset({"prompts"})  # import no torch
 TAIL_LINES = 12
 
 
@@ -147,11 +148,24 @@ class PlainSpawner:
         return Child(spec, process, ours_fd)
 
 
+class ByRole:
+    """Forks the roles that compute. A light one would only carry the memory of what it never uses,
+    and wait for imports that it does not need."""
+
+    def __init__(self, forking: Spawner, plain: Spawner) -> None:
+        self._forking = forking
+        self._plain = plain
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        """See `Spawner`."""
+        return (self._plain if spec.role in LIGHT_ROLES else self._forking).spawn(spec)
+
+
 def make_spawner() -> Spawner:
     """Forking where the platform can."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return PlainSpawner()
-    return ForkSpawner(multiprocessing.get_context("forkserver"))
+    return ByRole(ForkSpawner(multiprocessing.get_context("forkserver")), PlainSpawner())
 
 
 def log_tail(log: Path, num_lines: int = TAIL_LINES) -> Sequence[str]:

@@ -31,6 +31,7 @@ from workers.hub import model_folder
 from workers.supervisor.broker import BrokerKeeper
 from workers.supervisor.child import make_spawner
 from workers.supervisor.fleet import Fleet
+from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Interrupts, Supervisor
@@ -109,16 +110,6 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         )
         status = summarize(ended, watcher.state, decode)
         return status if sabotage is None else sabotage.conclude(bus, ended, status)
-
-
-def num_workers(config: RunConfig) -> dict[str, int]:
-    """Processes by role."""
-    return {
-        "prompts": 1,
-        "rollout": config.rollout.workers,
-        "logprob": config.logprob.workers,
-        "trainer": 1,
-    }
 
 
 def _set_threads(config: RunConfig) -> None:
