@@ -1,0 +1,60 @@
+"""Every example is executed as far as a CPU and no connection allow."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from workers.__main__ import main
+from workers.config_load import load
+
+EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
+# Nothing of their own to try: an overlay, and one that needs a connection and an extra package.
+OVERLAY, ELSEWHERE = "slower.toml", "reasoning_gym.toml"
+TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {OVERLAY, ELSEWHERE})
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_an_example_answers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows, template, model and reward work together; the demo's model is right now and then."""
+    assert 0 == main(["try", str(EXAMPLES / name), "--rows", "3", "--tokens"])
+    told = capsys.readouterr().out
+    assert re.search(r"^12 answers, mean reward 0\.[1-9]", told, re.MULTILINE), told
+    assert "  prompt, 11 tokens: <bos>1+6+7+1+8=\n" in told
+    if name == "two_parts.toml":
+        assert "reward 1.2  right 1  worked 0.2" in told
+
+
+def test_a_template_makes_of_messages_what_the_model_was_trained_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The chat example's prompts are, token for token, those of the plain one."""
+    shown = []
+    for name in ("demo.toml", "chat.toml"):
+        assert 0 == main(["try", str(EXAMPLES / name), "--rows", "1", "--samples", "1", "--tokens"])
+        shown.append(re.findall(r"^  tokens: (.*)$", capsys.readouterr().out, re.MULTILINE))
+    assert shown[0] == shown[1]
+
+
+def test_messages_need_a_template(capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder without one is named, with the row and both ways out."""
+    assert 78 == main(["try", str(EXAMPLES / "demo.toml"), "--data.chat=always"])
+    told = capsys.readouterr().err
+    assert "train.jsonl:1: " in told
+    assert "has no chat template" in told
+    assert "data.template" in told
+
+
+def test_the_others_can_be_read() -> None:
+    """An overlay changes one field; what needs a connection is checked without one."""
+    slower = load([EXAMPLES / "demo.toml", EXAMPLES / OVERLAY])
+    assert (5e-5, 60) == (slower.trainer.optimizer.lr, slower.trainer.steps)
+    gym = load([EXAMPLES / ELSEWHERE])
+    assert ("gym:chain_sum", "reasoning-gym") == (gym.data.train, gym.reward.verifier)
