@@ -150,6 +150,24 @@ def test_the_check_sees_a_forgotten_window(name: str, tmp_path: Path) -> None:
     assert padding_difference(model, families.VOCABULARY, Attention()) > selfcheck.TOLERANCE
 
 
+def test_a_model_that_also_sees_pictures_runs_as_a_language_model(tmp_path: Path) -> None:
+    """Its numbers lie one level down in `config.json`; padded and decoded they are its own."""
+    from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3ForConditionalGeneration
+
+    families.make("Gemma3ForCausalLM", tmp_path / "text")
+    text = {k: v for k, v in read_config(tmp_path / "text").items() if k != "architectures"}
+    picture = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+               "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = Gemma3Config(text_config=text, vision_config=picture, mm_tokens_per_image=1)
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    engine = BuiltinEngine(tmp_path / "model", slots=2)
+    assert (families.VOCABULARY, 64) == (engine.vocab_size, engine.max_tokens)
+    asyncio.run(engine.close())
+    before, after = trained_hash(tmp_path / "model")
+    assert before != after
+
+
 def test_attention_is_computed_by_what_the_family_needs(tmp_path: Path) -> None:
     """sdpa, but for sinks and soft caps; the windows are those of the configuration."""
     names = ["LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM"]
