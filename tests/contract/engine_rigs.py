@@ -16,7 +16,7 @@ import torch
 
 from schemas.events import PolicyPublished
 from tests.servers.fake_server import VERSIONS, FakeServer
-from tests.servers.real import num_generated, real_engine
+from tests.servers.real import long_model, num_generated, real_engine
 from tests.servers.served import served_engine
 from workers.engines.base import Engine, GeneratedSegment, Int32s, SampleRequest, Sampling, Scorer
 from workers.engines.builtin import BuiltinEngine
@@ -108,6 +108,11 @@ class Rig:
         return True
 
     @property
+    def long_tokens(self) -> int:
+        """How many tokens a long request samples."""
+        return 110
+
+    @property
     def long(self) -> str:
         """A sample whose long request does not end early."""
         return "0/0/0"
@@ -127,7 +132,7 @@ class Rig:
 
     def long_request(self, sample_id: str | None = None) -> SampleRequest:
         """As `long_request`; of `long`, if no sample is named."""
-        return long_request(sample_id or self.long, self.heat(8.0))
+        return long_request(sample_id or self.long)
 
     def close(self) -> None:
         """Release what the rig holds."""
@@ -172,8 +177,13 @@ class RealRig(Rig):
 
     url: str = ""
 
+    def __post_init__(self) -> None:
+        self.server = FileWeightServer(self.folder, keep=4)
+        self.model = long_model(self.folder)
+
     def engine(self, *, slots: int = 8) -> Engine:
-        return real_engine(self.kind, self.url, DEMO_MODEL, self.folder, limit=slots)
+        self.counted = num_generated(self.url)
+        return real_engine(self.kind, self.url, self.model, self.folder, limit=slots)
 
     @property
     def replays_draws(self) -> bool:
@@ -188,19 +198,27 @@ class RealRig(Rig):
         return False
 
     @property
-    def long(self) -> str:
-        return "2/0/0"
+    def long_tokens(self) -> int:
+        return 800  # two seconds: time enough to be paused in
+
+    def long_request(self, sample_id: str | None = None) -> SampleRequest:
+        """Nearly greedy: such an answer does not end by itself."""
+        return request(sample_id or self.long, temperature=0.1, max_new_tokens=self.long_tokens)
+
+    def scorer(self, *, versions_held: int = 2) -> Scorer:
+        return BuiltinScorer(self.model, versions_held=versions_held)
 
     def heat(self, temperature: float) -> float:
         return min(temperature, 2.0)  # vLLM refuses more; its weights are flatter for that
 
     async def until_sampling(self, engine: Engine) -> None:
         """The server counts tokens as it samples them."""
-        before = await num_generated(self.url)
+        await until_running(engine)
         until_s = time.monotonic() + DEADLINE_S
-        while await num_generated(self.url) < before + 2:
+        before = self.counted
+        while self.counted < before + 2:
             assert time.monotonic() < until_s, "nothing is sampled"
-            await asyncio.sleep(0.01)
+            self.counted = await asyncio.to_thread(num_generated, self.url)
 
 
 def make_rig(request: pytest.FixtureRequest, folder: Path) -> Rig:
@@ -238,9 +256,9 @@ def request(
     )
 
 
-def long_request(sample_id: str, temperature: float = 8.0) -> SampleRequest:
+def long_request(sample_id: str) -> SampleRequest:
     """Nearly uniform draws: both engines go on for a hundred tokens, but for rare early ends."""
-    return request(sample_id, temperature=temperature, max_new_tokens=110)
+    return request(sample_id, temperature=8.0, max_new_tokens=110)
 
 
 DEADLINE_S = 30.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,13 +61,13 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
         if rig.captures_experts:
             assert rows_of([before, after]) == list(range(num_tokens - 1))
 
-        scorer = rig.scorer()
+        scorer, heat = rig.scorer(), rig.long_request().sampling.temperature
         for version, segment in ((0, before), (1, after)):
             scorer.pull(rig.publish(version), rig.channel)
             if rig.keeps_cache and version == 1:
                 continue  # the cache holds keys and values of version 0: no scorer sees that
             ids = np.concatenate([PROMPT, *(s.token_ids for s in (before, after))], dtype=np.int32)
-            (scores,) = scorer.score([TokenSequence(token_ids=ids)], version, rig.heat(8.0))
+            (scores,) = scorer.score([TokenSequence(token_ids=ids)], version, heat)
             start = len(PROMPT) + (len(before.token_ids) if version else 0)
             scored = scores.logprobs[start : start + len(segment.token_ids)]
             np.testing.assert_allclose(segment.logprobs, scored, atol=1e-4)
@@ -106,16 +107,11 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
         await engine.abort(rig.long)
         (partial,) = await running
         assert partial.finish_reason is FinishReason.ABORT
-        assert 0 < len(partial.token_ids) < 110
+        assert 0 < len(partial.token_ids) < rig.long_tokens
         so_far = np.concatenate([PROMPT, partial.token_ids])
         (rest,) = await collect(
             engine,
-            request(
-                token_ids=so_far,
-                prompt_tokens=len(PROMPT),
-                temperature=rig.heat(8.0),
-                max_new_tokens=110,
-            ),
+            replace(rig.long_request(), token_ids=so_far, prompt_tokens=len(PROMPT)),
         )
         assert len(tokens([partial, rest])) == len(tokens(whole))
         if rig.replays_draws:

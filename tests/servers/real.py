@@ -7,19 +7,22 @@ a server is started with the command that a rollout worker would use.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from tests.servers.served import settings
 from workers.config_load import load
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import Kind
-from workers.engines.served.http import ServerError, ServerHttp
+from workers.engines.served.http import ServerHttp
 from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.shape import longest_sequence, read_shape
@@ -29,6 +32,7 @@ from workers.weights.desk import Desk
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"
+DEMO_MODEL = ROOT / "infra" / "examples" / "demo" / "model"
 START_S = 240.0
 
 
@@ -39,7 +43,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
         yield named
         return
     subprocess.run(["sh", str(ROOT / "infra" / "setup-vllm.sh")], check=True)
-    config = load([EXAMPLE], [f"run.dir={folder}"])
+    config = load([EXAMPLE], [f"run.dir={folder}", f"model.path={long_model(folder)}"])
     port = free_port(config.engine.host)
     where = where_installed(config, Kind.VLLM)
     command = command_of(config, Kind.VLLM, where, port, piece.environment(folder / "piece"))
@@ -51,6 +55,19 @@ def vllm_server(folder: Path) -> Iterator[str]:
         yield url
     finally:
         process.close()
+
+
+def long_model(folder: Path) -> Path:
+    """The demo's model for sequences of 2,048 tokens: a long answer takes seconds, not a blink."""
+    model = folder / "model"
+    if not model.exists():
+        model.mkdir(parents=True)
+        for file in DEMO_MODEL.iterdir():
+            shutil.copy(file, model)
+        config = json.loads((model / "config.json").read_text())
+        config["max_position_embeddings"] = 2048
+        (model / "config.json").write_text(json.dumps(config))
+    return model
 
 
 async def _ready(url: str, process: ServerProcess) -> None:
@@ -77,14 +94,8 @@ def real_engine(kind: str, url: str, model: Path, folder: Path, **changes: Any) 
     return ServedEngine(chosen, shape, longest_sequence(model), servers, on_close=desk.close)
 
 
-async def num_generated(url: str) -> float:
+def num_generated(url: str) -> float:
     """Tokens that the server sampled since it was started, by its own count."""
-    http = ServerHttp(url)
-    try:
-        text = str(await http.get("/metrics", 10.0))
-    except ServerError:
-        return 0.0
-    finally:
-        await http.close()
-    rows = [line.split() for line in text.splitlines()]
+    with urlopen(f"{url}/metrics", timeout=10.0) as answer:
+        rows = [line.split() for line in answer.read().decode().splitlines()]
     return sum(float(row[1]) for row in rows if row and "generation_tokens_total" in row[0])
