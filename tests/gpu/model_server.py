@@ -32,8 +32,10 @@ class ModelServer:
         python: str,
         backend: str,
         arguments: list[str],
+        ranks: int = 1,
     ) -> None:
         self._port = port
+        self.ranks = ranks
         self._log = folder / f"{type(self).__name__}-{port}.log"
         environment = os.environ | piece.environment(folder / "piece") | {"HF_HUB_OFFLINE": "1"}
         if gpu:
@@ -109,6 +111,7 @@ class Vllm(ModelServer):
         command = ["-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
         command += ["--port", str(port), "--model", str(model), "--load-format", "dummy"]
         command += ["--skip-tokenizer-init", "--weight-transfer-config", transfer]
+        command += ["--tensor-parallel-size", str(self.ranks)]
         return [*command, "--max-model-len", "4096", "--max-num-seqs", "8"]
 
     def environment(self) -> dict[str, str]:
@@ -157,6 +160,7 @@ class Sglang(ModelServer):
         command += ["--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init"]
         command += ["--custom-weight-loader", payloads.SGLANG_LOADER, "--grammar-backend", "none"]
         command += ["--attention-backend", "triton", "--sampling-backend", "pytorch"]
+        command += ["--tp-size", str(self.ranks)]
         return [*command, "--context-length", "4096", "--max-running-requests", "8"]
 
     def environment(self) -> dict[str, str]:
@@ -172,7 +176,7 @@ class Sglang(ModelServer):
 
     def update(self, text: str) -> None:
         """Carry an order."""
-        self.post("/update_weights_from_tensor", payloads.sglang_update(text, 1))
+        self.post("/update_weights_from_tensor", payloads.sglang_update(text, self.ranks))
 
     def resume(self) -> None:
         """Go on; stale prefixes go."""

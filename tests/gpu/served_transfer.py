@@ -87,7 +87,7 @@ class Trainer:
         version = published.policy_version
         self.server.serve(asked(version, self._backend, self.channel.address()))
         order = self.channel.order(published, 120.0, server=mode)
-        with self.desk.open(order, kind="receive", mode=mode, ranks=1) as errand:
+        with self.desk.open(order, kind="receive", mode=mode, ranks=engine.ranks) as errand:
             started_s = time.monotonic()
             engine.pause()
             paused_s = time.monotonic()
@@ -95,14 +95,15 @@ class Trainer:
             updated_s = time.monotonic()
             engine.resume()
             resumed_s = time.monotonic()
-            (report,) = errand.reports()
+            reports = errand.reports()
+        report = max(reports, key=lambda report: float(report["seconds"]))
         return {
             "order_s": updated_s - paused_s,
             "stop_s": resumed_s - started_s,
             "in_server_s": report["seconds"],
             "receive_s": report["receive_s"],
             "join_s": report["join_s"],
-            "num_bytes": report["num_bytes"],
+            "num_bytes": sum(report["num_bytes"] for report in reports),
         }
 
 
@@ -140,7 +141,7 @@ def asked(version: int, channel: str, address: str) -> PullRequested:
 def measure(trainer: Trainer, engine: Vllm | Sglang, repeats: int, in_place: str) -> dict[str, Any]:
     """First pull, pulls, a pull beside a running request, and the same version by the loader."""
     engine.prepare()
-    with trainer.desk.open(describe(), kind="describe", ranks=1) as errand:
+    with trainer.desk.open(describe(), kind="describe", ranks=engine.ranks) as errand:
         engine.pause()
         engine.update(errand.text)
         engine.resume()
@@ -239,6 +240,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--place", choices=["auto", "device", "pinned"], default="device")
     parser.add_argument("--python", default=PYTHON, help="the interpreter that has the server")
     parser.add_argument("--native", action="store_true", help="vLLM's own path too")
+    parser.add_argument("--ranks", type=int, default=1, help="tensor-parallel size, from GPU 1 on")
     parser.add_argument("--out", type=Path)
     parser.add_argument("arguments", nargs="*", help="after --: more arguments of the server")
     return parser.parse_args()
@@ -252,14 +254,15 @@ def main() -> None:
     hardware = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if is_gpu else "CPU"
     result: dict[str, Any] = {"hardware": hardware, "torch": torch.__version__}
     result |= {"model": args.model, "backend": args.backend, "place": args.place}
-    result["arguments"] = args.arguments
+    result |= {"ranks": args.ranks, "arguments": args.arguments}
     with SERVERS[args.engine](
         model,
         folder,
         port=18801,
-        gpu="1" if is_gpu else "",
+        gpu=",".join(map(str, range(1, 1 + args.ranks))) if is_gpu else "",
         python=args.python,
         backend="",
+        ranks=args.ranks,
         arguments=args.arguments,
     ) as engine:
         trainer = Trainer(args)

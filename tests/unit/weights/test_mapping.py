@@ -1,0 +1,147 @@
+"""The map between a trainer's layout and a server's: fused, stacked, sharded, cast, or refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from workers.weights.link.errors import PullError
+from workers.weights.link.mapping import Plan, make_plan
+from workers.weights.link.target import FreshTensors, Row, run_of
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, WIDTH, VOCABULARY = 16, 8, 2, 4, 4, 8, 128
+LAYER = "model.layers.0"
+CPU = torch.device("cpu")
+
+TRAINER: list[Row] = [
+    (f"{LAYER}.mlp.experts.down_proj", "float32", (EXPERTS, HIDDEN, WIDTH)),
+    (f"{LAYER}.mlp.experts.gate_up_proj", "float32", (EXPERTS, 2 * WIDTH, HIDDEN)),
+    (f"{LAYER}.mlp.gate.weight", "float32", (EXPERTS, HIDDEN)),
+    (f"{LAYER}.self_attn.k_proj.weight", "float32", (KV_HEADS * HEAD_DIM, HIDDEN)),
+    (f"{LAYER}.self_attn.o_proj.weight", "float32", (HIDDEN, HEADS * HEAD_DIM)),
+    (f"{LAYER}.self_attn.q_proj.weight", "float32", (HEADS * HEAD_DIM, HIDDEN)),
+    (f"{LAYER}.self_attn.v_proj.weight", "float32", (KV_HEADS * HEAD_DIM, HIDDEN)),
+    ("model.embed_tokens.weight", "float32", (VOCABULARY, HIDDEN)),
+    ("model.norm.weight", "float32", (HIDDEN,)),
+]
+WEIGHTS = {name: torch.randn(shape) for name, _, shape in TRAINER}
+
+
+def server(ranks: int, rank: int, dtype: str = "float32") -> dict[str, torch.Tensor]:
+    """What a rank of a server must hold: cut as vLLM's layers cut when they load a checkpoint."""
+    q, k, v = (WEIGHTS[f"{LAYER}.self_attn.{x}_proj.weight"] for x in "qkv")
+    gate, up = WEIGHTS[f"{LAYER}.mlp.experts.gate_up_proj"].chunk(2, 1)
+    copies = max(1, ranks // KV_HEADS)  # of a key-value head
+    heads = max(1, KV_HEADS // ranks) * HEAD_DIM
+    place = rank // copies * heads
+    held = {
+        f"{LAYER}.mlp.experts.w13_weight": torch.cat(
+            [gate.chunk(ranks, 1)[rank], up.chunk(ranks, 1)[rank]], 1
+        ),
+        f"{LAYER}.mlp.experts.w2_weight": WEIGHTS[f"{LAYER}.mlp.experts.down_proj"].chunk(ranks, 2)[
+            rank
+        ],
+        f"{LAYER}.mlp.gate.weight": WEIGHTS[f"{LAYER}.mlp.gate.weight"],
+        f"{LAYER}.self_attn.o_proj.weight": WEIGHTS[f"{LAYER}.self_attn.o_proj.weight"].chunk(
+            ranks, 1
+        )[rank],
+        f"{LAYER}.self_attn.qkv_proj.weight": torch.cat(
+            [q.chunk(ranks)[rank], k[place : place + heads], v[place : place + heads]]
+        ),
+        "model.embed_tokens.weight": WEIGHTS["model.embed_tokens.weight"].chunk(ranks)[rank],
+        "model.norm.weight": WEIGHTS["model.norm.weight"],
+    }
+    return {name: tensor.to(getattr(torch, dtype)) for name, tensor in held.items()}
+
+
+def rows(tensors: dict[str, torch.Tensor]) -> list[Row]:
+    return [
+        (name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()
+    ]
+
+
+def carry_out(plan: Plan, targets: list[Row]) -> dict[str, torch.Tensor]:
+    """Move every piece, as the two ends do."""
+    fresh = FreshTensors(targets, CPU)
+    for tensor in fresh.tensors.values():
+        tensor.fill_(math.nan)
+    for piece, part in zip(plan.pieces, plan.parts, strict=True):
+        made = part.cut(WEIGHTS[part.name]).to(getattr(torch, piece.dtype)).contiguous()
+        run_of(fresh.tensors, piece).copy_(made.view(-1).view(torch.uint8))
+    return fresh.tensors
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_rank_gets_what_its_layers_would_cut(ranks: int, dtype: str) -> None:
+    """Fused rows, inner splits, shared key-value heads and casts, byte for byte."""
+    for rank in range(ranks):
+        expected = server(ranks, rank, dtype)
+        plan = make_plan(TRAINER, rows(expected), mode="in_place", rank=rank, ranks=ranks)
+        found = carry_out(plan, rows(expected))
+        for name, tensor in expected.items():
+            assert torch.equal(tensor, found[name]), f"{name}, rank {rank} of {ranks}"
+
+
+def test_experts_dealt_out_in_runs() -> None:
+    """Expert parallel: a rank holds whole experts."""
+    name = f"{LAYER}.mlp.experts.w2_weight"
+    whole = WEIGHTS[f"{LAYER}.mlp.experts.down_proj"]
+    source = [row for row in TRAINER if row[0].endswith("down_proj")]
+    target = [(name, "float32", (2, HIDDEN, WIDTH))]
+    plan = make_plan(source, target, mode="in_place", rank=1, ranks=2)
+    assert torch.equal(whole[2:], carry_out(plan, target)[name])
+
+
+def test_a_padded_vocabulary_keeps_its_padding() -> None:
+    """Rows behind the last token are the server's own."""
+    target = [("model.embed_tokens.weight", "float32", (VOCABULARY + 32, HIDDEN))]
+    source = [row for row in TRAINER if "embed" in row[0]]
+    found = carry_out(make_plan(source, target, mode="in_place"), target)[target[0][0]]
+    assert torch.equal(WEIGHTS["model.embed_tokens.weight"], found[:VOCABULARY])
+    assert bool(found[VOCABULARY:].isnan().all())
+
+
+def test_tied_weights_go_by_either_name() -> None:
+    """The trainer sends a tied tensor once, under the name that sorts first."""
+    source = [("lm_head.weight", "float32", (VOCABULARY, HIDDEN))]
+    target = [("model.embed_tokens.weight", "float32", (VOCABULARY, HIDDEN))]
+    (part,) = make_plan(source, target, mode="in_place").parts
+    assert part.name == "lm_head.weight"
+
+
+def test_what_cannot_be_mapped_is_refused_by_name_of_both_sides() -> None:
+    """In place means all in place."""
+    target = rows(server(1, 0))
+    target[4] = (target[4][0], "float32", (3, 3))
+    with pytest.raises(PullError) as caught:
+        make_plan(TRAINER, target, mode="in_place")
+    assert caught.value.kind == "layout"
+    assert "qkv_proj.weight float32 [3, 3]" in str(caught.value)
+    assert "q_proj.weight float32 [32, 16]" in str(caught.value)
+
+
+def test_what_cannot_be_mapped_goes_through_the_loader() -> None:
+    """`auto` sends the sources of a quantised parameter by checkpoint name, the rest in place."""
+    target = rows(server(1, 0))
+    target[4] = (target[4][0], "float8_e4m3fn", target[4][2])
+    plan = make_plan(TRAINER, target, mode="auto")
+    loaded = {piece.name for piece in plan.pieces if piece.place == "load"}
+    assert loaded == {f"{LAYER}.self_attn.{x}_proj.weight" for x in "qkv"}
+    assert len(plan.pieces) == 3 + 6
+
+
+def test_all_goes_through_the_loader_when_asked() -> None:
+    """`checkpoint` names every tensor of the trainer, once."""
+    plan = make_plan(TRAINER, [], mode="checkpoint")
+    assert [piece.name for piece in plan.pieces] == [name for name, _, _ in TRAINER]
+    assert {piece.place for piece in plan.pieces} == {"load"}
+
+
+def test_a_parameter_of_the_servers_own_is_refused() -> None:
+    """Nothing is left as it was by chance."""
+    target = [*rows(server(1, 0)), ("model.extra.weight", "float32", (2,))]
+    with pytest.raises(PullError, match=r"without a source: model.extra.weight float32 \[2\]"):
+        make_plan(TRAINER, target, mode="auto")
