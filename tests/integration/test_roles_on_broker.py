@@ -41,15 +41,12 @@ _PROCESSES.set_forkserver_preload([work.__module__])
 class Site:
     """A run on the broker without any process yet: topics, weights, prompts."""
 
-    def __init__(
-        self, broker: str, run_id: str, folder: Path, num_groups: int, *overrides: str
-    ) -> None:
+    def __init__(self, broker: str, run_id: str, folder: Path, num_groups: int) -> None:
         self.config: RunConfig = load(
             [EXAMPLE],
             [
                 f"run.id={run_id}", f"run.dir={folder}", f"broker.bootstrap={broker}",
                 "rollout.slots=16", "rollout.max_new_tokens=8", "rollout.commit_interval_s=0.03",
-                *overrides,
             ],
         )  # fmt: skip
         self._file = folder / "config.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,7 +17,6 @@ from workers.runtime import Exit
 
 SESSION_S = 3.0  # of the embedded broker's groups
 TRANSACTION_S = 1.0
-WINDOW_TOKENS = 200  # a dozen samples a forward
 CLEAN_UP_S = 1.0  # how often the broker looks for transactions that took too long
 
 
@@ -25,23 +25,35 @@ def send(process: BaseProcess, number: signal.Signals) -> None:
     os.kill(process.pid, number)
 
 
+def wait_until_stopped(process: BaseProcess) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    asked = ["ps", "-o", "stat=", "-p", str(process.pid)]
+    while "T" not in subprocess.run(asked, capture_output=True, text=True, check=True).stdout:
+        assert time.monotonic() < deadline_s, "it did not stop"
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("role", ["rollout", "logprob"])
 def test_a_worker_that_was_stopped_adds_nothing_beside_its_successor(
     broker: str, run_id: str, tmp_path: Path, role: str
 ) -> None:
     """Stopped beyond session and transaction timeout, it wakes up to a fence: status 75."""
-    site = Site(broker, run_id, tmp_path, 60, f"logprob.token_budget={WINDOW_TOKENS}")
-    # Scoring is so quick that a busy machine might have nothing left to stop: it dwells.
-    dwell = "forward.after:3:stop:5" if role == "logprob" else ""
+    site = Site(broker, run_id, tmp_path, num_groups=60)
     if role == "logprob":
         with site.worker() as process:
             site.wait_for(len(site.samples))
             assert Exit.DONE == end(process)
         site.close()
         site.follow(SCORED.name)
-    with site.worker(role, dwell, TRANSACTION_S) as zombie:
-        site.wait_for(4)
-        send(zombie, signal.SIGSTOP)
+    # Scoring is so quick that from outside it might be stopped too late: it stops itself, with a
+    # window that is scored and not committed.
+    freeze = "freeze:forward.after" if role == "logprob" else ""
+    with site.worker(role, freeze, TRANSACTION_S) as zombie:
+        if freeze:
+            wait_until_stopped(zombie)
+        else:
+            site.wait_for(4)
+            send(zombie, signal.SIGSTOP)
         at_stop = len(site.found())
         stopped_s = time.monotonic()
         with site.worker(role, "", TRANSACTION_S) as successor:

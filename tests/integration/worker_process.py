@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 import uuid
@@ -9,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streams.bus import Bus
-from streams.crash_points import arm_from
+from streams.crash_points import CrashPoint, Hook, arm, arm_from
 from streams.kafka import KafkaBus
 from tests.unit.roles.stand import LengthVerifier
 from workers import runtime
@@ -24,6 +26,8 @@ from workers.rollout.worker import make_worker as make_rollout
 from workers.tokenizer import Tokenizer
 from workers.weights.file import FileWeightChannel
 
+FREEZE = "freeze:"
+
 
 def work(
     config_file: Path,
@@ -37,12 +41,15 @@ def work(
     Args:
         config_file: resolved configuration, JSON.
         step_s: time of the engine for one token, or of the scorer for one forward.
-        crash_at: a crash point, as in `streams.crash_points`.
+        crash_at: a crash point, as in `streams.crash_points`; `freeze:POINT` stops the process
+            there for the first time, until somebody continues it.
         transaction_s: after it the broker aborts an open transaction.
     """
     stop = runtime.Stop()
     stop.on_signals()
-    if crash_at:
+    if crash_at.startswith(FREEZE):
+        arm(freeze_at(CrashPoint(crash_at.removeprefix(FREEZE))))
+    elif crash_at:
         arm_from(crash_at)
     try:
         config = from_json(config_file.read_text("utf-8"))
@@ -53,6 +60,18 @@ def work(
         runtime.explain(err)
         sys.exit(runtime.exit_status(err))
     sys.exit(runtime.Exit.DONE)
+
+
+def freeze_at(point: CrashPoint) -> Hook:
+    """SIGSTOP from within: it stands at exactly that place, however busy the machine is."""
+    left = [point]
+
+    def hook(reached: CrashPoint) -> None:
+        if left and reached == point:
+            left.clear()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    return hook
 
 
 def _make(config: RunConfig, bus: Bus, role: str, step_s: float) -> runtime.Role:
