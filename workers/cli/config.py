@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workers.config_load import load_with_origins, resolved_json
-
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
@@ -22,6 +20,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Print what a run with these files and overrides would be told."""
+    from workers.config_load import load_with_origins, resolved_json
+
     loaded = load_with_origins(args.config, args.overrides)
     resolved = resolved_json(loaded.config)
     if args.json:
