@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             from workers.cli.replay_into import run_into
 
             return run_into(args, recording)
-        selection = resolve(recording, _asked(args))
+        selection = resolve(recording, asked(args))
         if args.dry_run:
             return _count(recording, selection)
         with fresh_target(args, recording) as target:
@@ -115,7 +115,8 @@ def speed_of(text: str) -> float:
     return speed
 
 
-def _asked(args: argparse.Namespace) -> Asked:
+def asked(args: argparse.Namespace) -> Asked:
+    """What the options choose."""
     from workers.cli.ranges import range_of, selection_of
     from workers.replay.filters import Asked
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.replay import fresh_target
+from workers.cli.replay import asked, fresh_target
 
 if TYPE_CHECKING:
     from streams.recording import Recording
+    from workers.replay.into_logprob import ScoreReplay
     from workers.replay.into_trainer import ReplayedStep, TrainerReplay
+    from workers.replay.target import Target
+    from workers.replay.weights import RecordedWeights
 
 
 def run_into(args: argparse.Namespace, recording: Recording) -> int:
     """Feed the role and compare; 0 only if it made the same."""
-    roles = {"trainer": _trainer}
+    roles = {"trainer": _trainer, "logprob": _logprob, "rollout": _rollout}
     return roles[args.into](args, recording)
 
 
@@ -32,6 +36,71 @@ def _trainer(args: argparse.Namespace, recording: Recording) -> int:
         )
     print(_verdict(made))
     return 0 if made.num_equal == len(made.steps) else 1
+
+
+def _logprob(args: argparse.Namespace, recording: Recording) -> int:
+    from workers.replay.filters import resolve
+    from workers.replay.into_logprob import replay_logprob
+
+    selection = resolve(recording, asked(args))
+    with fresh_target(args, recording) as target:
+        weights = _weights(args, recording, target)
+        made = replay_logprob(recording, target, weights, selection=selection)
+    print("\n".join(_scores(made)))
+    return 0 if made.is_equal else 1
+
+
+def _rollout(args: argparse.Namespace, recording: Recording) -> int:
+    from workers.replay.filters import resolve
+    from workers.replay.into_rollout import replay_rollout
+
+    selection = resolve(recording, asked(args))
+    with fresh_target(args, recording) as target:
+        weights = _weights(args, recording, target)
+        made = replay_rollout(recording, target, weights, selection=selection)
+    num_other = made.num_different - made.num_same_tokens
+    print(
+        f"{made.num_equal:,} trajectories equal, bit for bit; {made.num_same_tokens:,} with the "
+        f"same tokens and reward (log-probs at most {made.largest_gap:.3g} apart), "
+        f"{num_other:,} with others, {made.num_failed:,} failed"
+    )
+    lines = [f"  {name}: in {count:,}" for name, count in made.by_field.most_common()]
+    lines += [f"{count:,} not fed: {why}" for why, count in made.skipped.most_common()]
+    print("\n".join(lines))
+    return 0 if made.is_equal else 1
+
+
+def _weights(args: argparse.Namespace, recording: Recording, target: Target) -> RecordedWeights:
+    from workers.replay.target import recorded_config
+    from workers.replay.weights import RecordedWeights
+
+    folders = [Path(name) for name in args.weights]
+    own = target.folder / "weights"
+    found = RecordedWeights(recording, recorded_config(recording), folders, own)
+    missing = sorted(found.known - found.available)
+    print(
+        f"weights of {len(found.available)} of {len(found.known)} versions are at hand"
+        + (f"; missing: {', '.join(map(str, missing))}" if missing else "")
+    )
+    return found
+
+
+def _scores(made: ScoreReplay) -> list[str]:
+    lines = [
+        f"{made.num_equal:,} scored trajectories equal, bit for bit; {made.num_different:,} "
+        f"different, {made.num_failed:,} not scored"
+    ]
+    lines += [f"  {name}: in {count:,}" for name, count in made.by_field.most_common()]
+    if made.first is not None:
+        (group, number), difference = made.first
+        lines += [
+            f"  largest distance {made.largest_gap:.3g}",
+            f"first: sample {group}/{number}, {difference.path}: "
+            f"{difference.one} recorded, {difference.other} now",
+        ]
+        lines += [f"    {difference.context}"] if difference.context else []
+    lines += [f"{count:,} not fed: {why}" for why, count in made.skipped.most_common()]
+    return lines
 
 
 def _last_step(args: argparse.Namespace) -> int:

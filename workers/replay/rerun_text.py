@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workers.trainer.rerun import Change, Finding, Rerun
+    from workers.trainer.rerun import Change, Rerun
+    from workers.trainer.rerun_findings import Finding
 
 _INK, _MUTED, _GRID = "#24292f", "#8c959f", "#e4e7eb"
 _WAS, _NOW = "#afb8c1", "#0969da"

@@ -1,0 +1,67 @@
+"""A recorded demo, with its run and broker gone: the trainer, the scorer, and one step again."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import Workspace
+
+Run = tuple[Workspace, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def recorded(finished_run: Run) -> Iterator[Workspace]:
+    """The workspace with `recordings/demo`; the run's folder and its broker's log are elsewhere."""
+    workspace, _ = finished_run
+    made = workspace.run("rlstreams", "record", "runs/demo", "--weights", "--checkpoints")
+    assert made.returncode == 0, made.stdout
+    run, away = workspace.folder / "runs/demo", workspace.folder / "away"
+    run.rename(away)
+    yield workspace
+    away.rename(run)
+
+
+def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace) -> None:
+    """Every step of the real trainer is equal, then every score of the real log-prob worker."""
+    listed = recorded.run("rlstreams", "recordings", "--verify")
+    assert (0, True) == (listed.returncode, "every byte is as it was written" in listed.stdout)
+
+    into = ("rlstreams", "replay", "recordings/demo", "--into")
+    trained = recorded.run(*into, "trainer", "--as", "again", "--keep-weights")
+    assert "12 of 12 steps equal, bit for bit" in trained.stdout, trained.stdout
+    assert 0 == trained.returncode
+
+    weights = ("--weights", "runs/again/weights", "--steps", "1:4")
+    scored = recorded.run(*into, "logprob", "--as", "scores", *weights)
+    assert "weights of 13 of 13 versions are at hand" in scored.stdout, scored.stdout
+    assert "equal, bit for bit; 0 different, 0 not scored" in scored.stdout, scored.stdout
+    assert 0 == scored.returncode
+
+
+def test_a_step_is_run_again_and_changed(recorded: Workspace) -> None:
+    """Equal as it was; with another clip range, another step, labelled as an experiment."""
+    setting = "trainer.loss.clip_high=0.01"
+    found = recorded.run("rlstreams", "rerun-step", "5", "recordings/demo", "--set", setting)
+
+    assert "every one is equal, bit for bit" in found.stdout, found.stdout
+    assert "CHANGED: trainer.loss.clip_high = 0.01 (was 0.28)" in found.stdout
+    assert "offline experiment on recorded data" in found.stdout
+    assert (recorded.folder / "rerun-step-5.png").stat().st_size > 10_000
+    assert 0 == found.returncode
+
+
+def test_what_is_not_there_is_said_with_what_is(recorded: Workspace, tmp_path: Path) -> None:
+    """Steps, checkpoints, folders."""
+    gone = recorded.run("rlstreams", "rerun-step", "77", "recordings/demo")
+    assert "step 77 was never completed: the log holds steps 1 to 12" in gone.stdout
+    seek = recorded.run("rlstreams", "replay", "recordings/demo", "--from", "version:99")
+    assert "version:99 is outside the recording: it holds versions 1 to 12" in seek.stdout
+    model = recorded.run(
+        "rlstreams", "rerun-step", "3", "recordings/demo", "--model", str(tmp_path)
+    )
+    assert 78 == model.returncode, model.stdout
+    assert str(tmp_path) in model.stdout

@@ -1,0 +1,175 @@
+"""Playing a recording: what goes where, and when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.events import StepCompleted, Trajectory
+from streams.memory import MemoryBus
+from streams.memory_log import MemoryLog
+from streams.record import RawRecord
+from streams.recording import NotRecordedError, Recording
+from streams.recording.selection import Range, Selection
+from streams.topics import TOPICS
+from tests import factories
+from tests.unit.recording.recordings import raw_of, record, trajectories
+from workers.replay.filters import ONLY, WITHOUT, Asked, chosen, moment, resolve
+from workers.replay.keys import press
+from workers.replay.player import REPLAY_HEADER, Pace, Player
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += max(seconds, 0.001)
+
+
+def make_bus() -> MemoryBus:
+    log = MemoryLog()
+    for topic in TOPICS:
+        log.create(f"fresh.{topic.name}", 2)
+    return MemoryBus(log, "fresh")
+
+
+def read(bus: MemoryBus, topic: str) -> list[RawRecord]:
+    with bus.reader(bus.beginnings(topic)) as reader:
+        return list(reader.poll(10_000, 0.0))
+
+
+def a_run() -> Iterator[RawRecord]:
+    """Two steps: groups 0 and 1, then groups 2 and 3; group 3 has a dead letter."""
+    yield from trajectories(16)
+    for step, groups in ((1, "01"), (2, "23")):
+        refs = tuple(factories.sample_ref(g, s) for g in groups for s in range(4))
+        event = factories.step_completed(step, samples=refs, policy_version=step)
+        yield raw_of(event, step, timestamp_ms=factories.NOW_MS + 8 * step)
+    yield raw_of(factories.dead_letter(group_id="3", sample=0), 0)
+
+
+def test_records_arrive_byte_for_byte_where_they_lay(tmp_path: Path) -> None:
+    """Same partition, key, value and headers; a new one says where it was recorded."""
+    raws = record(tmp_path / "r", trajectories(20))
+    bus = make_bus()
+    with Recording(tmp_path / "r") as recording:
+        played = Player(bus, "r", Pace(speed=math.inf)).play(recording.records())
+
+    found = read(bus, "trajectories")
+    by_origin = {raw.headers[REPLAY_HEADER].decode(): raw for raw in found}
+    for raw in raws:
+        copy = by_origin[f"r/{raw.position}"]
+        assert (raw.partition, raw.key, raw.value) == (copy.partition, copy.key, copy.value)
+        assert dict(raw.headers) == {k: v for k, v in copy.headers.items() if k != REPLAY_HEADER}
+    assert (20, 20) == (played.num_records, len(found))
+
+
+def test_a_partition_keeps_its_order(tmp_path: Path) -> None:
+    """Whatever the batches."""
+    record(tmp_path / "r", trajectories(50))
+    bus = make_bus()
+    with Recording(tmp_path / "r") as recording:
+        Player(bus, "r", Pace(speed=math.inf), in_order=True).play(recording.records())
+
+    for partition in (0, 1):
+        origins = [
+            raw.headers[REPLAY_HEADER].decode()
+            for raw in read(bus, "trajectories")
+            if raw.position.partition == partition
+        ]
+        assert [f"r/trajectories[{partition}]@{n}" for n in range(25)] == origins
+
+
+@pytest.mark.parametrize(("speed", "seconds"), [(1.0, 19.0), (10.0, 1.9), (math.inf, 0.0)])
+def test_the_recorded_pace_is_kept_or_scaled(tmp_path: Path, speed: float, seconds: float) -> None:
+    """Twenty records, a second apart."""
+    raws = [
+        raw_of(factories.heartbeat(), n, timestamp_ms=factories.NOW_MS + 1000 * n)
+        for n in range(20)
+    ]
+    clock = Clock()
+    player = Player(make_bus(), "r", Pace(speed=speed), now_s=clock, sleep=clock.sleep)
+
+    assert 20 == player.play(raws).num_records
+    assert seconds == pytest.approx(clock.now_s, abs=0.2)
+
+
+def test_the_keyboard_pauses_and_steps() -> None:
+    """One record, then up to the next step, then to the end."""
+    pace = Pace(speed=math.inf)
+    press(pace, " ")
+    keys = iter(["n", "s", "q"])
+    player = Player(
+        make_bus(),
+        "r",
+        pace,
+        is_step=lambda raw: raw.position.topic == "steps",
+        sleep=lambda _: press(pace, next(keys)),
+    )
+    seen: list[int] = []
+    player._on_progress = lambda played: seen.append(played.num_records)
+
+    raws = list(trajectories(5))
+    step = raw_of(factories.step_completed(), 0)
+    assert 5 == player.play([*raws[:4], step, raws[4]]).num_records
+    assert [1, 5] == seen
+
+
+def test_filters_choose_samples_with_all_that_is_about_them(tmp_path: Path) -> None:
+    """By step, dead letters, reward; a step's groups come with it."""
+    record(tmp_path / "r", a_run())
+    with Recording(tmp_path / "r") as recording:
+
+        def groups(**asked: object) -> set[str]:
+            given = {"selection": Selection()} | asked
+            selection = resolve(recording, Asked(**given))  # type: ignore[arg-type]
+            events = [recording.event(raw) for raw in chosen(recording, selection)]
+            return {e.group_id for e in events if isinstance(e, Trajectory)}
+
+        assert {"2", "3"} == groups(selection=Selection(steps=Range(first=2)))
+        assert {"3"} == groups(dead_letters=ONLY)
+        assert {"0", "1", "2"} == groups(dead_letters=WITHOUT)
+        assert {"1"} == groups(selection=Selection(groups=frozenset("1")))
+        chosen_now = resolve(
+            recording, Asked(selection=Selection(), rewards=Range(first=2.0, last=2.0))
+        )
+        rewards = [
+            e.reward
+            for raw in chosen(recording, chosen_now)
+            if isinstance(e := recording.event(raw), Trajectory)
+        ]
+        assert [2.0] * 5 == rewards
+
+
+def test_moments_are_steps_versions_seconds_and_times(tmp_path: Path) -> None:
+    """And outside of the recording, the message says what is there."""
+    record(tmp_path / "r", a_run())
+    with Recording(tmp_path / "r") as recording:
+        assert factories.NOW_MS + 8 == moment(recording, "step:2")
+        assert factories.NOW_MS == moment(recording, "step:1")
+        assert factories.NOW_MS + 16 == moment(recording, "version:2")
+        assert factories.NOW_MS + 10 == moment(recording, "+0.01")
+        with pytest.raises(NotRecordedError, match=r"step:7 is outside.*steps 1 to 2"):
+            moment(recording, "step:7")
+        with pytest.raises(NotRecordedError, match=r"outside the recording, which goes from"):
+            moment(recording, "+99")
+        with pytest.raises(NotRecordedError, match="there is steps 1 to 2"):
+            resolve(recording, Asked(selection=Selection(steps=Range(first=9))))
+
+
+def test_step_events_are_found_in_a_selection_of_steps(tmp_path: Path) -> None:
+    """The step itself, not its neighbours."""
+    record(tmp_path / "r", a_run())
+    with Recording(tmp_path / "r") as recording:
+        selection = resolve(recording, Asked(selection=Selection(steps=Range(first=2, last=2))))
+        steps = [recording.event(raw) for raw in chosen(recording, selection)]
+    assert [2] == [event.step for event in steps if isinstance(event, StepCompleted)]
