@@ -63,8 +63,8 @@ def test_nothing_heavy_is_imported_for_help():
     """Neither torch nor a Kafka client stands between a user and the help."""
     code = (
         "import sys; from workers.__main__ import _parser; _parser().format_help(); "
-        "print(sorted({'torch', 'transformers', 'confluent_kafka', 'kafka', 'rich', 'matplotlib'} "
-        "& set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'confluent_kafka', 'kafka', 'rich', 'matplotlib', "
+        "'msgspec', 'numpy', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

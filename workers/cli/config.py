@@ -7,8 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from streams.errors import ConfigError
-
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
@@ -80,6 +78,7 @@ def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[
     Raises:
         ConfigError: there is no such field.
     """
+    from streams.errors import ConfigError
     from workers.config_docs import field_docs, section_docs, toml_value
     from workers.config_fields import FieldError, field_type, split_name
 
