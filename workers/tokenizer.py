@@ -126,8 +126,8 @@ class Tokenizer:
             template = {t["name"]: t["template"] for t in template}.get("default")
         if not isinstance(template, str):
             raise TokenizerError(
-                f"{self._folder} has no chat template: give `prompt` as text, not as messages, or "
-                "name a template's file in data.template"
+                f"{self._folder} has no chat template: give `prompt` as text and no system "
+                "prompt, or name a template's file in data.template"
             )
         return template
 

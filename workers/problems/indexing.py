@@ -169,6 +169,7 @@ def _read(wanted: Pass, writer: SplitWriter, left_out: Counter[str]) -> int:
             fields = _fields(line, line_number, wanted)
             prompt = wanted.reader.bare_prompt(fields, wanted.place(line_number))
             same_kind.check(prompt, line_number)
+            wanted.reader.check_rest(fields, wanted.place(line_number))
             if reason := wanted.limits.reason(
                 wanted.reader, prompt, len(line), wanted.place(line_number)
             ):

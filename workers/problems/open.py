@@ -64,13 +64,13 @@ def open_problems(
     train = Dataset(source, index.train)
     held_out = Dataset(source, index.held_out) if index.held_out else None
     lines = [_line(source, index.facts, held_out)]
-    watched = {source.path: index.facts.content}
+    watched = _watched(data, "data.train")
     if data.held_out:
         other = _pass(data, "data.held_out", limits, Share(), progress)
         other_index = open_index(other)
         held_out = Dataset(other, other_index.train)
         lines.append(_line(other, other_index.facts, None))
-        watched[other.path] = other_index.facts.content
+        watched |= _watched(data, "data.held_out")
         _check_disjoint(train, held_out)
     return Problems(train=train, held_out=held_out, told=lines, watch=FileWatch(watched))
 
@@ -138,6 +138,10 @@ class FileWatch:
                     " put it back as it was, or begin another run.id"
                 )
             self._signatures[path] = now
+
+
+def _watched(data: DataSection, field: str) -> dict[Path, str]:
+    return {path: content_hash(path) for path in source_of(data, field).files()}
 
 
 def _signature(path: Path) -> Signature | None:

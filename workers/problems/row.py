@@ -103,6 +103,16 @@ class RowReader:
         """A bare prompt with all that stands before it."""
         return self._dress(prompt)
 
+    def check_rest(self, fields: Fields, place: str) -> None:
+        """Whether all but the prompt is there.
+
+        Raises:
+            ConfigError: names field, place and what is there instead.
+        """
+        self._answer_of(fields, place)
+        for name in self._metadata:
+            self._pick("metadata", (name,), fields, place)
+
     def row(self, fields: Fields, number: int, place: str) -> Row:
         """The problem.
 
@@ -110,18 +120,22 @@ class RowReader:
             ConfigError: names field, place and what is there instead.
         """
         prompt = self.bare_prompt(fields, place)
-        used = {self._pick("prompt", self._prompt, fields, place)[0]}
-        answer: object = ""
-        if self._needs_answer or _has(fields, self._answer[0]):
-            name, answer = self._pick("answer", self._answer, fields, place)
-            used.add(name)
+        name, answer = self._answer_of(fields, place)
+        used = {self._pick("prompt", self._prompt, fields, place)[0], name}
         return Row(
             number=number,
             place=place,
             prompt=self._dress(prompt),
-            answer=self._cut(answer if isinstance(answer, str) else json.dumps(answer), place),
+            answer=answer,
             metadata=json.dumps(self._free(fields, used, place)),
         )
+
+    def _answer_of(self, fields: Fields, place: str) -> tuple[str, str]:
+        """Name of its column, and the answer; empty if the row has none and need not."""
+        if not self._needs_answer and not _has(fields, self._answer[0]):
+            return "", ""
+        name, answer = self._pick("answer", self._answer, fields, place)
+        return name, self._cut(answer if isinstance(answer, str) else json.dumps(answer), place)
 
     def _cut(self, answer: str, place: str) -> str:
         if self._pattern is None:

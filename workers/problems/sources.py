@@ -55,6 +55,12 @@ class Source:
     subset: str = ""  # of hub data sets
     split: str = ""
 
+    def files(self) -> Sequence[Path]:
+        """The user's own files; of what has none, nothing."""
+        if self.kind in (Kind.HUB, Kind.GYM):
+            return ()
+        return [self.path] if self.path.is_file() else list(files_below(self.path))
+
     def digest(self) -> str:
         """Names the content: of files by their bytes, of the others by what they are made from.
 
@@ -75,9 +81,8 @@ class Source:
         elif self.kind is Kind.HUB:
             known = [self.subset, self.split, self.data.revision]
         else:
-            files = [self.path] if self.path.is_file() else files_below(self.path)
             below = self.path if self.path.is_dir() else self.path.parent
-            return _digest_of([[str(f.relative_to(below)), content_hash(f)] for f in files])
+            return _digest_of([[str(f.relative_to(below)), content_hash(f)] for f in self.files()])
         return _digest_of([self.name, *known])
 
 

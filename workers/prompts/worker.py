@@ -56,7 +56,13 @@ class PromptsWorker:
     ) -> None:
         self._config = config = context.config
         encoder = encoder or prompt_encoder(config)
-        problems = open_problems(config.data, encoder, longest_sequence(config.model.path))
+        log = get_log("prompts", context.worker, context.instance)
+        problems = open_problems(
+            config.data,
+            encoder,
+            longest_sequence(config.model.path),
+            lambda told: log.info("indexing", data=told),
+        )
         train, held_out = problems.train, problems.held_out
         self._watch = problems.watch
         self._data_hash = data_hashes(config.data).get("train")
@@ -71,7 +77,6 @@ class PromptsWorker:
         self._draining = False
         self._mended = False
         self._aborts = 0
-        log = get_log("prompts", context.worker, context.instance)
         for told in problems.told:
             log.info("data_opened", data=told)
         self._connect(context)

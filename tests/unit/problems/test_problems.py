@@ -106,7 +106,11 @@ def test_a_missing_column_lists_what_is_there(tmp_path: Path) -> None:
         dataset(tmp_path, {"prompt": "?", "answer": "3"}, preset="gsm8k")
     told = r"rows\.jsonl:1: no `gold` \(fields: prompt\); name it: data\.columns\.answer"
     with pytest.raises(ConfigError, match=told):
-        dataset(tmp_path, {"prompt": "?"}, columns=ColumnsSection(answer="gold")).row(0)
+        dataset(tmp_path, {"prompt": "?"}, columns=ColumnsSection(answer="gold"))
+    told = r"rows\.jsonl:2: data\.columns\.answer_pattern .* is not in the answer \"7\""
+    rows = [{"question": "?", "answer": "#### 7"}, {"question": "?!", "answer": "7"}]
+    with pytest.raises(ConfigError, match=told):
+        dataset(tmp_path, *rows, preset="gsm8k")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""A verifier that misbehaves, in the role that calls it: only its own samples pay for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from schemas.events import DeadLetter, Trajectory
+from streams.topics import DEAD_LETTERS, TRAJECTORIES
+from tests.unit.roles.stand import Stand, make_sampler, turn_until
+from workers.config_reward import RewardSection
+from workers.engines.fake import FakeEngine
+from workers.rollout.make_verifier import make_verifier
+from workers.rollout.worker import make_worker
+from workers.weights.file import FileWeightChannel
+
+GRADE = """
+import os, sys, time
+
+def grade(prompt, completion, answer, metadata):
+    if answer == "hang":
+        time.sleep(60)
+    if answer == "exit":
+        sys.exit(3)
+    if answer == "raise":
+        raise KeyError("x")
+    if answer == "garbage":
+        os.write(1, bytes(range(256)) * 100)
+        return "good"
+    if answer == "eat":
+        return len(bytearray(1 << 30))
+    return {"right": 1.0, "form": 0.5}
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("hang", r"grade.py:6"),
+        ("exit", "died with status 3"),
+        ("raise", "grade.py:10: grade raised KeyError: 'x'"),
+        ("garbage", "grade.py:4 returned 'good' of type str; wanted a finite number"),
+        ("eat", "grade.py:15: grade raised MemoryError"),
+    ],
+)
+def test_it_costs_its_samples(tmp_path: Path, answer: str, told: str) -> None:
+    """They are set aside with file and line; those before and behind them are trained on."""
+    file = tmp_path / "grade.py"
+    file.write_text(GRADE)
+    section = RewardSection(
+        verifier=f"{file}:grade", timeout_s=0.4, memory_mb=200, processes=1, require_stop=False
+    )
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    context, engine = stand.context("rollout"), FakeEngine(step_s=0.0, slots=8)
+    sampler = dataclasses.replace(make_sampler(stand, engine), verifier=make_verifier(section))
+    rollout = make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
+    for group, wanted in enumerate(("fine", answer, "fine")):
+        stand.issue(str(group), 2, answer=wanted)
+
+    def judged() -> list[Trajectory]:
+        return stand.read(TRAJECTORIES.name, Trajectory)
+
+    def letters() -> list[DeadLetter]:
+        return stand.read(DEAD_LETTERS.name, DeadLetter)
+
+    turn_until(rollout, lambda: len(judged()) + len(letters()) == 6)
+    rollout.close()
+    assert {"0", "2"} == {t.group_id for t in judged()}
+    assert [{"right": 1.0, "form": 0.5}] * 4 == [t.reward_parts for t in judged()]
+    assert [1.5] * 4 == [t.reward for t in judged()]
+    assert [("1", "reward", False)] * 2 == [(d.group_id, d.reason, d.permanent) for d in letters()]
+    assert all(told in letter.detail for letter in letters())
