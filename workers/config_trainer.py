@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,6 +60,27 @@ class OptimizerSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSection:
+    """Low-rank adapters, merged into the weights that are published."""
+
+    rank: int = 0
+    """Of each adapter; 0: all weights learn."""
+    alpha: float = 16.0
+    """An adapter is scaled by this over the rank."""
+    targets: str = ""
+    """Regular expression found in the names of the linear layers that get one; empty: all but the
+    output."""
+
+    def __post_init__(self) -> None:
+        not_negative("trainer.lora", rank=self.rank)
+        positive("trainer.lora", alpha=self.alpha)
+        try:
+            re.compile(self.targets)
+        except re.error as err:
+            raise ConfigError(f"trainer.lora.targets: {self.targets!r}: {err}") from err
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSection:
     """Learning."""
 
@@ -88,6 +110,7 @@ class TrainerSection:
     """`permuted` deals each batch's rewards out at random: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     loss: LossSection = field(default_factory=LossSection)
+    lora: LoraSection = field(default_factory=LoraSection)
 
     def __post_init__(self) -> None:
         positive(

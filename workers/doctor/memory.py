@@ -78,7 +78,7 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
             items={
                 "process": PROCESS_MB,
                 "weights": weights,
-                "gradients and moments": 3 * weights,
+                **_learning(weights, trainer.lora.rank),
                 "logits": TRAINING_ARRAYS * trainer.micro_batch_tokens * logits,
                 "activations": trainer.micro_batch_tokens * _activation_mb(text),
                 "samples": 0.1 * trainer.buffer_mb,
@@ -89,6 +89,11 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
         heap = {"heap": float(config.broker.heap_mb), "process": BROKER_MB}
         roles.insert(0, RoleMemory(role="broker", processes=1, items=heap))
     return roles
+
+
+def _learning(weights_mb: float, rank: int) -> dict[str, float]:
+    """Beside the weights: gradients and moments of all, or the copy with adapters merged."""
+    return {"merged weights": weights_mb} if rank else {"gradients and moments": 3 * weights_mb}
 
 
 def cache_mb(model: ModelFolder, config: RunConfig) -> float:

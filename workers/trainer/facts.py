@@ -80,6 +80,7 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     old, new = from_json(before.config), from_json(now.config)
     pairs += [("run.seed", old.run.seed, new.run.seed)]
     pairs += [("prompts.group_size", old.prompts.group_size, new.prompts.group_size)]
+    pairs += [("trainer.lora", old.trainer.lora, new.trainer.lora)]
     for name, was, is_ in pairs:
         _refuse(now.run, name, was, is_, "give the new one another run.id")
     for topic in sorted(before.topic_ids):

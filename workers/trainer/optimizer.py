@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from workers.config_trainer import LossSection, OptimizerSection
 from workers.engines.attention import Mask
-from workers.engines.model import causal_mask, load_weights, weights_of
+from workers.engines.model import causal_mask
 from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
 from workers.trainer.packing import Batch, MicroBatch
+from workers.trainer.trainable import VALUE, AllWeights, Trainable
 
 
 class NumericsError(Exception):
@@ -55,11 +56,13 @@ class Learner:
         *,
         step: int = 0,
         mask: Callable[[Tensor], Mask] = causal_mask,
+        trainable: Trainable | None = None,
     ) -> None:
         self.step_number = step  # steps done
         self._mask = mask
-        self._model = model.eval().requires_grad_(True)
-        self._optimizer = torch.optim.AdamW(self._model.parameters())
+        self._model = model.eval()
+        self._trained = AllWeights(model) if trainable is None else trainable
+        self._optimizer = torch.optim.AdamW(self._trained.parameters().values())
         self.configure(optimizer, loss)
 
     def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:
@@ -82,7 +85,7 @@ class Learner:
         for micro_batch in batch.micro_batches:
             if micro_batch.num_loss_tokens:
                 self._accumulate(micro_batch, totals)
-        parameters = list(self._model.parameters())
+        parameters = list(self._trained.parameters().values())
         max_norm = self._section.max_grad_norm
         grad_norm = float(nn.utils.clip_grad_norm_(parameters, max_norm))
         loss = totals.loss / batch.num_loss_tokens
@@ -141,20 +144,24 @@ class Learner:
         return torch.from_numpy(array).to(next(self._model.parameters()).device)
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's own tensors by name, not copies: the next step changes them."""
-        return weights_of(self._model)
+        """What is published, by name; the model's own tensors, which the next step changes."""
+        return self._trained.weights()
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """AdamW's state, flat: `{parameter}:{exp_avg | exp_avg_sq | step}`; empty before step 1.
 
+        Of adapters also the `value`, which the weights do not tell.
+
         Learning rate, betas and the like are configuration, not state: they are not in it.
         """
         states = self._optimizer.state
-        return {
+        moments = {
             f"{name}:{key}": tensor.detach()
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in self._trained.parameters().items()
             for key, tensor in states.get(parameter, {}).items()
         }
+        values = {f"{name}:{VALUE}": tensor for name, tensor in self._trained.extra().items()}
+        return moments | values
 
     def load(
         self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int
@@ -165,14 +172,21 @@ class Learner:
             WeightError: the weights are not this model's.
             ValueError: the optimizer state is not this model's.
         """
-        names = [name for name, _ in self._model.named_parameters()]
+        names = list(self._trained.parameters())
+        extra: dict[str, Tensor] = {}
         states: list[dict[str, Tensor]] = [{} for _ in names]
         for key, tensor in optimizer_tensors.items():
             name, _, part = key.rpartition(":")
             if name not in names:
-                raise ValueError(f"optimizer state names an unknown parameter: {key!r}")
-            states[names.index(name)][part] = tensor.clone()
-        load_weights(self._model, weights)
+                raise ValueError(
+                    f"optimizer state names an unknown parameter: {key!r}; it is of another "
+                    "model, or was written under another trainer.lora"
+                )
+            if part == VALUE:
+                extra[name] = tensor
+            else:
+                states[names.index(name)][part] = tensor.clone()
+        self._trained.load(weights, extra)
         current = self._optimizer.state_dict()
         state = {index: state for index, state in enumerate(states) if state}
         self._optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})

@@ -15,6 +15,7 @@ import numpy as np
 
 from schemas.events import MaskedSegment
 from streams.crash_points import CrashPoint, reach
+from streams.errors import ConfigError
 from workers.config_trainer import TrainerSection
 from workers.engines.attention import attention_of
 from workers.engines.folder import read_config, vocab_size_of
@@ -25,6 +26,7 @@ from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.optimizer import Learner
 from workers.trainer.packing import Batch, pack
 from workers.trainer.payloads import Payload, batch_hash
+from workers.trainer.trainable import trainable_of
 from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
 
@@ -56,8 +58,13 @@ class Training:
         check_scoring(model, self.vocab_size)
         self.numerics = numerics_of(model, numerics)
         self.model_hash = self.weight_hash = weight_hash(weights_of(model))
+        mask = attention_of(model).causal
+        try:
+            trainable = trainable_of(model, section.lora)
+        except ValueError as err:
+            raise ConfigError(str(err)) from err
         self.learner = Learner(
-            model, section.optimizer, section.loss, mask=attention_of(model).causal
+            model, section.optimizer, section.loss, mask=mask, trainable=trainable
         )
 
     def configure(self, section: TrainerSection) -> None:

@@ -1,0 +1,113 @@
+"""Adapters: only they learn, what is published has them merged, and a redo gives the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import families
+from tests.unit.trainer.trainer_builders import random_samples
+from workers.config_trainer import LoraSection, TrainerSection
+from workers.engines.model import load_model, load_weights
+from workers.trainer.advantage import group_advantages
+from workers.trainer.checkpoint import CheckpointStore, Manifest
+from workers.trainer.packing import pack
+from workers.trainer.trainable import Adapters
+from workers.trainer.training import Training
+from workers.weights.layout import layout_of, weight_hash
+
+LORA = LoraSection(rank=4, alpha=8.0)
+FAMILIES = ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"]
+
+
+def training(folder: Path, lora: LoraSection = LORA) -> Training:
+    return Training(folder, TrainerSection(lora=lora), threads=1)
+
+
+def learned(trained: Training, seeds: range) -> str:
+    """The hash after a step for each seed."""
+    for seed in seeds:
+        samples = random_samples(8, seed)
+        advantages = group_advantages(
+            [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
+        )
+        batch = pack(samples, advantages, [], policy_version=0, token_budget=40)
+        trained.learner.step(batch)
+    return weight_hash(trained.learner.weights())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_only_adapted_layers_change_and_keep_their_names(name: str, tmp_path: Path) -> None:
+    """Version 0 is the folder to the bit; later ones fit the same model, embeddings untouched."""
+    folder = families.make(name, tmp_path)
+    trained = training(folder, LoraSection(rank=4, targets="q_proj|v_proj"))
+    before = {n: t.clone() for n, t in trained.learner.weights().items()}
+    assert trained.model_hash == weight_hash(before)
+    learned(trained, range(2))
+    after = trained.learner.weights()
+    assert layout_of(before) == layout_of(after)
+    changed = {n for n in before if not torch.equal(before[n], after[n])}
+    assert {n for n in before if n.endswith(("q_proj.weight", "v_proj.weight"))} == changed
+    load_weights(load_model(folder), after)
+
+
+def test_the_policy_that_learns_is_the_one_that_is_published(tmp_path: Path) -> None:
+    """The model with adapters and a plain one with the merged weights give the same bits."""
+    folder = families.make("Qwen3ForCausalLM", tmp_path)
+    model: Any = load_model(folder)
+    adapters = Adapters(model, LORA)
+    with torch.no_grad():
+        for parameter in adapters.parameters().values():
+            parameter.add_(0.1)
+    plain: Any = load_model(folder)
+    load_weights(plain, adapters.weights())
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_checkpoint_in_between_changes_nothing(name: str, tmp_path: Path) -> None:
+    """Steps done again from a checkpoint, or from the folder, give the same bits."""
+    folder = families.make(name, tmp_path / "model")
+    expected = learned(training(folder), range(4))
+    assert expected == learned(training(folder), range(4))
+    first = training(folder)
+    at_two = learned(first, range(2))
+    store = CheckpointStore(tmp_path / "checkpoints")
+    manifest = Manifest(run="r", epoch=1, step=2, policy_version=2, weight_hash=at_two)
+    first.save(store, manifest, keep=1)
+    second = training(folder)
+    second.restore(store, manifest)
+    assert at_two == second.weight_hash == weight_hash(second.learner.weights())
+    assert expected == learned(second, range(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [(LoraSection(), LORA), (LORA, LoraSection()), (LORA, LoraSection(rank=2))],
+)
+def test_a_checkpoint_of_another_kind_is_refused(
+    written: LoraSection, read: LoraSection, tmp_path: Path
+) -> None:
+    """Full weights, adapters, and adapters of another rank do not go on from each other."""
+    folder = families.make("Qwen3ForCausalLM", tmp_path / "model")
+    first = training(folder, written)
+    at_one = learned(first, range(1))
+    store = CheckpointStore(tmp_path / "checkpoints")
+    manifest = Manifest(run="r", epoch=1, step=1, policy_version=1, weight_hash=at_one)
+    first.save(store, manifest, keep=1)
+    second = training(folder, read)
+    with pytest.raises(ValueError, match=r"written under another trainer\.lora"):
+        second.restore(store, manifest)
+    assert second.model_hash == weight_hash(second.learner.weights())
+
+
+def test_a_pattern_that_finds_no_layer_is_refused(tmp_path: Path) -> None:
+    """With the field's name."""
+    folder = families.make("Qwen3ForCausalLM", tmp_path)
+    with pytest.raises(ValueError, match=r"trainer\.lora\.targets 'no_such' is no linear layer"):
+        Adapters(load_model(folder), LoraSection(rank=4, targets="no_such"))
