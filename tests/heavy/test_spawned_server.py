@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,18 +31,19 @@ ROOT = Path(__file__).parents[2]
 START_S = 60.0  # of a Python process with torch, on a busy machine
 
 
-def command(port: int, *how: str) -> StartCommand:
-    argv = (sys.executable, "-m", "tests.servers.serve", "vllm-0.32.0", str(port), *how)
+def command(port: int) -> StartCommand:
+    argv = (sys.executable, "-m", "tests.servers.serve", "vllm-0.32.0", str(port))
     return StartCommand(argv=argv, environment={"PYTHONPATH": str(ROOT)})
 
 
 class Spawned:
     """An engine with one server of its own."""
 
-    def __init__(self, folder: Path, *how: str) -> None:
+    def __init__(self, folder: Path, argv: tuple[str, ...] = ()) -> None:
         port = free_port("127.0.0.1")
         self.notes: list[str] = []
-        self.process = ServerProcess(command(port, *how), folder / "server.log")
+        start = StartCommand(argv=argv, environment={}) if argv else command(port)
+        self.process = ServerProcess(start, folder / "server.log")
         model = model_folder(folder)
         chosen = settings("vllm", model, silent_s=2.0, start_s=START_S)
         shape = read_shape(model)
@@ -50,6 +53,18 @@ class Spawned:
         self.engine = ServedEngine(
             chosen, shape, longest_sequence(model), [(server, self.process)], self.notes.append
         )
+
+    def run(self, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Drive a scenario, and close the engine whatever came of it."""
+
+        async def main() -> None:
+            try:
+                await self.engine.start()
+                await scenario()
+            finally:
+                await self.engine.close()
+
+        asyncio.run(main())
 
     @property
     def server_pid(self) -> int:
@@ -75,7 +90,6 @@ def test_a_killed_server_is_started_again_and_shut_until_it_pulled(tmp_path: Pat
 
     async def scenario() -> None:
         engine, published = spawned.engine, world.publish(0)
-        await engine.start()
         await engine.pull(published, world.channel)
         assert await collect(engine, request())
         os.kill(spawned.server_pid, signal.SIGKILL)
@@ -88,29 +102,22 @@ def test_a_killed_server_is_started_again_and_shut_until_it_pulled(tmp_path: Pat
         assert {s.policy_version for s in await early} == {0}
         assert any("status 137" in note for note in spawned.notes)
 
-    async def whole() -> None:
-        try:
-            await scenario()
-        finally:
-            await spawned.engine.close()
-
-    asyncio.run(whole())
+    spawned.run(scenario)
     assert not spawned.process.is_running
 
 
 def test_a_server_that_cannot_start_is_told_with_its_last_lines(tmp_path: Path) -> None:
     """After some starts the worker is told, and ends with the reason."""
-    spawned = Spawned(tmp_path, "fails")
+    script = "import sys; print('no room on the device', file=sys.stderr); sys.exit(3)"
+    spawned = Spawned(tmp_path, (sys.executable, "-c", script))
 
     async def scenario() -> None:
-        await spawned.engine.start()
-        published = World(tmp_path).publish(0)
+        world = World(tmp_path)
         with pytest.raises(EngineError, match=r"3 starts failed.*status 3") as caught:
-            await spawned.engine.pull(published, World(tmp_path).channel)
+            await spawned.engine.pull(world.publish(0), world.channel)
         assert "no room on the device" in str(caught.value)
-        await spawned.engine.close()
 
-    asyncio.run(scenario())
+    spawned.run(scenario)
 
 
 def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None:
