@@ -27,7 +27,7 @@ check: setup ## Format, lint, types, and the tests that need no broker
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not broker and not e2e and not slow" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not broker and not e2e and not slow and not vllm" $(ARGS)
 
 bench: setup ## Measure; results go to tests/bench/results
 	@for script in tests/bench/*.py; do echo "$$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done

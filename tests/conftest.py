@@ -12,7 +12,6 @@ import pytest
 
 from streams.broker import EmbeddedBroker
 from tests.e2e.command import Workspace
-from tests.servers.real import vllm_server
 
 _MARKERS = {
     "integration": (pytest.mark.broker,),
@@ -52,13 +51,6 @@ def finished_run(
     workspace = Workspace(tmp_path_factory.mktemp("demo"))
     yield workspace, workspace.up("--steps", "12", "--prompts.evaluate_rows=32")
     workspace.close()
-
-
-@pytest.fixture(scope="session")
-def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real vLLM server on the CPU with the demo's model, started once."""
-    with vllm_server(tmp_path_factory.mktemp("vllm")) as url:
-        yield url
 
 
 @pytest.fixture

@@ -26,11 +26,12 @@ VERSIONS = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23", "sglang-0.5.17")
 class FakeServer:
     """One server on a port of loopback."""
 
-    def __init__(self, flavour: str, *, step_s: float = 0.001) -> None:
+    def __init__(self, flavour: str, *, step_s: float = 0.001, port: int = 0) -> None:
         """Starts it.
 
         Args:
             flavour: one of VERSIONS.
+            port: 0: a free one.
         """
         self.kind, _, self.version = flavour.partition("-")
         self.has_spans = self.version in ("0.32.0", "0.5.23")
@@ -47,7 +48,7 @@ class FakeServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._port = 0
+        self._port = port
         self._runner: web.AppRunner | None = None
         self._on_loop(self._start())
 

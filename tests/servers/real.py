@@ -32,6 +32,7 @@ from workers.weights.desk import Desk
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"
+DEMO = ROOT / "infra" / "examples" / "demo.toml"
 DEMO_MODEL = ROOT / "infra" / "examples" / "demo" / "model"
 START_S = 240.0
 
@@ -43,7 +44,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
         yield named
         return
     subprocess.run(["sh", str(ROOT / "infra" / "setup-vllm.sh")], check=True)
-    config = load([EXAMPLE], [f"run.dir={folder}", f"model.path={long_model(folder)}"])
+    config = load([DEMO, EXAMPLE], [f"run.dir={folder}", f"model.path={long_model(folder)}"])
     port = free_port(config.engine.host)
     where = where_installed(config, Kind.VLLM)
     command = command_of(config, Kind.VLLM, where, port, piece.environment(folder / "piece"))
@@ -79,13 +80,16 @@ async def _ready(url: str, process: ServerProcess) -> None:
             assert process.is_running, f"vLLM ended: {lines}"
             assert time.monotonic() < until_s, f"vLLM is not ready after {START_S:g} s: {lines}"
             await asyncio.sleep(0.5)
+        # The first request compiles. Its answer is nonsense: the weights are random.
+        body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 2}}
+        await http.post("/inference/v1/generate", body, START_S)
     finally:
         await http.close()
 
 
 def real_engine(kind: str, url: str, model: Path, folder: Path, **changes: Any) -> ServedEngine:
     """An engine of one running server."""
-    slow = {"request_s": 120.0, "pull_s": 60.0, "start_s": 60.0, "settle_s": 0.2}
+    slow = {"request_s": 120.0, "pull_s": 60.0, "start_s": 60.0, "settle_s": 0.2, "silent_s": 60.0}
     chosen = settings(kind, model, capture_experts=False, **{**slow, **changes})
     shape = read_shape(model)
     desk = Desk()

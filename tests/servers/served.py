@@ -48,12 +48,17 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
 
 
 def served_engine(fakes: Sequence[FakeServer], folder: Path, **changes: Any) -> ServedEngine:
-    """An engine of servers that somebody else runs."""
+    """An engine of stand-in servers."""
+    return engine_of_urls(fakes[0].kind, [fake.url for fake in fakes], folder, **changes)
+
+
+def engine_of_urls(kind: str, urls: Sequence[str], folder: Path, **changes: Any) -> ServedEngine:
+    """An engine of servers of the chain, wherever they are."""
     model = model_folder(folder)
-    chosen = settings(fakes[0].kind, model, **changes)
+    chosen = settings(kind, model, **changes)
     shape = read_shape(model)
     servers = [
-        Server(fake.url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))
-        for number, fake in enumerate(fakes)
+        Server(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))
+        for number, url in enumerate(urls)
     ]
     return ServedEngine(chosen, shape, longest_sequence(model), [(s, None) for s in servers])

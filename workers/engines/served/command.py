@@ -82,9 +82,11 @@ def start_command(start: Start) -> StartCommand:
     module = (
         "vllm.entrypoints.openai.api_server" if start.kind is Kind.VLLM else "sglang.launch_server"
     )
-    defaults: dict[str, Value] = {
-        "max-num-seqs" if start.kind is Kind.VLLM else "max-running-requests": start.limit
-    }
+    defaults: dict[str, Value] = (
+        {"max-num-seqs": start.limit, "uvicorn-log-level": start.log_level}
+        if start.kind is Kind.VLLM
+        else {"max-running-requests": start.limit, "log-level": start.log_level}
+    )
     theirs = {name.lstrip("-").replace("_", "-"): value for name, value in start.args.items()}
     _refuse_clash(ours, theirs, "engine.args")
     words = _words({**defaults, **theirs, **ours})

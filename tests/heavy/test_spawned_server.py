@@ -1,0 +1,147 @@
+"""A server that the worker started: minded, started again, ended with the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.engine_rigs import collect, request
+from tests.servers.served import model_folder, settings
+from tests.servers.world import World
+from tests.unit.served.test_gate import until
+from workers.engines.base import EngineError
+from workers.engines.served.command import StartCommand
+from workers.engines.served.delivery import FolderDelivery
+from workers.engines.served.engine import ServedEngine
+from workers.engines.served.process import ServerProcess
+from workers.engines.served.server import Server
+from workers.engines.served.shape import longest_sequence, read_shape
+from workers.served_engine import free_port
+
+ROOT = Path(__file__).parents[2]
+START_S = 60.0  # of a Python process with torch, on a busy machine
+
+
+def command(port: int) -> StartCommand:
+    argv = (sys.executable, "-m", "tests.servers.serve", "vllm-0.32.0", str(port))
+    return StartCommand(argv=argv, environment={"PYTHONPATH": str(ROOT)})
+
+
+class Spawned:
+    """An engine with one server of its own."""
+
+    def __init__(self, folder: Path, argv: tuple[str, ...] = ()) -> None:
+        port = free_port("127.0.0.1")
+        self.notes: list[str] = []
+        start = StartCommand(argv=argv, environment={}) if argv else command(port)
+        self.process = ServerProcess(start, folder / "server.log")
+        model = model_folder(folder)
+        chosen = settings("vllm", model, silent_s=2.0, start_s=START_S)
+        shape = read_shape(model)
+        server = Server(
+            f"http://127.0.0.1:{port}", chosen, shape, FolderDelivery(model, folder / "versions")
+        )
+        self.engine = ServedEngine(
+            chosen, shape, longest_sequence(model), [(server, self.process)], self.notes.append
+        )
+
+    def run(self, scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Drive a scenario, and close the engine whatever came of it."""
+
+        async def main() -> None:
+            try:
+                await self.engine.start()
+                await scenario()
+            finally:
+                await self.engine.close()
+
+        asyncio.run(main())
+
+    @property
+    def server_pid(self) -> int:
+        """Of the server itself, the child of its guard."""
+        guard = self.process._process
+        assert guard is not None
+        found = subprocess.run(
+            ["pgrep", "-P", str(guard.pid)], capture_output=True, text=True, check=True
+        )
+        return int(found.stdout.split()[0])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_server_is_started_again_and_shut_until_it_pulled(tmp_path: Path) -> None:
+    """Its log is kept, its death is told, and no request meets its random weights."""
+    world, spawned = World(tmp_path), Spawned(tmp_path)
+
+    async def scenario() -> None:
+        engine, published = spawned.engine, world.publish(0)
+        await engine.pull(published, world.channel)
+        assert await collect(engine, request())
+        os.kill(spawned.server_pid, signal.SIGKILL)
+        await until(lambda: not engine.up(), "its death was not noticed")
+        early = asyncio.create_task(collect(engine, request("1/0/0")))
+        await until(lambda: bool(engine.up()), "it was not started again", START_S)
+        assert engine.wants(published)
+        assert not early.done()
+        await engine.pull(published, world.channel)
+        assert {s.policy_version for s in await early} == {0}
+        assert any("status 137" in note for note in spawned.notes)
+
+    spawned.run(scenario)
+    assert not spawned.process.is_running
+
+
+def test_a_server_that_cannot_start_is_told_with_its_last_lines(tmp_path: Path) -> None:
+    """After some starts the worker is told, and ends with the reason."""
+    script = "import sys; print('no room on the device', file=sys.stderr); sys.exit(3)"
+    spawned = Spawned(tmp_path, (sys.executable, "-c", script))
+
+    async def scenario() -> None:
+        world = World(tmp_path)
+        with pytest.raises(EngineError, match=r"3 starts failed.*status 3") as caught:
+            await spawned.engine.pull(world.publish(0), world.channel)
+        assert "no room on the device" in str(caught.value)
+
+    spawned.run(scenario)
+
+
+def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None:
+    """SIGKILL closes the worker's pipe as any other end does."""
+    port = free_port("127.0.0.1")
+    script = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from tests.heavy.test_spawned_server import command\n"
+        "from workers.engines.served.process import ServerProcess\n"
+        f"process = ServerProcess(command({port}), Path({str(tmp_path / 'log')!r}))\n"
+        "process.start()\n"
+        "print(process._process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert worker.stdout is not None
+    guard = int(worker.stdout.readline())
+    worker.kill()
+    worker.wait()
+    until_s = time.monotonic() + 20.0
+    while is_alive(guard):
+        assert time.monotonic() < until_s, "the server outlived its worker"
+        time.sleep(0.05)
+    worker.stdout.close()

@@ -1,0 +1,108 @@
+"""The start command: what is ours cannot be overridden silently, all else is passed on."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams.errors import ConfigError
+from tests.unit.roles.stand import EXAMPLE
+from workers.config_load import load
+from workers.engines.served.command import StartCommand, is_older
+from workers.engines.served.facts import Kind
+from workers.served_engine import Where, command_of
+
+
+def made(kind: Kind, version: str, *overrides: str) -> StartCommand:
+    config = load([EXAMPLE], overrides)
+    return command_of(config, kind, Where(python="python3", version=version), 8000, {})
+
+
+def test_a_server_is_started_with_all_that_the_adapter_needs() -> None:
+    """Development routes, token route, log-probs of what was sampled, dummy weights, our piece."""
+    command = made(Kind.VLLM, "0.32.0")
+    text = command.shell()
+    for part in (
+        "VLLM_SERVER_DEV_MODE=1",
+        "NCCL_CUMEM_ENABLE=0",
+        "--enable-scale-out",
+        "--logprobs-mode processed_logprobs",
+        "--load-format dummy",
+        "--host 127.0.0.1",
+        '--weight-transfer-config \'{"backend":"rlstreams"}\'',
+        "--enable-return-routed-experts",
+    ):
+        assert part in text
+    assert (
+        "--custom-weight-loader rlstreams_server.sglang.receive"
+        in made(Kind.SGLANG, "0.5.17").shell()
+    )
+
+
+def test_a_flag_that_a_version_does_not_know_is_left_out() -> None:
+    """vLLM 0.25.1 always has the token route."""
+    assert "--enable-scale-out" not in made(Kind.VLLM, "0.25.1").argv
+    assert [is_older(v, (0, 26)) for v in ("0.25.1", "0.26.0", "0.32.0+cpu", "main")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_arguments_of_the_users_are_passed_on() -> None:
+    """Also over what we set only by default; true is a flag, false leaves it out."""
+    command = made(
+        Kind.VLLM,
+        "0.32.0",
+        "engine.args.max-num-seqs=7",
+        "engine.args.enforce_eager=true",
+        "engine.args.async-scheduling=false",
+        "engine.env.X=1",
+    )
+    text = command.shell()
+    assert "--max-num-seqs 7" in text
+    assert "--enforce-eager" in text
+    assert "async-scheduling" not in text
+    assert "X=1" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.args.logprobs-mode=raw_logprobs", "engine.args.logprobs-mode is 'raw_logprobs'"),
+        ("engine.args.port=1", "engine.args.port is 1, but rlstreams needs 8000"),
+        ("engine.env.NCCL_CUMEM_ENABLE=1", "engine.env.NCCL_CUMEM_ENABLE is '1'"),
+    ],
+)
+def test_what_is_ours_is_refused_by_name(override: str, message: str) -> None:
+    """Silently it would cost a guarantee."""
+    with pytest.raises(ConfigError, match=message):
+        made(Kind.VLLM, "0.32.0", override)
+
+
+def test_the_command_for_containers_holds_the_same_words() -> None:
+    """Docker and Kubernetes get what the shell gets."""
+    command = made(Kind.VLLM, "0.32.0", "engine.args.tensor-parallel-size=2")
+    for text in (command.docker("i:1"), command.kubernetes("i:1")):
+        assert "i:1" in text
+        assert "VLLM_SERVER_DEV_MODE" in text
+        assert "tensor-parallel-size" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("engine.urls=['nowhere']",), "engine.urls must be like http://host:port"),
+        (("engine.urls=['http://a:1','http://a:1']",), "names a server twice"),
+        (("engine.urls=['http://a:1']", "rollout.workers=2"), "a server belongs to one worker"),
+        (("engine.host=0.0.0.0",), "control routes ask for no key"),
+        (("rollout.engine=sglang", "rollout.top_k=5"), "uncut distribution"),
+        (("rollout.engine=vllm", "rollout.temperature=3"), "vLLM takes at most 2"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    """Before anything is started."""
+    with pytest.raises(ConfigError, match=message):
+        load([EXAMPLE], overrides)
