@@ -103,7 +103,7 @@ def wanted(kind: Any) -> str:  # noqa: ANN401
 
 
 def nearest(section: str, name: str) -> str:
-    """`; did you mean ...?`: a like name here, else the same name elsewhere, else the likest."""
+    """`; did you mean ...?`: the same name below here, a like one here, or one elsewhere."""
     import difflib
 
     known = [
@@ -112,10 +112,9 @@ def nearest(section: str, name: str) -> str:
     dotted = f"{section}.{name}" if section else name
     siblings = [n for n in known if n.rpartition(".")[0] == section]
     namesakes = [n for n in known if n.rpartition(".")[2] == name]
-    # The namesake in a section below this one is meant more often than one far away.
-    namesakes.sort(key=lambda n: not n.startswith(f"{section}."))
     close = (
-        difflib.get_close_matches(dotted, siblings, n=1, cutoff=0.85)
+        [n for n in namesakes if n.startswith(f"{section}.")]
+        or difflib.get_close_matches(dotted, siblings, n=1, cutoff=0.85)
         or namesakes
         or difflib.get_close_matches(dotted, siblings, n=1)
         or difflib.get_close_matches(dotted, known, n=1)
