@@ -40,7 +40,7 @@ from tests import factories
 SIZES = (1_000, 10_000, 100_000)
 GROUP, STEP, PARTITIONS = 8, 128, 4
 PROMPT_TOKENS, SAMPLED_TOKENS = 32, 64
-ROUNDS = 5
+ROUNDS = 9
 COMMIT = 5_000  # records
 
 
