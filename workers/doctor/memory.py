@@ -1,7 +1,7 @@
 """What a run will hold in memory, by role, estimated before anything is loaded.
 
-The items are those that a role keeps at its fullest moment; `tests/bench/model_memory.py` compares
-them with what processes take. Sizes in MB (1e6 bytes).
+The items are those that a role keeps at its fullest moment; `infra/docs/models.md` compares them
+with what processes took. Sizes in MB (1e6 bytes).
 """
 
 from __future__ import annotations

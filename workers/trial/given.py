@@ -18,7 +18,7 @@ from workers.problems.open import first_rows
 from workers.problems.row import Row
 from workers.prompts.issue import text_of
 from workers.rollout.reward import STOP, Verifier
-from workers.trial.sample import Completion, judged
+from workers.trial.completion import Completion, judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

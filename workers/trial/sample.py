@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,42 +18,10 @@ from workers.hub import model_folder
 from workers.problems.limits import PromptEncoder
 from workers.problems.row import Row
 from workers.prompts.issue import prompt_of
-from workers.rollout.reward import Judgement, RewardError, Verifier
+from workers.rollout.reward import Verifier
 from workers.rollout.sampling import Sampler
 from workers.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """One answer, and what became of it."""
-
-    text: str
-    token_ids: Sequence[int] = ()
-    finish_reason: str = FinishReason.STOP
-    judgement: Judgement | None = None
-    rejected: str = ""  # why a run would set the sample aside; empty: it would not
-    note: str = ""  # what the reward alone does not say
-    judge_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriedRow:
-    """A row with its answers."""
-
-    row: Row
-    prompt_ids: Sequence[int]
-    left_out: str = ""  # why a run would not issue the row; then there are no answers
-    completions: Sequence[Completion] = ()
-
-
-@dataclass(slots=True)
-class Times:
-    """Where the time went, seconds."""
-
-    load_s: float = 0.0
-    sample_s: float = 0.0
-    num_tokens: int = 0
-    judge_s: list[float] = field(default_factory=list)
+from workers.trial.completion import Completion, Times, TriedRow, judged
 
 
 class Trial:
@@ -179,21 +145,3 @@ class Trial:
             if self._config.reward.require_stop:
                 note += "; a cut answer earns 0 while reward.require_stop is true"
         return dataclasses.replace(completion, token_ids=ids, note=note)
-
-
-def judged(verifier: Verifier, row: Row, prompt: str, text: str, finish_reason: str) -> Completion:
-    """An answer with its judgement, or with why there is none."""
-    started_s = time.monotonic()
-    judgement, rejected = None, ""
-    try:
-        metadata = json.loads(row.metadata)
-        judgement = verifier.judge(prompt, text, row.answer, metadata, finish_reason)
-    except RewardError as err:
-        rejected = str(err)
-    return Completion(
-        text=text,
-        finish_reason=finish_reason,
-        judgement=judgement,
-        rejected=rejected,
-        judge_s=time.monotonic() - started_s,
-    )

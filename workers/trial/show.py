@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
+from workers.trial.completion import Completion, Times, TriedRow
 from workers.trial.given import Given
-from workers.trial.sample import Completion, Times, TriedRow
 
 Decode = Callable[[Sequence[int]], str]
 _INDENT = "    "

@@ -14,8 +14,8 @@ from workers.config import RunConfig
 from workers.config_load import load
 from workers.problems.row import Row
 from workers.rollout.reward import Judgement
+from workers.trial.completion import Completion, Times, TriedRow
 from workers.trial.given import read_given
-from workers.trial.sample import Completion, Times, TriedRow
 from workers.trial.show import row_lines, summary
 
 ROOT = Path(__file__).parents[3]
