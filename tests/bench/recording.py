@@ -1,14 +1,16 @@
 """Recordings: replay against a live consumer, one of 100,000 samples by id, and memory.
 
-    python tests/bench/recording.py [--samples 100000] [--json FILE]
+    python tests/bench/recording.py [--samples 100000] [--live 20000] [--json FILE]
 
-One embedded broker, one topic of scored trajectories (64 tokens each), ratios taken in one run:
+One embedded broker, one topic of `--live` scored trajectories (64 tokens each), ratios of one run:
 
-- consume: `bus.reader` over the topic, to its end, records as they come (a live consumer).
+- consume: `bus.reader` over the topic, to its end, records as they come; and decoded, as each role
+  has to.
 - record: the same through a `Recorder` into a folder.
 - replay: the recording into another prefix of the same broker, as fast as possible.
 - read: the recording alone, no broker.
-- by id: opening the recording and one sample by group and number, fresh process state each time.
+- by id: in a recording of `--samples`, made without a broker: opening it, and one sample by group
+  and number, down to the decoded event; nothing is held from one to the next.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ import numpy as np
 from schemas.events import ScoredTrajectory, Tensor
 from streams.admin import apply
 from streams.broker import EmbeddedBroker
-from streams.codec import outgoing
+from streams.codec import decoded, outgoing
 from streams.kafka import KafkaBus
-from streams.record import Outgoing
+from streams.parts import whole
+from streams.record import Outgoing, Partition, Position, RawRecord
 from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from streams.recording.recorder import Recorder
 from streams.recording.selection import Selection
@@ -79,13 +82,17 @@ def produce(bus: KafkaBus, count: int) -> None:
         producer.commit(batch)
 
 
-def consume(bus: KafkaBus) -> tuple[int, float]:
-    """Records a second of a live consumer."""
+def consume(bus: KafkaBus, *, is_decoded: bool = False) -> tuple[int, float]:
+    """Records and seconds of a live consumer."""
     ends = bus.ends(SCORED.name)
     started_s, num = time.monotonic(), 0
     with bus.reader(bus.beginnings(SCORED.name)) as reader:
         while any(reader.positions().get(p, 0) < end for p, end in ends.items()):
-            num += len(reader.poll(BATCH, 0.2))
+            raws = reader.poll(BATCH, 0.2)
+            num += len(raws)
+            if is_decoded:
+                for raw in raws:
+                    decoded(raw)
     return num, time.monotonic() - started_s
 
 
@@ -124,7 +131,30 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure(count: int, scratch: Path) -> dict[str, object]:
+def record_alone(folder: Path, count: int) -> None:
+    """A large recording, without a broker."""
+    manifest = Manifest(run="bench", started_at_ms=0)
+    at = [0, 0]
+    with RecordingWriter(folder, manifest) as writer:
+        for number, record_ in enumerate(samples(count)):
+            partition = record_.partition or 0
+            raw = RawRecord(
+                position=Position(SCORED.name, partition, at[partition]),
+                offsets=(at[partition],),
+                key=record_.key,
+                value=whole(record_.value),
+                headers=record_.headers,
+                timestamp_ms=factories.NOW_MS + number,
+            )
+            at[partition] += 1
+            writer.append(raw)
+            if number % BATCH == BATCH - 1:
+                writer.commit({Partition(SCORED.name, p): at[p] for p in (0, 1)}, {})
+        writer.commit({Partition(SCORED.name, p): at[p] for p in (0, 1)}, {})
+        writer.seal()
+
+
+def measure_live(count: int, scratch: Path) -> dict[str, object]:
     broker = EmbeddedBroker(scratch / "broker")
     bootstrap = broker.start().bootstrap
     try:
@@ -135,45 +165,58 @@ def measure(count: int, scratch: Path) -> dict[str, object]:
         num, consume_s = consume(bus)
         assert num == count
         record_s = record(bus, scratch / "recording")
-        before_mb = peak_mb()
         with Recording(scratch / "recording") as recording:
             started_s = time.monotonic()
             assert count == sum(1 for _ in recording.records())
             read_s = time.monotonic() - started_s
-            after_mb = peak_mb()
             replay_s = replay(recording, KafkaBus(bootstrap, "again"))
+        _, decode_s = consume(bus, is_decoded=True)
         _, again_s = consume(bus)
-        ids = by_id(scratch / "recording", count)
     finally:
         broker.stop()
     live_s = (consume_s + again_s) / 2
     return {
-        "samples": count,
+        "live_samples": count,
         "consume_per_s": round(count / live_s),
+        "consume_and_decode_per_s": round(count / decode_s),
         "record_per_s": round(count / record_s),
         "replay_per_s": round(count / replay_s),
         "read_per_s": round(count / read_s),
         "replay_to_consume": round(live_s / replay_s, 2),
+        "replay_to_consume_and_decode": round(decode_s / replay_s, 2),
         "read_to_consume": round(live_s / read_s, 2),
+    }
+
+
+def measure_large(count: int, folder: Path) -> dict[str, object]:
+    record_alone(folder, count)
+    ids = by_id(folder, count)
+    before_mb = peak_mb()
+    with Recording(folder) as recording:
+        assert count == sum(1 for _ in recording.records())
+    return {
+        "samples": count,
         "by_id_median_ms": round(1000 * sorted(ids)[len(ids) // 2], 1),
         "by_id_worst_ms": round(1000 * max(ids), 1),
-        "peak_mb_before_reading": round(before_mb, 1),
-        "peak_mb_after_reading": round(after_mb, 1),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "python": platform.python_version(),
+        "peak_mb_before_reading_all": round(before_mb, 1),
+        "peak_mb_after_reading_all": round(peak_mb(), 1),
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--live", type=int, default=20_000)
     parser.add_argument("--json", default="")
     args = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="rlstreams-bench-"))
     try:
-        found = measure(args.samples, scratch)
+        found = measure_large(args.samples, scratch / "large") if args.samples else {}
+        found |= measure_live(args.live, scratch) if args.live else {}
     finally:
         shutil.rmtree(scratch)
+    found |= {"cores": os.cpu_count(), "machine": platform.machine()}
+    found |= {"python": platform.python_version(), "load": os.getloadavg()[0]}
     text = json.dumps(found, indent=1)
     sys.stdout.write(text + "\n")
     if args.json:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import Workspace
+from tests.e2e.command import UP_S, Workspace
 
 Run = tuple[Workspace, subprocess.CompletedProcess[str]]
 
@@ -17,7 +17,8 @@ Run = tuple[Workspace, subprocess.CompletedProcess[str]]
 def recorded(finished_run: Run) -> Iterator[Workspace]:
     """The workspace with `recordings/demo`; the run's folder and its broker's log are elsewhere."""
     workspace, _ = finished_run
-    made = workspace.run("rlstreams", "record", "runs/demo", "--weights", "--checkpoints")
+    words = ("record", "runs/demo", "--weights", "--checkpoints")
+    made = workspace.run("rlstreams", *words, timeout_s=UP_S)
     assert made.returncode == 0, made.stdout
     run, away = workspace.folder / "runs/demo", workspace.folder / "away"
     run.rename(away)
@@ -31,12 +32,12 @@ def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace)
     assert (0, True) == (listed.returncode, "every byte is as it was written" in listed.stdout)
 
     into = ("rlstreams", "replay", "recordings/demo", "--into")
-    trained = recorded.run(*into, "trainer", "--as", "again", "--keep-weights")
+    trained = recorded.run(*into, "trainer", "--as", "again", "--keep-weights", timeout_s=UP_S)
     assert "12 of 12 steps equal, bit for bit" in trained.stdout, trained.stdout
     assert 0 == trained.returncode
 
-    weights = ("--weights", "runs/again/weights", "--steps", "1:4")
-    scored = recorded.run(*into, "logprob", "--as", "scores", *weights)
+    weights = ("--weights", "runs/again/weights", "--steps", "1:3")
+    scored = recorded.run(*into, "logprob", "--as", "scores", *weights, timeout_s=UP_S)
     assert "weights of 13 of 13 versions are at hand" in scored.stdout, scored.stdout
     assert "equal, bit for bit; 0 different, 0 not scored" in scored.stdout, scored.stdout
     assert 0 == scored.returncode
@@ -45,7 +46,9 @@ def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace)
 def test_a_step_is_run_again_and_changed(recorded: Workspace) -> None:
     """Equal as it was; with another clip range, another step, labelled as an experiment."""
     setting = "trainer.loss.clip_high=0.01"
-    found = recorded.run("rlstreams", "rerun-step", "5", "recordings/demo", "--set", setting)
+    found = recorded.run(
+        "rlstreams", "rerun-step", "5", "recordings/demo", "--set", setting, timeout_s=UP_S
+    )
 
     assert "every one is equal, bit for bit" in found.stdout, found.stdout
     assert "CHANGED: trainer.loss.clip_high = 0.01 (was 0.28)" in found.stdout

@@ -18,8 +18,8 @@ from streams.record import Outgoing, RawRecord
 
 REPLAY_HEADER = "rlstreams-replay-of"
 MAX_ABORTS = 5
-BATCH_BYTES = 8_000_000  # of one transaction as fast as possible
-BATCH_RECORDS = 2000
+BATCH_BYTES = 32_000_000  # of one transaction as fast as possible
+BATCH_RECORDS = 10_000
 TICK_S = 0.02  # of one transaction at a recorded speed
 
 

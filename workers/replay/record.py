@@ -81,9 +81,10 @@ def record(
     manifest = _manifest(bus, config, wanted)
     with RecordingWriter(wanted.folder, manifest) as writer:
         with Recorder(bus, writer, wanted.selection, on_progress=progress) as recorder:
-            if wanted.is_followed:
-                _follow(recorder, copies, stopped)
-            recorder.up_to_now()
+            if wanted.is_followed and _follow(recorder, copies, stopped):
+                recorder.commit()  # `up` stops the broker of a run that is over: nobody to ask
+            else:
+                recorder.up_to_now()
             copies.take()
         sealed = writer.seal(extra=_with_claim(writer))
     return Made(
@@ -96,21 +97,22 @@ def record(
     )
 
 
-def _follow(recorder: Recorder, copies: Copies, stopped: Callable[[], bool]) -> None:
-    """Until the run is done and quiet, or the user has seen enough."""
+def _follow(recorder: Recorder, copies: Copies, stopped: Callable[[], bool]) -> bool:
+    """Until the run is done and quiet (True), or the user has seen enough (False)."""
     last_news_s = time.monotonic()
     while not stopped():
         try:
             num = recorder.step(_POLL_S)
         except BrokerError:
-            if recorder.trainer_state == DONE:  # `up` stopped the broker of a run that is over
-                return
+            if recorder.trainer_state == DONE:
+                return True
             raise
         copies.take()
         if num or recorder.trainer_state != DONE:
             last_news_s = time.monotonic()
         elif time.monotonic() - last_news_s > QUIET_S:
-            return
+            return True
+    return False
 
 
 class Copies:
