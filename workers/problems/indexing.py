@@ -171,7 +171,7 @@ def _read(wanted: Pass, writer: SplitWriter, left_out: Counter[str]) -> int:
             same_kind.check(prompt, line_number)
             wanted.reader.check_rest(fields, wanted.place(line_number))
             if reason := wanted.limits.reason(
-                wanted.reader, prompt, len(line), wanted.place(line_number)
+                wanted.reader, prompt, len(line), f"{wanted.name}: {wanted.place(line_number)}"
             ):
                 left_out[reason] += 1
                 continue

@@ -185,8 +185,8 @@ class UserVerifier:
             if child is not None:
                 child.kill()
             child = None
-            at = f" ({place})" if place else ""
-            raise RewardError(f"verifier {self._function}{at} {err}") from None
+            named = f"{place}: {self._function.name}" if place else self._function
+            raise RewardError(f"verifier {named} {err}") from None
         finally:
             self._give_back(child)
         raise RewardError(f"verifier {reply['error']}")

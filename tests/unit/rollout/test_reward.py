@@ -131,7 +131,7 @@ def test_a_verifier_that_returns_no_number(tmp_path: Path, returned: str, told: 
 def test_a_verifier_that_hangs_is_replaced(tmp_path: Path) -> None:
     """Its deadline ends one judgement only; the line where it hangs is told."""
     name = user_file(tmp_path, "x = 1\ntime.sleep(60 if completion == 'hang' else 0)\nreturn x")
-    told = r"\(.*grade\.py:3\) gave no answer within 0\.3 s: it is at .*grade\.py:5$"
+    told = r"grade\.py:3: grade gave no answer within 0\.3 s: it is at .*grade\.py:5$"
     with verifier(name, timeout_s=0.3) as one:
         with pytest.raises(RewardError, match=told):
             judge(one, "hang", "")
@@ -153,7 +153,7 @@ def test_a_verifier_that_exits_costs_one_judgement(tmp_path: Path) -> None:
         tmp_path, "import sys\nsys.exit(3) if completion == 'exit' else None\nreturn 1"
     )
     with verifier(name) as one:
-        with pytest.raises(RewardError, match=r"grade\.py:3\) died with status 3"):
+        with pytest.raises(RewardError, match=r"grade\.py:3: grade died with status 3"):
             judge(one, "exit", "")
         assert judge(one, "go", "").reward == 1.0
 

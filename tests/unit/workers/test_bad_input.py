@@ -1,7 +1,7 @@
 """`rlstreams up` with something broken: one clear line, and nothing was started.
 
 What a bad value does to the configuration is in `test_config_load.py`, bad rows in
-`prompts/test_dataset.py`, failing verifiers in `rollout/test_reward.py`, bad records in
+`problems/test_problems.py`, failing verifiers in `rollout/test_reward.py`, bad records in
 `test_stage.py`, and what needs a broker in `tests/integration`.
 """
 
@@ -46,7 +46,7 @@ def up(folder: Path, *words: str) -> int:
         (["--reward.verifier=v.py:raises"], "v.py:3: raises raised ZeroDivisionError"),
         (["--reward.verifier=v.py:hangs", "--reward.timeout_s=0.5"], "no answer within 0.5 s"),
         (["--reward.verifier=v.py:text"], "v.py:5 returned 'good' of type str"),
-        (["--reward.verifier=v.py:dies"], "v.py:6) died with status 3"),
+        (["--reward.verifier=v.py:dies"], "v.py:6: dies died with status 3"),
         (["--broker.bootstrap=127.0.0.1:1"], "no broker answers at 127.0.0.1:1: "),
         (["--broker.bootstrap=nonsense"], "no broker answers at nonsense: "),
     ],
