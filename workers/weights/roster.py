@@ -52,6 +52,8 @@ class Roster:
             member.tries = 0
         else:
             member.answers[str(frame["group"])] = frame
+            if frame["type"] == "loaded":
+                member.wants = None  # here and not later: its next wish may follow at once
 
     def remove(self, member: Member, reason: str) -> None:
         """Cut its link."""

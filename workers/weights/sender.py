@@ -104,6 +104,8 @@ class Sender:
                 self._roster.ask(event)
             else:
                 self._roster.hear(event)
+                if event.frame is not None and event.frame["type"] == "layout":
+                    self._log.info("puller_joined", puller=event.member.label)
 
     def _look(self) -> None:
         """In the middle of a transfer.
@@ -203,7 +205,6 @@ class Sender:
         """Everyone has answered, or is gone."""
         for member in delivery.members:
             answer = member.answers.pop(group_id, {"type": "left", "error": member.gone})
-            member.wants = None
             if answer["type"] != "loaded":
                 self._lose(member, str(answer.get("error")))
 
@@ -224,8 +225,8 @@ class Sender:
             answer = member.answers.pop(group_id, {})
             member.tries += 1
             if answer.get("type") == "loaded":
-                member.wants = None
-            elif member.gone:
+                continue
+            if member.gone:
                 if member not in silent:
                     self._lose(member, member.gone)
             elif answer.get("type") == "failed" and answer.get("kind") != "link":

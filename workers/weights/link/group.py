@@ -114,6 +114,8 @@ class Group:
 
     def _make(self, store: Store, rank: int, size: int, host: str, deadline_s: float) -> None:
         timeout = timedelta(seconds=deadline_s)
+        # Torch calls it while the group lives, and keeps only its C++ half.
+        self._store = store
         if self._backend == "gloo":
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timeout

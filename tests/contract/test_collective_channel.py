@@ -1,0 +1,205 @@
+"""The promises of `WeightServer` and `WeightChannel`, held against `gloo`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from schemas.events import Endpoint, PolicyPublished, PullRequested
+from tests.contract.engine_rigs import announced
+from tests.contract.test_weight_channel import weights
+from workers.weights.channel import VersionGoneError, WeightError
+from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
+from workers.weights.layout import weight_hash
+from workers.weights.sender import Limits
+
+SECRET, EPOCH, DEADLINE_S = "the run's", 1, 20.0  # the epoch is the one that `announced` says
+
+
+@dataclass
+class Log:
+    """Keeps what it is told."""
+
+    events: list[str] = field(default_factory=list)
+
+    def info(self, event: str, **fields: object) -> None:
+        self.events.append(event)
+
+    warning = info
+
+
+@dataclass
+class Stand:
+    """A server that listens, and its log."""
+
+    server: CollectiveWeightServer
+    log: Log
+
+    def publish(self, policy_version: int) -> PolicyPublished:
+        manifest = self.server.publish(policy_version, weights(policy_version))
+        return announced(self.server, manifest)
+
+    def ask(self, channel: CollectiveWeightChannel, policy_version: int) -> None:
+        """The request stands in the log."""
+        self.server.serve(
+            PullRequested(
+                worker="rollout-0",
+                instance="i",
+                role="rollout",
+                request_id="i/1",
+                policy_version=policy_version,
+                channel="gloo",
+                address=channel.address(),
+                requested_at_ms=0,
+            )
+        )
+
+    def pull(
+        self, channel: CollectiveWeightChannel, published: PolicyPublished
+    ) -> dict[str, torch.Tensor]:
+        self.ask(channel, published.policy_version)
+        return dict(channel.pull(published, DEADLINE_S))
+
+
+def serving(epoch: int = EPOCH) -> Stand:
+    log = Log()
+    limits = Limits(window_s=0.5, form_s=10.0, stall_s=10.0)
+    server = CollectiveWeightServer("gloo", host="127.0.0.1", secret=SECRET, log=log, limits=limits)
+    server.open(epoch)
+    return Stand(server, log)
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    made = serving()
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+def channel() -> Iterator[CollectiveWeightChannel]:
+    made = CollectiveWeightChannel("gloo", SECRET)
+    yield made
+    made.close()
+
+
+def test_what_is_pulled_is_what_was_published(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """Names, dtypes, shapes and bits arrive, in name order; so does the next version."""
+    for version in (3, 4):
+        published = stand.publish(version)
+        assert channel.can_pull(published)
+        received = stand.pull(channel, published)
+        assert list(received) == sorted(weights(version))
+        assert weight_hash(received) == published.weight_hash == weight_hash(weights(version))
+
+
+def test_training_on_does_not_change_what_is_served(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """A snapshot is taken."""
+    live = weights(0)
+    published = announced(stand.server, stand.server.publish(0, live))
+    live["scale"].add_(1)
+    assert float(stand.pull(channel, published)["scale"]) == 0.0
+
+
+def test_pullers_that_are_ready_together_share_one_broadcast(stand: Stand) -> None:
+    """Three pulls, one `weights_sent`; a group that stands is used again."""
+    channels = [CollectiveWeightChannel("gloo", SECRET) for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for version in (0, 1):
+            published = stand.publish(version)
+            received = list(pool.map(lambda c, p=published: stand.pull(c, p), channels))
+            assert {weight_hash(r) for r in received} == {published.weight_hash}
+    for channel in channels:
+        channel.close()
+    assert stand.log.events.count("weights_sent") <= 4  # a straggler may go alone the first time
+
+
+def test_a_number_never_gets_a_second_content(stand: Stand) -> None:
+    """The same content again is a no-op, another is refused."""
+    first = stand.server.publish(1, weights(1))
+    assert stand.server.publish(1, weights(1)) == first
+    with pytest.raises(WeightError, match="version 1 was published with hash"):
+        stand.server.publish(1, weights(2))
+    assert list(stand.server.versions()) == [1]
+
+
+def test_old_versions_are_retired(stand: Stand, channel: CollectiveWeightChannel) -> None:
+    """A pull of one that is gone names those that are there."""
+    announcements = [stand.publish(version) for version in range(4)]
+    stand.server.retire(2)
+    assert list(stand.server.versions()) == [2, 3]
+    with pytest.raises(VersionGoneError, match=r"version 1 is no longer served, only \[2, 3\]"):
+        stand.pull(channel, announcements[1])
+    assert stand.pull(channel, announcements[3])
+
+
+def test_who_did_not_ask_in_the_log_gets_nothing(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """Knowing the secret is not enough; the puller's own deadline ends its wait."""
+    published = stand.publish(0)
+    with pytest.raises(WeightError, match="has not answered in time"):
+        dict(channel.pull(published, 0.3))
+
+
+def test_a_wrong_secret_is_refused(stand: Stand) -> None:
+    """By word, at once."""
+    stranger = CollectiveWeightChannel("gloo", "a guess")
+    with pytest.raises(WeightError, match="the secret is not this run's"):
+        stand.pull(stranger, stand.publish(0))
+    assert stand.log.events == ["puller_refused"]
+
+
+def test_a_trainer_of_another_epoch_serves_nobody(channel: CollectiveWeightChannel) -> None:
+    """A zombie that still listens: its epoch is not the one that announced."""
+    zombie = serving(epoch=EPOCH + 1)
+    with pytest.raises(WeightError, match=r"epoch 1 announced .* this trainer is 2"):
+        zombie.pull(channel, zombie.publish(0))
+    zombie.server.close()
+
+
+def test_a_trainer_that_is_gone_is_named(channel: CollectiveWeightChannel) -> None:
+    """The address of the endpoint, and no long wait."""
+    stand = serving()
+    published = stand.publish(0)
+    stand.server.close()
+    with pytest.raises(WeightError, match=published.endpoints[0].address):
+        stand.pull(channel, published)
+
+
+def test_a_version_without_an_endpoint_of_the_channel_cannot_be_pulled(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """The channels that are offered are named."""
+    elsewhere = dataclasses.replace(
+        stand.publish(0), endpoints=(Endpoint(channel="file", address="/x"),)
+    )
+    assert not channel.can_pull(elsewhere)
+    with pytest.raises(WeightError, match=r"no endpoint of channel 'gloo', only of \['file'\]"):
+        dict(channel.pull(elsewhere, DEADLINE_S))
+
+
+def test_a_layout_that_is_not_the_servers_is_refused(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """Both sides are named, and nothing is sent."""
+    published = stand.publish(0)
+    wrong = dataclasses.replace(published, layout=published.layout.replace("[2,3]", "[3,2]"))
+    with pytest.raises(WeightError, match=r"model.z.weight float32 \[3, 2\]"):
+        stand.pull(channel, wrong)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_the_server_listens_on_one_named_interface(host: str) -> None:
+    """Every interface is refused."""
+    with pytest.raises(ValueError, match="means every interface"):
+        CollectiveWeightServer("gloo", host=host, secret=SECRET, log=Log())
