@@ -21,6 +21,7 @@ from streams.errors import ConfigError
 from streams.topics import SCORED
 from workers.config import RunConfig
 from workers.config_load import from_json
+from workers.engines.base import EngineError
 from workers.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import STEPS_PARTITION, read_to_end
@@ -146,7 +147,12 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
         raise RerunError(f"step {step} was never completed: the log holds {there}")
     claim = ledger.claims[fact.epoch]
     recorded = from_json(claim.config)
-    training = Training(Path(config.model.path), recorded.trainer, recorded.model.threads)
+    try:
+        training = Training(Path(config.model.path), recorded.trainer, recorded.model.threads)
+    except (EngineError, OSError) as err:
+        raise RerunError(
+            f"the model folder {config.model.path} cannot be used: {err}; name it with --model"
+        ) from err
     saved, started_from = _start(training, ledger, claim, config, step, checkpoints)
     facts = tuple(ledger.steps[number] for number in range(saved + 1, step + 1))
     check_redo(facts, bus.beginnings(SCORED.name), started_from)
