@@ -30,6 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if _BROKERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
+    # A model server and a cluster cost CPU while they idle: they start when all else is done.
+    items.sort(
+        key=lambda item: [item.get_closest_marker(m) is not None for m in ("vllm", "docker")]
+    )
 
 
 @pytest.fixture(scope="session")

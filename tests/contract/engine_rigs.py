@@ -103,6 +103,11 @@ class Rig:
         return True
 
     @property
+    def counts_abandoned(self) -> bool:
+        """Whether it learns what was sampled for requests that nobody waited for."""
+        return self.kind in ("fake", "builtin")
+
+    @property
     def captures_experts(self) -> bool:
         """Whether answers bring routed experts."""
         return True

@@ -122,7 +122,7 @@ class Engine(Protocol):
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled since it was made, those of requests that never end included."""
+        """Tokens sampled since it was made, those of abandoned requests included where it knows."""
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether a pull of `published` would bring it forward now; asked from any thread.
