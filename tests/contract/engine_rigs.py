@@ -204,7 +204,7 @@ class RealRig(Rig):
 
     @property
     def long_tokens(self) -> int:
-        return 800  # two seconds: time enough to be paused in
+        return 1500  # some seconds: time enough to be paused in
 
     def long_request(self, sample_id: str | None = None) -> SampleRequest:
         """Nearly greedy: such an answer does not end by itself."""
