@@ -1,7 +1,7 @@
 """A recording answers as the server did, and nothing that it was not asked when it was made.
 
-Every file of `tests/servers/recordings` is replayed. `tests/gpu/engine_contract.py --record` makes
-them from real servers; none is there yet, so the mechanism is held against the stand-in server.
+`tests/gpu/engine_contract.py --record` makes recordings of real servers. None is there yet: what is
+held here is the mechanism, against the stand-in server.
 """
 
 from __future__ import annotations
