@@ -129,6 +129,26 @@ class EmbeddedBroker:
         state = self._read_state()
         return state if state and state.pid and self._is_locked() else None
 
+    def coming(self, begin_s: float) -> BrokerState | None:
+        """The living broker, or the one that somebody starts anew; None if nobody does.
+
+        Args:
+            begin_s: how long such a start may take to begin, in a folder that had a broker.
+
+        Raises:
+            DeadlineError: it was being started for 90 s and more.
+        """
+        begin = time.monotonic() + begin_s
+        deadline = begin + START_S + FENCE_S
+        while (state := self.status()) is None:
+            is_starting = self._is_locked()
+            if not is_starting and (time.monotonic() > begin or self._read_state() is None):
+                return None
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"a broker in {self.folder} has been starting for too long")
+            time.sleep(0.05)
+        return state
+
     def stop(self) -> bool:
         """SIGTERM, 15 s, then SIGKILL; False if none was running.
 

@@ -26,18 +26,22 @@ if TYPE_CHECKING:
     from workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
+BROKER_BACK_S = 5.0  # a supervisor has begun to start a dead broker again by then
 
 
 def bootstrap_of(config: RunConfig) -> str:
     """Where the run's broker listens: as configured, or as the embedded one wrote it down.
 
+    A broker that died and is being started again is waited for.
+
     Raises:
         ConfigError: no broker is named and none runs under the run's folder.
+        DeadlineError: its start takes too long.
     """
     if config.broker.bootstrap:
         return config.broker.bootstrap
     broker = embedded_broker(config)
-    state = broker.status()
+    state = broker.coming(BROKER_BACK_S)
     if state is None:
         raise ConfigError(
             f"broker.bootstrap is empty and no embedded broker runs in {broker.folder}; "

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,11 @@ def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
 
     os.kill(first.pid, signal.SIGKILL)
     _wait_until_gone(own_broker)
-    second = own_broker.start()
+    assert own_broker.coming(begin_s=0.0) is None
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(EmbeddedBroker(own_broker.folder).coming, 5.0)
+        second = own_broker.start()
+        assert second == waiting.result(timeout=30)
 
     assert FENCED in fence_log.read_text("utf-8")
     assert first.port == second.port
