@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{args.command} reads no configuration, so {overrides[0]} has no meaning")
     args.overrides = overrides
     try:
-        if getattr(args, "config", None) == []:
+        if getattr(args, "config", None) == [] and getattr(args, "wants_config", True):
             args.config = [config_here()]
         status = int(args.run(args))
         sys.stdout.flush()

@@ -11,9 +11,9 @@ from workers.__main__ import main
 from workers.config_load import load
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
-# Nothing of their own to try: an overlay, and one that needs a connection and an extra package.
-OVERLAY, ELSEWHERE = "slower.toml", "reasoning_gym.toml"
-TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {OVERLAY, ELSEWHERE})
+# Nothing of their own to try: overlays, and one that needs a connection and an extra package.
+OVERLAY, SERVED, ELSEWHERE = "slower.toml", "demo-vllm.toml", "reasoning_gym.toml"
+TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {OVERLAY, SERVED, ELSEWHERE})
 
 
 @pytest.fixture(autouse=True)
@@ -56,5 +56,7 @@ def test_the_others_can_be_read() -> None:
     """An overlay changes one field; what needs a connection is checked without one."""
     slower = load([EXAMPLES / "demo.toml", EXAMPLES / OVERLAY])
     assert (5e-5, 60) == (slower.trainer.optimizer.lr, slower.trainer.steps)
+    served = load([EXAMPLES / "demo.toml", EXAMPLES / SERVED])
+    assert ("vllm", 60) == (served.rollout.engine, served.trainer.steps)
     gym = load([EXAMPLES / ELSEWHERE])
     assert ("gym:chain_sum", "reasoning-gym") == (gym.data.train, gym.reward.verifier)

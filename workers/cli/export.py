@@ -39,7 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--tokenizer", default="", metavar="DIR", help="where tokenizer.json is, if it has moved"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, wants_config=False)  # `--schema` needs none
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,14 +82,9 @@ def _schema(table: str) -> pa.Schema:
     import difflib
 
     from streams.errors import ConfigError
+    from workers.export.event_table import EVENT_TABLES, event_schema
+    from workers.export.sample_table import SCHEMA
 
-    try:
-        from workers.export.event_table import EVENT_TABLES, event_schema
-        from workers.export.sample_table import SCHEMA
-    except ModuleNotFoundError as err:
-        raise ConfigError(
-            f"export needs {err.name}, which is not installed: pip install 'rlstreams[export]'"
-        ) from err
     if table == SAMPLES:
         return SCHEMA
     if table in EVENT_TABLES:
