@@ -66,9 +66,14 @@ def test_a_step_is_run_again_and_changed(recorded: Workspace) -> None:
 def test_what_is_not_there_is_said_with_what_is(recorded: Workspace, tmp_path: Path) -> None:
     """Steps, checkpoints, folders."""
     gone = recorded.run("rlstreams", "rerun-step", "77", "recordings/demo")
-    assert "step 77 was never completed: the log holds steps 1 to 1" in gone.stdout
+    # 12, or 14 where an earlier test has gone on with the run
+    assert re.search(
+        r"step 77 was never completed: the log holds steps 1 to 1[24]$", gone.stdout, re.M
+    )
     seek = recorded.run("rlstreams", "replay", "recordings/demo", "--from", "version:99")
-    assert "version:99 is outside the recording: it holds versions 1 to 1" in seek.stdout
+    assert re.search(
+        r"version:99 is outside the recording: it holds versions 1 to 1[24]\b", seek.stdout
+    )
     model = recorded.run(
         "rlstreams", "rerun-step", "3", "recordings/demo", "--model", str(tmp_path)
     )

@@ -19,7 +19,7 @@ from workers.engines.attention import Attention, attention_of
 from workers.engines.base import EngineError, SampleRequest, TokenSequence
 from workers.engines.builtin import BuiltinEngine
 from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.library import EAGER, SDPA, library_model
+from workers.engines.families import EAGER, SDPA, library_model
 from workers.engines.model import load_model, model_class, read_config, weights_of
 from workers.engines.selfcheck import check_scoring, padding_difference
 from workers.trainer.advantage import group_advantages

@@ -22,6 +22,7 @@ from workers.doctor.model_fits import (
 )
 from workers.doctor.weight_files import tensors_of
 from workers.engines.base import EngineError
+from workers.engines.families import chosen_attention, library_model
 from workers.engines.folder import (
     eos_ids_of,
     max_tokens_of,
@@ -29,7 +30,6 @@ from workers.engines.folder import (
     read_config,
     text_fields,
 )
-from workers.engines.library import chosen_attention, library_model
 from workers.hub import model_folder
 from workers.tokenizer import Tokenizer
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from streams.errors import ConfigError
 from workers.doctor.weight_files import StoredTensor
+from workers.engines.families import KNOWN_LAYERS, LINEAR, LibraryModel
 from workers.engines.folder import vocab_size_of
-from workers.engines.library import KNOWN_LAYERS, LINEAR, LibraryModel
 from workers.tokenizer import Tokenizer, TokenizerError
 
 # Tokenizers in forms that transformers can turn into `tokenizer.json`.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from workers.engines.base import EngineError
-from workers.engines.library import FULL, KNOWN_LAYERS, LINEAR, SDPA, SLIDING
+from workers.engines.families import FULL, KNOWN_LAYERS, LINEAR, SDPA, SLIDING
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
 _Seen = Callable[[int | None], torch.Tensor]

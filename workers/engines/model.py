@@ -17,13 +17,13 @@ import torch
 
 from workers.engines.attention import Attention
 from workers.engines.base import EngineError
+from workers.engines.families import SDPA, chosen_attention
 from workers.engines.folder import (
     eos_ids_of,
     module_name,
     num_experts_of,
     read_config,
 )
-from workers.engines.library import SDPA, chosen_attention
 from workers.weights.channel import WeightError
 from workers.weights.layout import layout_difference, layout_of
 

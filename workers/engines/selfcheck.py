@@ -18,7 +18,7 @@ import torch
 from workers.engines.attention import Attention, attention_of
 from workers.engines.base import EngineError, SampleRequest, Sampling
 from workers.engines.decode import Decoder, Generation
-from workers.engines.library import LINEAR
+from workers.engines.families import LINEAR
 from workers.engines.model import right_padded
 
 TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more
