@@ -18,7 +18,7 @@ from workers.weights.channel import WeightError
 LONG = "0/0/0"
 
 
-async def until(reached: Callable[[], bool], what: str, deadline_s: float = 10.0) -> None:
+async def until(reached: Callable[[], bool], what: str, deadline_s: float = 40.0) -> None:
     until_s = time.monotonic() + deadline_s
     while not reached():
         assert time.monotonic() < until_s, what
