@@ -25,7 +25,7 @@ from workers.weights.sender import ABORT_GRACE_S, Limits
 
 SECRET, EPOCH = "secret", 3
 STALL_S = 1.0
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 @dataclass
