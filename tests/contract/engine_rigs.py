@@ -135,9 +135,6 @@ class Rig:
         """Until a request runs that has a token."""
         await until_running(engine)
 
-    def go_on(self) -> None:
-        """A request that `until_sampling` found may end; without it, not before the next pause."""
-
     def long_request(self, sample_id: str | None = None) -> SampleRequest:
         """As `long_request`; of `long`, if no sample is named."""
         return long_request(sample_id or self.long)
@@ -170,14 +167,10 @@ class ServedRig(Rig):
         return self.kind != "vllm-0.25.1"
 
     async def until_sampling(self, engine: Engine) -> None:
-        self.fake.core.holds = True
         until_s = time.monotonic() + DEADLINE_S
         while not any(job.token_ids for job in self.fake.core.jobs.values()):
             assert time.monotonic() < until_s, "nothing is sampled"
             await asyncio.sleep(0.001)
-
-    def go_on(self) -> None:
-        self.fake.core.holds = False
 
     def close(self) -> None:
         self.fake.close()
