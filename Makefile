@@ -3,6 +3,8 @@
 .PHONY: help setup setup-vllm run test test-long check bench clean demo-model lock
 ARGS ?=
 BIN := .venv/bin
+# Containers often forbid Python to keep what it compiled: each process would compile all anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

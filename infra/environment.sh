@@ -1,6 +1,8 @@
 # Shared by setup.sh and setup-vllm.sh, which set VENV, LOCK and TORCH: find a Python and uv, make a
 # virtual environment, choose the build of torch.
 CONNECT_S=10
+# Containers often forbid Python to keep what it compiled: each process would compile torch anew.
+unset PYTHONDONTWRITEBYTECODE
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 

@@ -127,7 +127,9 @@ class EmbeddedBroker:
         """The living broker of this folder, or None."""
         _reap()
         state = self._read_state()
-        return state if state and state.pid and self._is_locked() else None
+        if not (state and state.pid and self._is_locked()):
+            return None
+        return state if _is_alive(state.pid) else None  # else a start holds the lock, just begun
 
     def coming(self, begin_s: float) -> BrokerState | None:
         """The living broker, or the one that somebody starts anew; None if nobody does.
@@ -201,7 +203,7 @@ class EmbeddedBroker:
             os.close(fd)
 
     def _take(self, fd: int) -> None:
-        deadline = time.monotonic() + 0.5  # somebody's status() holds a shared lock for a moment
+        deadline = time.monotonic() + 2.0  # somebody's status() holds a shared lock for a moment
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -362,6 +364,16 @@ class EmbeddedBroker:
 def _reap() -> None:
     """Collect ended children; a parent that does not leaves zombies."""
     _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # of another user
+    return True
 
 
 def last_lines(*files: Path, num_lines: int = 12) -> str:

@@ -16,18 +16,17 @@ EVERY_S = 0.5
 class ControlFollower:
     """Knows the last `ControlState`; polled from the role's loop. `running` until one is read."""
 
-    def __init__(self, bus: Bus, *, every_s: float = EVERY_S) -> None:
+    def __init__(self, bus: Bus) -> None:
         self.desired: ControlState | None = None
         self._reader = bus.reader(bus.beginnings(CONTROL.name))
         self._foreign = ForeignRecords(CONTROL.name)
-        self._every_s = every_s
         self._next = 0.0
 
     def poll(self) -> ControlFollower:
-        """Read what is new, at most every `every_s`; never waits."""
+        """Read what is new, at most every `EVERY_S`; never waits."""
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + self._every_s
+            self._next = now + EVERY_S
             for record in self._foreign.readable(self._reader.poll(100, 0.0)):
                 if isinstance(record.event, ControlState):
                     self.desired = record.event

@@ -24,6 +24,7 @@ from streams.memory_log import MemoryLog, State, Transaction
 from streams.parts import Message
 from streams.record import Committed, Partition
 
+DEADLINE_S = 60.0
 _EXPELLED_AFTER_S = 1.5
 
 
@@ -142,16 +143,18 @@ class KafkaCluster:
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def bus(self) -> Bus:
-        return KafkaBus(self._bootstrap, self._run, transaction_timeout_s=10.0)
+        return KafkaBus(self._bootstrap, self._run, transaction_timeout_s=DEADLINE_S)
 
     def mortal_bus(self) -> Bus:
         options = {"max.poll.interval.ms": str(round(_EXPELLED_AFTER_S * 1000))}
-        return KafkaBus(self._bootstrap, self._run, options=options, transaction_timeout_s=10.0)
+        return KafkaBus(
+            self._bootstrap, self._run, options=options, transaction_timeout_s=DEADLINE_S
+        )
 
     def create(self, topic: str, partitions: int) -> None:
         name = f"{self._run}.{topic}"
         new = NewTopic(name, num_partitions=partitions, replication_factor=1)
-        self._admin.create_topics([new])[name].result(10)
+        self._admin.create_topics([new])[name].result(DEADLINE_S)
         self._wait_for(name, partitions)
 
     def limit(self, topic: str, max_bytes: int) -> None:
@@ -163,33 +166,33 @@ class KafkaCluster:
         resource = ConfigResource(
             ConfigResource.Type.TOPIC, f"{self._run}.{topic}", incremental_configs=[entry]
         )
-        self._admin.incremental_alter_configs([resource])[resource].result(10)
+        self._admin.incremental_alter_configs([resource])[resource].result(DEADLINE_S)
 
     def recreate(self, topic: str, partitions: int) -> None:
         name = f"{self._run}.{topic}"
-        self._admin.delete_topics([name])[name].result(10)
+        self._admin.delete_topics([name])[name].result(DEADLINE_S)
         self._wait_for(name, 0)
         self.create(topic, partitions)
 
     def _wait_for(self, name: str, partitions: int) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + DEADLINE_S
         while len(self._admin.list_topics(name, timeout=10).topics[name].partitions) != partitions:
             assert time.monotonic() < deadline, f"topic {name} never had {partitions} partitions"
             time.sleep(0.05)
 
     def trim(self, partition: Partition, begin: int) -> None:
         tp = TopicPartition(f"{self._run}.{partition.topic}", partition.number, begin)
-        self._admin.delete_records([tp])[tp].result(10)
+        self._admin.delete_records([tp])[tp].result(DEADLINE_S)
 
     def begin(self, transactional_id: str) -> RawTransaction:
         client = Producer(
             {
                 "bootstrap.servers": self._bootstrap,
                 "transactional.id": f"{self._run}.{transactional_id}",
-                "transaction.timeout.ms": "10000",
+                "transaction.timeout.ms": str(round(DEADLINE_S * 1000)),
             }
         )
-        client.init_transactions(20)
+        client.init_transactions(DEADLINE_S)
         client.begin_transaction()
         return _KafkaTransaction(client, self._run)
 
@@ -207,7 +210,7 @@ class _KafkaTransaction:
     ) -> None:
         name = f"{self._run}.{topic}"
         self._client.produce(name, value, key, partition, headers=list(headers.items()))
-        assert self._client.flush(10) == 0
+        assert self._client.flush(DEADLINE_S) == 0
 
     def add_offsets(
         self, group: str, consumer: GroupConsumer, offsets: Mapping[Partition, Committed]
@@ -217,10 +220,10 @@ class _KafkaTransaction:
             TopicPartition(f"{self._run}.{p.topic}", p.number, at.offset, at.metadata)
             for p, at in offsets.items()
         ]
-        self._client.send_offsets_to_transaction(tps, consumer.group_metadata(), 10)
+        self._client.send_offsets_to_transaction(tps, consumer.group_metadata(), DEADLINE_S)
 
     def commit(self) -> None:
-        self._client.commit_transaction(10)
+        self._client.commit_transaction(DEADLINE_S)
 
     def abort(self) -> None:
-        self._client.abort_transaction(10)
+        self._client.abort_transaction(DEADLINE_S)

@@ -12,7 +12,7 @@ from streams.record import Outgoing, Partition, RawRecord
 T = TypeVar("T")
 P0 = Partition("t", 0)
 P1 = Partition("t", 1)
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 def record(value: bytes, *, key: bytes = b"k", topic: str = "t", partition: int = 0) -> Outgoing:

@@ -18,7 +18,7 @@ from workers.weights.collective import CollectiveWeightChannel, CollectiveWeight
 from workers.weights.layout import weight_hash
 from workers.weights.sender import Limits
 
-SECRET, EPOCH, DEADLINE_S = "the run's", 1, 20.0  # the epoch is the one that `announced` says
+SECRET, EPOCH, DEADLINE_S = "the run's", 1, 120.0  # the epoch is the one that `announced` says
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Stand:
 
 def serving(epoch: int = EPOCH) -> Stand:
     log = Log()
-    limits = Limits(window_s=0.5, form_s=10.0, stall_s=10.0)
+    limits = Limits(window_s=0.5, form_s=60.0, stall_s=60.0)
     server = CollectiveWeightServer("gloo", host="127.0.0.1", secret=SECRET, log=log, limits=limits)
     server.open(epoch)
     return Stand(server, log)

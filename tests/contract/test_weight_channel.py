@@ -14,7 +14,7 @@ from workers.weights.channel import VersionGoneError, WeightChannel, WeightError
 from workers.weights.file import FileWeightChannel, FileWeightServer
 from workers.weights.layout import weight_hash
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 def weights(policy_version: int) -> dict[str, torch.Tensor]:

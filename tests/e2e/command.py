@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CONFIG = "infra/examples/demo.toml"
 MARK = "RLSTREAMS_TEST_MARK"
-UP_S = 300.0  # a short run, on a busy machine
-COMMAND_S = 120.0
+UP_S = 600.0  # a short run, on a busy machine
+COMMAND_S = 300.0
 _STEP = re.compile(r"^step +(\d+)/", re.MULTILINE)
 
 

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks for processes in /proc"
 )
 
-DRAIN_S = 15.0
-CTRL_C_S = 40.0
+DRAIN_S = 60.0
+CTRL_C_S = 240.0
 WORDS = (
     "--steps", "8", "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16", "--demo.kills=[]",
     f"--deadlines.drain_s={DRAIN_S:g}",
 )  # fmt: skip
-GONE_S = 5.0  # a fork server sees its parent's end a moment later
+GONE_S = 60.0  # a fork server sees its parent's end a moment later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +65,9 @@ def orphaned(workspace: Workspace, drained: Stopped) -> Stopped:
     started.wait_for_step(4)
     started.signal(signal.SIGKILL)
     since_s = time.monotonic()
-    status = started.ended_within(10)
+    status = started.ended_within(GONE_S)
     # The broker outlives whoever started it, so that `--resume` finds it.
-    while (left := without_java(workspace)) and time.monotonic() < since_s + DRAIN_S + 20:
+    while (left := without_java(workspace)) and time.monotonic() < since_s + DRAIN_S + GONE_S:
         time.sleep(0.1)
     seconds = time.monotonic() - since_s
     return Stopped(status=status, output=started.output, left=left, seconds=seconds)

@@ -35,7 +35,7 @@ def test_preloading_imports_the_model_and_starts_no_thread() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     assert done.stdout.split() == ["1", "1", "True"]

@@ -28,7 +28,7 @@ from workers.engines.served.shape import longest_sequence, read_shape
 from workers.served_engine import free_port
 
 ROOT = Path(__file__).parents[2]
-START_S = 60.0  # of a Python process with torch, on a busy machine
+START_S = 240.0  # of a Python process with torch, on a busy machine
 
 
 def command(port: int) -> StartCommand:
@@ -131,7 +131,7 @@ def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None
         f"process = ServerProcess(command({port}), Path({str(tmp_path / 'log')!r}))\n"
         "process.start()\n"
         "print(process._process.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(3600)\n"
     )
     worker = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -140,7 +140,7 @@ def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None
     guard = int(worker.stdout.readline())
     worker.kill()
     worker.wait()
-    until_s = time.monotonic() + 20.0
+    until_s = time.monotonic() + START_S
     while is_alive(guard):
         assert time.monotonic() < until_s, "the server outlived its worker"
         time.sleep(0.05)

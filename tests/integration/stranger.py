@@ -19,7 +19,7 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 MARKER = b"\xc3\x01"
 
 

@@ -42,7 +42,7 @@ from workers.trainer.intake import Intake
 from workers.trainer.payloads import Payloads
 from workers.weights.file import FileWeightChannel, FileWeightServer
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 # Topics of which a role commits the position of each record: what strangers left there.
 EXPECTED = {PROMPTS.name: 3, TRAJECTORIES.name: 4, SCORED.name: 4}
 
@@ -111,7 +111,7 @@ class Site:
             tokenizer=Tokenizer.load(self.config.model.path),
             sampling=Sampling(max_new_tokens=4),
             max_attempts=2,
-            deadline_s=10.0,
+            deadline_s=DEADLINE_S,
         )
         return make_rollout(self.context("rollout"), self.bus, engine, FileWeightChannel(), sampler)
 

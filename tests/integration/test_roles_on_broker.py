@@ -32,7 +32,8 @@ GROUP_SIZE = 4
 NUM_KILLS = 5
 SEED = 7
 STEP_S = 0.005
-DEADLINE_S = 30.0  # for one thing that is waited for
+SLOW_S = 0.02  # 100 samples a second: who is interrupted still has something to do
+DEADLINE_S = 240.0  # for one thing that is waited for
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([work.__module__])
@@ -85,9 +86,9 @@ class Site:
             producer.commit(records)
 
     @contextmanager
-    def worker(self, *settings: object) -> Iterator[BaseProcess]:
+    def worker(self, *settings: object, step_s: float = STEP_S) -> Iterator[BaseProcess]:
         """A worker with ordinal 0; killed at the end if it still lives."""
-        process = _PROCESSES.Process(target=work, args=(self._file, STEP_S, *settings))
+        process = _PROCESSES.Process(target=work, args=(self._file, step_s, *settings))
         process.start()
         yield process
         process.kill()
@@ -138,8 +139,8 @@ def test_kills_lose_and_double_nothing(broker: str, run_id: str, tmp_path: Path)
     site = Site(broker, run_id, tmp_path, num_groups=150)
     rng = random.Random(SEED)
     for _ in range(NUM_KILLS):
-        with site.worker():
-            site.wait_for(len(site.found()) + rng.randrange(20, 80))
+        with site.worker(step_s=SLOW_S):
+            site.wait_for(len(site.found()) + rng.randrange(20, 60))
             time.sleep(rng.random() * 0.05)  # anywhere in a commit interval
     at_last_kill = len(site.found())
     with site.worker() as process:
@@ -155,7 +156,7 @@ def test_the_first_of_two_workers_with_one_ordinal_is_fenced(
 ) -> None:
     """The first exits with 75 and has changed nothing since; the second does all that is left."""
     site = Site(broker, run_id, tmp_path, num_groups=60)
-    with site.worker() as first:
+    with site.worker(step_s=SLOW_S) as first:
         site.wait_for(20)
         with site.worker() as second:
             first.join(DEADLINE_S)
@@ -169,7 +170,7 @@ def test_the_first_of_two_workers_with_one_ordinal_is_fenced(
 def test_a_drain_finishes_what_was_begun(broker: str, run_id: str, tmp_path: Path) -> None:
     """SIGTERM: nothing new is begun, and what was is committed; the rest is for the next one."""
     site = Site(broker, run_id, tmp_path, num_groups=60)
-    with site.worker() as process:
+    with site.worker(step_s=SLOW_S) as process:
         site.wait_for(20)
         assert Exit.DONE == end(process)
     num_done = len(site.found())

@@ -26,7 +26,7 @@ from workers.runtime import Exit
 from workers.weights.file import FileWeightChannel
 
 NUM_STEPS = 4
-DEADLINE_S = 60.0  # for one process to do one thing
+DEADLINE_S = 240.0  # for one process to do one thing
 TRANSACTION_S = 1.0
 CLEAN_UP_S = 1.0  # how often the broker looks for transactions that took too long
 

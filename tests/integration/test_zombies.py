@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streams.topics import SCORED
-from tests.integration.test_roles_on_broker import DEADLINE_S, Site, end
+from tests.integration.test_roles_on_broker import DEADLINE_S, SLOW_S, Site, end
 from workers.runtime import Exit
 
 SESSION_S = 3.0  # of the embedded broker's groups
@@ -48,7 +48,7 @@ def test_a_worker_that_was_stopped_adds_nothing_beside_its_successor(
     # Scoring is so quick that from outside it might be stopped too late: it stops itself, with a
     # window that is scored and not committed.
     freeze = "freeze:forward.after" if role == "logprob" else ""
-    with site.worker(role, freeze, TRANSACTION_S) as zombie:
+    with site.worker(role, freeze, TRANSACTION_S, step_s=SLOW_S) as zombie:
         if freeze:
             wait_until_stopped(zombie)
         else:
@@ -56,7 +56,7 @@ def test_a_worker_that_was_stopped_adds_nothing_beside_its_successor(
             send(zombie, signal.SIGSTOP)
         at_stop = len(site.found())
         stopped_s = time.monotonic()
-        with site.worker(role, "", TRANSACTION_S) as successor:
+        with site.worker(role) as successor:
             site.wait_for(at_stop + 8)
             time.sleep(max(0.0, stopped_s + SESSION_S + 0.5 - time.monotonic()))
             send(zombie, signal.SIGCONT)
@@ -78,7 +78,7 @@ def test_a_worker_that_stalls_in_a_transaction_comes_back_by_itself(
     with site.worker("rollout", f"commit.before:6:stop:{stall_s}", TRANSACTION_S) as process:
         process.join(DEADLINE_S)
         assert Exit.FENCED == process.exitcode
-    with site.worker("rollout", "", TRANSACTION_S) as process:
+    with site.worker() as process:
         site.wait_for(len(site.samples))
         assert Exit.DONE == end(process)
     assert dict.fromkeys(site.samples, 1) == site.found()

@@ -20,13 +20,14 @@ from tests.servers.vllm_routes import VllmRoutes
 
 Answer = dict[str, Any]
 Spoil = Callable[[Answer], Answer]
+_DEADLINE_S = 60.0
 VERSIONS = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23", "sglang-0.5.17")
 
 
 class FakeServer:
     """One server on a port of loopback."""
 
-    def __init__(self, flavour: str, *, step_s: float = 0.001, port: int = 0) -> None:
+    def __init__(self, flavour: str, *, step_s: float = 0.0, port: int = 0) -> None:
         """Starts it.
 
         Args:
@@ -79,11 +80,11 @@ class FakeServer:
         if self._runner is not None:
             self._on_loop(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(_DEADLINE_S)
         self._loop.close()
 
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(_DEADLINE_S)
 
     async def _start(self) -> None:
         app = web.Application(middlewares=[self._note])

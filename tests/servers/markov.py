@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from workers.engines.fake import EOS, MAX_TOKENS, NUM_EXPERTS, VOCAB_SIZE, fake_weights
 from workers.engines.sampling import Draw, sample
 
+_STILL_S = 0.001  # between two looks of a job that stands still
 START_LABEL = "default"  # until it is told another
 
 
@@ -59,8 +60,9 @@ class Job:
 class MarkovServer:
     """Holds a table; samples one token of each job per step."""
 
-    def __init__(self, *, step_s: float = 0.001) -> None:
+    def __init__(self, *, step_s: float = 0.0) -> None:
         self.step_s = step_s
+        self.holds = False  # whoever has a token stands still, until the next pause
         self.table = fake_weights(999)["table"]  # as loaded with `dummy`: answers nonsense
         self.num_loads = 0
         self.label = START_LABEL
@@ -71,6 +73,12 @@ class MarkovServer:
         """A folder that holds `model.safetensors`."""
         self.table = load_file(Path(folder) / "model.safetensors")["table"]
         self.num_loads += 1
+
+    def pause(self, *, aborts: bool) -> None:
+        """Freeze all jobs, or end them; whom `holds` held stands still until the resumption."""
+        self.paused, self.holds = True, False
+        for request_id in list(self.jobs) if aborts else ():
+            self.abort(request_id)
 
     def abort(self, request_id: str) -> None:
         """End one job; unknown ids are ignored."""
@@ -90,10 +98,11 @@ class MarkovServer:
         )
         try:
             while job.finish_reason is None:
-                await asyncio.sleep(self.step_s)
+                is_still = self.paused or (self.holds and job.token_ids)
+                await asyncio.sleep(_STILL_S if is_still else self.step_s)
                 if job.aborted:
                     job.finish_reason = "abort"
-                elif self.paused:
+                elif self.paused or (self.holds and job.token_ids):
                     continue
                 else:
                     draw.uniform_N[0] = generator.random()

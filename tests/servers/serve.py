@@ -11,4 +11,4 @@ if __name__ == "__main__":
     flavour, port = sys.argv[1:]
     server = FakeServer(flavour, port=int(port))
     while True:
-        time.sleep(60)
+        time.sleep(3600)

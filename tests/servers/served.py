@@ -1,4 +1,4 @@
-"""The adapter of servers, as tests use it: short deadlines, a model folder of the Markov chain."""
+"""The adapter of servers, as tests use it: deadlines for dead servers only, the chain as model."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
         request_s=60.0,
         answer_s=30.0,
         start_s=60.0,
-        beat_s=0.05,
-        silent_s=0.5,
+        beat_s=0.5,  # four of it answer a look, twice: only who is dead is silent for so long
+        silent_s=0.1,
         settle_s=0.03,
         allow_untested=True,
     )

@@ -55,10 +55,7 @@ class SglangRoutes:
         return {"output_ids": job.token_ids, "meta_info": meta}
 
     async def pause(self, request: web.Request) -> web.Response:
-        self._core.paused = True
-        if (await request.json())["mode"] == "abort":
-            for request_id in list(self._core.jobs):
-                self._core.abort(request_id)
+        self._core.pause(aborts=(await request.json())["mode"] == "abort")
         return web.json_response({"status": "ok"})
 
     async def resume(self, _: web.Request) -> web.Response:

@@ -59,10 +59,7 @@ class VllmRoutes:
         return {"request_id": job.request_id, "choices": [choice]}
 
     async def pause(self, request: web.Request) -> web.Response:
-        self._core.paused = True
-        if request.query["mode"] == "abort":
-            for request_id in list(self._core.jobs):
-                self._core.abort(request_id)
+        self._core.pause(aborts=request.query["mode"] == "abort")
         return web.json_response({"status": "paused"})
 
     async def resume(self, _: web.Request) -> web.Response:

@@ -27,7 +27,7 @@ class World:
         self.weights = FileWeightServer(folder / "weights", keep=9)
         self.servers: list[FakeServer] = []
 
-    def serve(self, flavour: str = "vllm-0.32.0", *, step_s: float = 0.001) -> FakeServer:
+    def serve(self, flavour: str = "vllm-0.32.0", *, step_s: float = 0.0) -> FakeServer:
         self.servers.append(FakeServer(flavour, step_s=step_s))
         return self.servers[-1]
 

@@ -50,9 +50,15 @@ class StallWatch:
 
     Args:
         ask: what only the broker knows; called in a thread.
+        monotonic_s: the clock that time is counted by.
     """
 
-    def __init__(self, config: RunConfig, ask: Callable[[], StallFacts]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        ask: Callable[[], StallFacts],
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limits = Limits(
             groups_per_step=config.trainer.groups_per_step,
             stall_s=config.deadlines.stall_s,
@@ -60,6 +66,7 @@ class StallWatch:
             pull_s=config.weights.pull_deadline_s,
         )
         self._ask = ask
+        self._monotonic_s = monotonic_s
         self._hops = HopsView()
         self._clock = StallClock()
         self._question: Question[StallFacts] | None = None
@@ -79,7 +86,7 @@ class StallWatch:
             is_running: neither starting, finishing nor draining.
             gone: workers without a process.
         """
-        now_s = time.monotonic()
+        now_s = self._monotonic_s()
         state = self._hops.state
         self._tell_silence(state, gone)
         mark = (state.step, state.claim and state.claim.epoch, state.published)

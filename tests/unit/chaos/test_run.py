@@ -47,8 +47,7 @@ def test_a_worker_is_armed_by_argument_or_environment(monkeypatch: pytest.Monkey
 
 def test_a_worker_waits_for_its_broker_a_while(tmp_path: object) -> None:
     """One that is named is not waited for; one that does not come is, up to the limit."""
+    await_broker(THEIRS, 3600.0)
     started_s = time.monotonic()
-    await_broker(THEIRS, 10.0)
-    assert time.monotonic() - started_s < 5.0
-    await_broker(RunConfig(run=RunSection(dir=f"{tmp_path}/run")), 0.2)
-    assert time.monotonic() - started_s > 0.2
+    await_broker(RunConfig(run=RunSection(dir=f"{tmp_path}/run")), 0.05)
+    assert time.monotonic() - started_s >= 0.05

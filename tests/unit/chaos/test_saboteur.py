@@ -16,7 +16,7 @@ from streams.memory_log import MemoryLog
 from streams.topic import Topic
 from streams.topics import STEPS, TOPICS, WORKER_EVENTS
 from tests.factories import step_completed, trainer_started, worker_report
-from tests.unit.supervisor.small import Scripts, all_up, until
+from tests.unit.supervisor.small import DEADLINE_S, Scripts, all_up, until
 from workers.chaos import saboteur as module
 from workers.chaos.plan import Fault, FaultKind
 from workers.chaos.saboteur import Saboteur
@@ -30,7 +30,6 @@ WAITS = (
     "import signal, sys; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); "
     "print('up', flush=True); signal.pause()"
 )
-DEADLINE_S = 10.0
 
 
 def fault(role: str, kind: FaultKind, wait_s: float = 0.0, **more: object) -> Fault:
@@ -67,7 +66,7 @@ class Stage:
             assert time.monotonic() < deadline_s
             self.fleet.tick()
             sabotage.tick(is_running=True)
-            time.sleep(0.01)
+            time.sleep(0.002)
 
 
 @pytest.fixture

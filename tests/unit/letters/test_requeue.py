@@ -21,7 +21,7 @@ from workers.letters.read import read_letters
 from workers.letters.requeue import request, select, select_by_reason
 
 MAX_REPLACEMENTS = 3
-DEADLINE_S = 5.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

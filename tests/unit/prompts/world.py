@@ -101,7 +101,7 @@ def step(number: int, watermark: int, **changes: Any) -> Event:
 
 
 def until(worker: PromptsWorker, condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline_s
         worker.turn()

@@ -160,13 +160,14 @@ def test_a_version_that_nobody_announces_is_buried_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A foreign version number holds up nobody; its record waits alone."""
-    monkeypatch.setattr(module, "ANNOUNCEMENT_DEADLINE_S", 0.5)
+    monkeypatch.setattr(module, "ANNOUNCEMENT_DEADLINE_S", 3600.0)
     stand = Stand(tmp_path)
     stand.publish(0)
     logprob = make_logprob(stand)
     send(stand, trajectory("9", segment(7, 5)), trajectory("0", segment(0, 5)))
     turn_until(logprob, lambda: len(scored(stand)) == 1)
     assert not stand.read(DEAD_LETTERS.name, DeadLetter)
+    monkeypatch.setattr(module, "ANNOUNCEMENT_DEADLINE_S", 0.0)
     turn_until(logprob, lambda: bool(stand.read(DEAD_LETTERS.name, DeadLetter)))
     logprob.close()
     (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +19,19 @@ from workers.stage import StageLoop
 from workers.weights.file import FileWeightChannel
 
 
+class StandsAfterOne(FakeEngine):
+    """Pauses itself behind the first token that it samples."""
+
+    def _append(self, mine: Any, uniform: float) -> None:
+        super()._append(mine, uniform)
+        self._paused = self.num_sampled == 1
+
+
 def make_rollout(
-    stand: Stand, *, step_s: float = 0.0, max_new_tokens: int = 6, slots: int = 8
+    stand: Stand, engine: FakeEngine | None = None, *, max_new_tokens: int = 6
 ) -> StageLoop:
     context = stand.context("rollout")
-    engine = FakeEngine(step_s=step_s, slots=slots)
+    engine = engine or FakeEngine()
     sampler = make_sampler(stand, engine, max_new_tokens=max_new_tokens)
     return make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
 
@@ -71,12 +81,13 @@ def test_one_trajectory_spans_two_versions(tmp_path: Path) -> None:
     """Weights pulled in mid-sample end a segment, not the sample; nothing is sampled twice."""
     stand = Stand(tmp_path)
     stand.publish(0)
-    rollout = make_rollout(stand, step_s=0.005, max_new_tokens=60)
+    engine = StandsAfterOne()
+    rollout = make_rollout(stand, engine, max_new_tokens=60)
     stand.issue("0", 1)
-    turn_until(rollout, lambda: rollout._stage.num_open == 1)
-    for _ in range(10):
-        rollout.turn()
+    turn_until(rollout, lambda: engine.num_sampled == 1)
     stand.publish(1)
+    turn_until(rollout, lambda: engine.policy_version == 1)
+    asyncio.run(engine.resume())
     turn_until(rollout, lambda: len(trajectories(stand)) == 1)
     rollout.close()
     (trajectory,) = trajectories(stand)
@@ -126,7 +137,7 @@ def test_a_pull_that_fails_is_tried_again_and_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Announced weights that are gone leave the worker at the version that it holds."""
-    monkeypatch.setattr(worker, "PULL_RETRY_S", 0.05)
+    monkeypatch.setattr(worker, "PULL_RETRY_S", 0.001)
     stand = Stand(tmp_path)
     stand.publish(0)
     rollout = make_rollout(stand)

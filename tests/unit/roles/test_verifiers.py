@@ -21,7 +21,7 @@ import os, sys, time
 
 def grade(prompt, completion, answer, metadata):
     if answer == "hang":
-        time.sleep(60)
+        time.sleep(3600)
     if answer == "exit":
         sys.exit(3)
     if answer == "raise":
@@ -50,7 +50,11 @@ def test_it_costs_its_samples(tmp_path: Path, answer: str, told: str) -> None:
     file = tmp_path / "grade.py"
     file.write_text(GRADE)
     section = RewardSection(
-        verifier=f"{file}:grade", timeout_s=0.4, memory_mb=200, processes=1, require_stop=False
+        verifier=f"{file}:grade",
+        timeout_s=0.5 if answer == "hang" else 60.0,
+        memory_mb=200,
+        processes=1,
+        require_stop=False,
     )
     stand = Stand(tmp_path)
     stand.publish(0)
@@ -58,7 +62,7 @@ def test_it_costs_its_samples(tmp_path: Path, answer: str, told: str) -> None:
     sampler = dataclasses.replace(make_sampler(stand, engine), verifier=make_verifier(section))
     rollout = make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
     for group, wanted in enumerate(("fine", answer, "fine")):
-        stand.issue(str(group), 2, answer=wanted)
+        stand.issue(str(group), 1, answer=wanted)
 
     def judged() -> list[Trajectory]:
         return stand.read(TRAJECTORIES.name, Trajectory)
@@ -66,10 +70,10 @@ def test_it_costs_its_samples(tmp_path: Path, answer: str, told: str) -> None:
     def letters() -> list[DeadLetter]:
         return stand.read(DEAD_LETTERS.name, DeadLetter)
 
-    turn_until(rollout, lambda: len(judged()) + len(letters()) == 6)
+    turn_until(rollout, lambda: len(judged()) + len(letters()) == 3)
     rollout.close()
     assert {"0", "2"} == {t.group_id for t in judged()}
-    assert [{"right": 1.0, "form": 0.5}] * 4 == [t.reward_parts for t in judged()]
-    assert [1.5] * 4 == [t.reward for t in judged()]
-    assert [("1", "reward", False)] * 2 == [(d.group_id, d.reason, d.permanent) for d in letters()]
-    assert all(told in letter.detail for letter in letters())
+    assert [{"right": 1.0, "form": 0.5}] * 2 == [t.reward_parts for t in judged()]
+    assert [1.5] * 2 == [t.reward for t in judged()]
+    assert [("1", "reward", False)] == [(d.group_id, d.reason, d.permanent) for d in letters()]
+    assert told in letters()[0].detail

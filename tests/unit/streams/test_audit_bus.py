@@ -59,9 +59,9 @@ def test_a_record_behind_an_open_transaction_is_waited_for() -> None:
         run.log.append(slow, message)
     run.roll_out()
     assert audit(run.bus, settle_s=0).lost == NUM_GROUPS * SIZE
-    timer = threading.Timer(0.3, run.log.end, (slow, State.ABORTED))
+    timer = threading.Timer(0.05, run.log.end, (slow, State.ABORTED))
     timer.start()
-    report = audit(run.bus, settle_s=10)
+    report = audit(run.bus, settle_s=120)
     timer.join()
     assert report.breach_counts == {}
     assert report.in_flight == {"logprob": NUM_GROUPS * SIZE}

@@ -20,9 +20,11 @@ def leave(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"  # noqa: E501
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"  # noqa: E501
+
+DEADLINE_S = 120.0
 
 
 class Scripts:
@@ -76,11 +78,11 @@ def fleet_of(
 
 
 def until(fleet: Fleet, condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline_s
         fleet.tick()
-        time.sleep(0.01)
+        time.sleep(0.002)
 
 
 def all_up(fleet: Fleet) -> bool:

@@ -13,10 +13,11 @@ import pytest
 
 from streams.broker import BrokerState
 from streams.errors import BrokerError, ConfigError
+from workers.supervisor import broker
 from workers.supervisor.broker import BrokerKeeper, outlasting
 
 CHECK_S = 0.005
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 
 class SmallBroker:
@@ -33,7 +34,7 @@ class SmallBroker:
 
     def start(self) -> BrokerState:
         assert self.may_start.wait(WAIT_S)
-        self.process = subprocess.Popen(["sleep", "60"])
+        self.process = subprocess.Popen(["sleep", "3600"])
         self.num_starts += 1
         return BrokerState(pid=self.process.pid, port=9, controller_port=8, cluster_id="c")
 
@@ -51,6 +52,12 @@ class SmallBroker:
     def die(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+@pytest.fixture(autouse=True)
+def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two attempts: a small broker is back at once."""
+    monkeypatch.setattr(broker, "AGAIN_S", CHECK_S)
 
 
 @pytest.fixture

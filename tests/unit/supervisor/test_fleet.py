@@ -157,7 +157,7 @@ def test_roles_drain_one_after_another(tmp_path: Path) -> None:
     """Prompts first, the trainer last; nobody is started again."""
     with fleet_of(tmp_path, dict.fromkeys(DRAIN_ORDER, OBEDIENT)) as (fleet, spawner, said):
         until(fleet, lambda: all_up(fleet))
-        drain = Drain(fleet, 5.0, said.append)
+        drain = Drain(fleet, 120.0, said.append)
         until(fleet, lambda: drain.tick() or drain.is_over)
         ended = [int(log_tail(worker.log)[-1]) for worker in fleet.workers]
         assert ended == sorted(ended)

@@ -36,7 +36,8 @@ CONFIG = RunConfig(
     trainer=TrainerSection(groups_per_step=1),
     prompts=PromptsSection(group_size=1),
 )
-LATER_S = 5.0
+TICK_S = 0.01  # of the test's own clock
+LATER_S = 120.0
 
 
 def test_only_time_in_which_a_step_was_to_be_expected_counts() -> None:
@@ -58,8 +59,11 @@ class World:
             log.create(f"run.{topic.name}", 1)
         self.bus: Bus = MemoryBus(log, "run")
         self.watch = StallWatch(
-            config, lambda: StallFacts(committed=positions(self.bus), held=held)
+            config,
+            lambda: StallFacts(committed=positions(self.bus), held=held),
+            monotonic_s=lambda: self._now_s,
         )
+        self._now_s = 0.0
         self._pen = self.bus.producer("pen")
         self._reader = self.bus.reader({p: 0 for t in TOPICS for p in self.bus.ends(t.name)})
         self.say(STEPS, factories.trainer_started())
@@ -87,22 +91,19 @@ class World:
         """The problem, or the news; "" if neither came."""
         until_s = time.monotonic() + LATER_S
         while not (self.watch.problem or self.watch.news) and time.monotonic() < until_s:
-            self.watch.tick(is_running=is_running, gone=frozenset())
-            time.sleep(0.01)
+            self.tick(is_running=is_running)
+            time.sleep(0.001)  # the facts are asked for in a thread
         return self.watch.problem or self.watch.news
 
-    def tick_for(self, seconds: float) -> str:
-        return tick_all(seconds, (self, True))[0]
+    def tick_for(self, seconds: float, *, is_running: bool = True) -> str:
+        """The problem after that time."""
+        for _ in range(round(seconds / TICK_S)):
+            self.tick(is_running=is_running)
+        return self.watch.problem
 
-
-def tick_all(seconds: float, *worlds: tuple[World, bool]) -> list[str]:
-    """The problem of each world after that time; the flag says whether `up` is running it."""
-    until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s:
-        for world, is_running in worlds:
-            world.watch.tick(is_running=is_running, gone=frozenset())
-        time.sleep(0.01)
-    return [world.watch.problem for world, _ in worlds]
+    def tick(self, *, is_running: bool = True) -> None:
+        self._now_s += TICK_S
+        self.watch.tick(is_running=is_running, gone=frozenset())
 
 
 @contextmanager
@@ -151,13 +152,9 @@ def test_a_paused_run_and_a_redo_never_stall() -> None:
     paused, redoing, forever = World(), World(), World(RunConfig())
     paused.say(CONTROL, factories.control_state(state="paused"))
     redoing.say(STEPS, factories.heartbeat(state="redo"))
-    draining, stalled = World(), World()
-    problems = tick_all(
-        3 * STALL_S,
-        (paused, True), (redoing, True), (forever, True), (draining, False), (stalled, True),
-    )  # fmt: skip
-    assert ["", "", "", ""] == problems[:-1]
-    assert "blocked at" in problems[-1], "nothing would have been noticed"
+    assert ["", "", ""] == [world.tick_for(3 * STALL_S) for world in (paused, redoing, forever)]
+    assert "" == World().tick_for(3 * STALL_S, is_running=False)
+    assert "blocked at" in World().tick_until_told(), "nothing would have been noticed"
 
 
 def test_a_redo_that_fell_silent_counts() -> None:

@@ -87,7 +87,7 @@ def test_the_last_version_is_evaluated_when_every_row_is_answered() -> None:
 def test_control_is_what_was_said_last() -> None:
     """Running until something else is said."""
     bus = make_bus()
-    follower = ControlFollower(bus, every_s=0.0)
+    follower = ControlFollower(bus)
     assert follower.poll().state == "running"
     say(bus, CONTROL, control_state(state="paused"), control_state(state="draining"))
     assert follower.poll().state == "draining"

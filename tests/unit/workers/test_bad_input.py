@@ -21,7 +21,7 @@ CHAT = json.dumps({"prompt": [{"role": "user", "content": "1+1="}], "answer": "2
 VERIFIER = """
 import os, time
 def raises(*row): return 1 / 0
-def hangs(*row): time.sleep(60)
+def hangs(*row): time.sleep(3600)
 def text(*row): return "good"
 def dies(*row): os._exit(3)
 """
