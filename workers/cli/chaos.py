@@ -49,7 +49,8 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         "--roles",
         default="",
         metavar="A,B",
-        help="who is struck: rollout, logprob, trainer, prompts, broker (all)",
+        help="who is struck: rollout, logprob, trainer, prompts, broker, server (the model servers "
+        "that rollout workers start; they are only killed); default: all that there are",
     )
     parser.add_argument(
         "--every",
@@ -57,6 +58,11 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         default=5.0,
         metavar="SECONDS",
         help="mean time between two faults (%(default)g)",
+    )
+    parser.add_argument(
+        "--periodic",
+        action="store_true",
+        help="exactly --every apart, not between half and one and a half of it",
     )
     parser.add_argument(
         "--max-stop",
@@ -94,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             roles=_words(args.roles),
             every_s=args.every,
+            is_periodic=args.periodic,
             max_stop_s=args.max_stop,
             has_points=args.points,
             sweep=("",) if args.each_point == "all" else _words(args.each_point),

@@ -78,6 +78,8 @@ class Keeper:
 
     def _mind(self, process: ServerProcess) -> None:
         """Start it, or note that it ended."""
+        if self.server.held is not None:
+            process.in_service()
         if why := process.ended():
             self._lose(why)
             if process.num_failures >= MAX_FAILED_STARTS:
