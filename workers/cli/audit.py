@@ -70,6 +70,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log keeps its promises, else 1."""
     from streams.audit import SETTLE_S
+    from streams.audit_sources import spare_collector
     from workers.attach import attached
     from workers.config_load import load
 
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         overrides += ["--broker.bootstrap", args.bootstrap]
     settle_s = SETTLE_S if args.settle is None else args.settle
     config = load(args.config, overrides)
+    spare_collector()
     with attached(config) as bus, _auditor(bus, config, args.processes) as auditor:
         if args.follow:
             return follow(auditor, settle_s, args.every, as_json=args.json)
