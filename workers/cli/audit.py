@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from streams.audit import SETTLE_S
+    from streams.audit_sources import spare_collector
     from workers.attach import attached
     from workers.cli.report import configuration
 
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     config = configuration(args.config, args.overrides)
     if args.bootstrap:
         config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
+    spare_collector()
     with attached(config) as bus, _auditor(bus, config, args.processes) as auditor:
         if args.follow:
             return follow(auditor, settle_s, args.every, as_json=args.json)
