@@ -36,7 +36,7 @@ def _steady(value: Json) -> Json:
     return [_steady(v) for v in value] if isinstance(value, list) else value
 
 
-class _Served:
+class Served:
     """An aiohttp application on a loop of its own thread."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class _Served:
         await self._runner.cleanup()
 
 
-class Recorder(_Served):
+class Recorder(Served):
     """Passes everything on to `target` and writes it down."""
 
     def __init__(self, target: str, file: Path, server: str) -> None:
@@ -126,7 +126,7 @@ class Recorder(_Served):
             file.write(json.dumps(row) + "\n")
 
 
-class Replay(_Served):
+class Replay(Served):
     """Answers as was recorded, equal requests in the order in which they were recorded."""
 
     def __init__(self, file: Path) -> None:

@@ -15,7 +15,7 @@ from workers.engines.fake import fake_weights
 from workers.engines.served.engine import ServedEngine
 from workers.weights.file import FileWeightChannel, FileWeightServer
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class World:

@@ -17,6 +17,22 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "breach or hang, or if not all faults were possible.",
     )
     parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    _add_faults(parser)
+    parser.add_argument(
+        "--steps", type=int, help="optimizer steps; default: the configured ones, and N at least"
+    )
+    parser.add_argument(
+        "--recompute", action="store_true", help="at the end do all steps again from the log"
+    )
+    parser.add_argument("--json", default="", metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--no-live", action="store_true", help="plain lines instead of the live view"
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
+    """Who is struck, how and when."""
     parser.add_argument(
         "--kills", type=_positive, default=12, metavar="N", help="faults (%(default)s)"
     )
@@ -38,7 +54,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--periodic",
         action="store_true",
-        help="exactly --every apart, not between half and one and a half of it",
+        help="exactly --every apart, from the first step on, not half to one and a half of it; "
+        "nothing strikes earlier because the run nears its end",
     )
     parser.add_argument(
         "--max-stop",
@@ -57,17 +74,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="instead of N random faults: every role dies once at each named place that it "
         "passes, or at those that begin so, e.g. commit,offsets",
     )
-    parser.add_argument(
-        "--steps", type=int, help="optimizer steps; default: the configured ones, and N at least"
-    )
-    parser.add_argument(
-        "--recompute", action="store_true", help="at the end do all steps again from the log"
-    )
-    parser.add_argument("--json", default="", metavar="FILE", help="write all figures there")
-    parser.add_argument(
-        "--no-live", action="store_true", help="plain lines instead of the live view"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
