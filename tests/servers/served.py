@@ -23,7 +23,7 @@ from workers.engines.served.shape import longest_sequence, read_shape
 def model_folder(folder: Path) -> Path:
     """A folder whose `config.json` describes the chain."""
     model = folder / "model"
-    model.mkdir(exist_ok=True)
+    model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(CONFIG))
     return model
 
