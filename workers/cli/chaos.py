@@ -39,6 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_faults(parser: argparse.ArgumentParser) -> None:
+    """Who is struck, how and when."""
     parser.add_argument(
         "--kills", type=_positive, default=12, metavar="N", help="faults (%(default)s)"
     )
@@ -62,7 +63,8 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--periodic",
         action="store_true",
-        help="exactly --every apart, not between half and one and a half of it",
+        help="exactly --every apart, from the first step on, not half to one and a half of it; "
+        "nothing strikes earlier because the run nears its end",
     )
     parser.add_argument(
         "--max-stop",
