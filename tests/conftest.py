@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from streams.broker import EmbeddedBroker
 from tests.e2e.command import Workspace
@@ -19,6 +20,12 @@ _MARKERS = {
     "cluster": (pytest.mark.broker, pytest.mark.docker),
 }
 _BROKERS = {"broker", "proxied"}
+
+# The same examples each time, and no limit of time that a busy machine would break.
+settings.register_profile(
+    "ours", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ours")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
