@@ -16,59 +16,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from schemas.runs import STEADY, keep, run_tables
 from schemas.shapes import fields_of, shape_of
-from schemas.source import Source
+from schemas.source import LENGTH, SHORT_TEXT, UNSIGNED, Source, refuse
 from schemas.tensor import Buffer, Tensor
 from schemas.varint import TIME_LOWER, TIME_UPPER, read_count, read_long, read_unsigned
 
 Decoder = Callable[[Buffer, memoryview, int], tuple[Any, int]]
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
-
-# Fields with few values in a run, whatever its size: no times, no counters of samples. Only speed
-# hangs on this list.
-STEADY = frozenset(
-    {
-        *(
-            "sample",
-            "attempt",
-            "group_size",
-            "purpose",
-            "dataset_epoch",
-            "replacement",
-            "author",
-            "anchor",
-        ),
-        *("policy_version", "weight_hash", "load_id", "temperature", "top_p", "top_k"),
-        *("finish_reason", "dtype", "engine", "worker", "instance"),
-        *("prompt_partition", "trajectory_partition"),
-    }
-)
-_RUN_BYTES = 512  # longer runs are not kept
-_RUN_SIZES = 4  # lengths of earlier runs that are tried
-
-# By the first byte of a text: bytes with the length byte, or 0: longer, negative, or more follow.
-_SHORT_TEXT = tuple(1 + (z >> 1) if z < 128 and z % 2 == 0 else 0 for z in range(256))
-
-# Reads `n`, an unsigned integer at `i`; the constants take the continuation bits off again.
-_UNSIGNED = (
-    "n = b[i]",
-    "if n < 128:",
-    "    i += 1",
-    "elif (n := n + (b[i + 1] << 7) - 128) < 16384:",
-    "    i += 2",
-    "elif (n := n + (b[i + 2] << 14) - 16384) < 2097152:",
-    "    i += 3",
-    "else:",
-    "    n, i = read_unsigned(b, i + 3, n - 2097152, 21)",
-)
-
-_LENGTH = (*_UNSIGNED, "if n & 1:", "    refuse('length', n, i)", "j = i + (n >> 1)")
-
-
-def refuse(what: str, byte: int, i: int) -> bool:
-    """A byte, or an encoded length, that stands for nothing."""
-    raise ValueError(f"{what} encoded as {byte} at byte {i}")
 
 
 class _Texts(dict[bytes, str]):
@@ -82,10 +38,6 @@ class _Texts(dict[bytes, str]):
         return text
 
 
-_Runs = dict[bytes, tuple[object, ...]]  # a run's bytes -> the values of its fields
-_Sizes = list[list[int]]  # by the first byte of a run: how long such runs were, the latest first
-
-
 def read_longs(buf: Buffer, i: int, count: int) -> tuple[tuple[int, ...], int]:
     """An array of longs, of which a first block of `count` begins at `i`, and where it ends."""
     longs: list[int] = []
@@ -97,25 +49,8 @@ def read_longs(buf: Buffer, i: int, count: int) -> tuple[tuple[int, ...], int]:
     return tuple(longs), i
 
 
-def keep(
-    runs: _Runs, sizes: _Sizes, b: bytes, start: int, end: int, values: tuple[object, ...]
-) -> None:
-    """Remember what `b[start:end]` says, unless the record was cut within it."""
-    size = end - start
-    if end > len(b) or size > _RUN_BYTES:
-        return
-    if len(runs) >= _TABLE_ENTRIES:
-        runs.clear()
-    runs[b[start:end]] = values
-    latest = sizes[b[start]]
-    if size in latest:
-        latest.remove(size)
-    latest.insert(0, size)
-    del latest[_RUN_SIZES:]
-
-
 _SCOPE: dict[str, object] = {
-    "SHORT": _SHORT_TEXT,
+    "SHORT": SHORT_TEXT,
     "TEXT": _Texts(),
     "keep": keep,
     "read_long": read_long,
@@ -188,7 +123,7 @@ class _Reader:
         self.flush(depth)
         self.source.scope["ONE_AXIS_RAW"] = b"\x00\x06raw"  # end of the shape, the codec's name
         self.source.add(depth, f"{start} = i", f"if {count} == 1:")
-        self.source.add(depth + 1, *_UNSIGNED)
+        self.source.add(depth + 1, *UNSIGNED)
         self.source.add(depth, f"if {count} == 1 and b[i:i + 5] == ONE_AXIS_RAW:", "    i += 5")
         self.source.add(
             depth + 1, f"{local}.shape = (n >> 1 ^ -(n & 1),)", f"{local}.codec = 'raw'"
@@ -231,7 +166,7 @@ class _Reader:
             self._leaves(leaves, depth)
             return
         runs, sizes, start = (self.source.name() for _ in range(3))
-        self.source.scope |= {runs: {}, sizes: [[] for _ in range(256)]}
+        self.source.scope |= dict(zip((runs, sizes), run_tables(), strict=True))
         targets = ", ".join(leaf.target for leaf in leaves)
         self.source.add(depth, f"for n in {sizes}[b[i]]:", f"    hit = {runs}.get(b[i:i + n])")
         self.source.add(depth + 1, "if hit:", f"    {targets} = hit", "    i += n", "    break")
@@ -257,10 +192,10 @@ class _Reader:
                 other = f"    {target}, i = read_long(b, i)"
                 lines = [clock, "if n < 0:", other, "else:", "    i += 6"]
             case "long":
-                lines = [*_UNSIGNED, f"{target} = n >> 1 ^ -(n & 1)"]
+                lines = [*UNSIGNED, f"{target} = n >> 1 ^ -(n & 1)"]
             case "count":
                 sized = ["if n & 1:  # negative: a size in bytes follows", f"    {target} += 1"]
-                lines = [*_UNSIGNED, f"{target} = n >> 1", *sized, "    _, i = read_long(b, i)"]
+                lines = [*UNSIGNED, f"{target} = n >> 1", *sized, "    _, i = read_long(b, i)"]
             case "branch":
                 lines = [f"{target} = b[i]", "i += 1"]
             case "boolean":
@@ -268,7 +203,7 @@ class _Reader:
                 lines = [f"{target} = b[i] == 1 or {other}", "i += 1"]
             case "bytes":
                 data = "bytes(view[i:j])" if inner is bytes else "view[i:j]"
-                lines = [*_LENGTH, f"{target} = {data}", "i = j"]
+                lines = [*LENGTH, f"{target} = {data}", "i = j"]
             case _:
                 lines = self._text(target)
         return lines
@@ -276,7 +211,7 @@ class _Reader:
     def _text(self, target: str) -> list[str]:
         piece = "b[i:j]" if self._of_bytes else "bytes(b[i:j])"
         short = ["n = SHORT[b[i]]", "if n:", "    j = i + n", f"    {target} = TEXT[{piece}]"]
-        long = [f"    {line}" for line in (*_LENGTH, f"{target} = {piece}.decode()")]
+        long = [f"    {line}" for line in (*LENGTH, f"{target} = {piece}.decode()")]
         return [*short, "else:", *long, "i = j"]
 
     def _optional(self, inner: Any, target: str, depth: int) -> None:  # noqa: ANN401

@@ -1,8 +1,31 @@
-"""Lines of a Python function that is being generated."""
+"""Lines of a Python function that is being generated, and those that several readers share."""
 
 from __future__ import annotations
 
 from typing import Any
+
+# By the first byte of a text: bytes with the length byte, or 0: longer, negative, or more follow.
+SHORT_TEXT = tuple(1 + (z >> 1) if z < 128 and z % 2 == 0 else 0 for z in range(256))
+
+# Reads `n`, an unsigned integer at `i`; the constants take the continuation bits off again.
+UNSIGNED = (
+    "n = b[i]",
+    "if n < 128:",
+    "    i += 1",
+    "elif (n := n + (b[i + 1] << 7) - 128) < 16384:",
+    "    i += 2",
+    "elif (n := n + (b[i + 2] << 14) - 16384) < 2097152:",
+    "    i += 3",
+    "else:",
+    "    n, i = read_unsigned(b, i + 3, n - 2097152, 21)",
+)
+
+LENGTH = (*UNSIGNED, "if n & 1:", "    refuse('length', n, i)", "j = i + (n >> 1)")
+
+
+def refuse(what: str, byte: int, i: int) -> bool:
+    """A byte, or an encoded length, that stands for nothing."""
+    raise ValueError(f"{what} encoded as {byte} at byte {i}")
 
 
 class Source:

@@ -7,8 +7,10 @@ says from this where each sample is.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from schemas.events import (
     DeadLetter,
@@ -24,12 +26,9 @@ from streams.audit_report import Breaches, BreachKind
 from streams.audit_rows import PromptRow, Rows, ScoredRow, TrajectoryRow
 from streams.audit_table import (
     DEAD,
-    ISSUED,
     MAX_SAMPLES,
     MEASURED,
     NOWHERE,
-    ROLLED_OUT,
-    SCORED_ONCE,
     SEEN_IN,
     TRAINED,
     Table,
@@ -43,6 +42,8 @@ from streams.record import Partition, Position
 from streams.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 
 DUPLICATES_NAMED = 20
+NO_SLOT = -(1 << 62)
+_UNKNOWN = (0, 0)  # a group without room
 # (group of the table, sample, [(author, tokens, version)]) of a scored record
 _Scored = tuple[int, int, tuple[tuple[bytes, int, int], ...]]
 
@@ -101,7 +102,7 @@ class AuditFold:
         for group, sample, place in rows.unreadable:
             self.num_unreadable += 1
             if group:
-                self._note(rows.topic, group, sample, 0, place)
+                self._slots(rows.topic, [(group, sample, 0, ())], [place])
 
     def mark_issued(self) -> None:
         """Every group up to the newest one so far must have been seen when the report is made."""
@@ -114,25 +115,58 @@ class AuditFold:
         for origin in list(self._origins):
             self._mark_dead_at(*origin)
 
-    def _note(self, topic: str, group: bytes, sample: int, size: int, place: int) -> int:
-        """Note that a record of the sample exists; its slot, or -1 for all but the first."""
+    def _slots(
+        self, topic: str, rows: Sequence[PromptRow | TrajectoryRow | ScoredRow], places: list[int]
+    ) -> list[int]:
+        """Note that these records exist; for each its slot, below 0 for all but the first.
+
+        NO_SLOT stands for a sample that cannot be; `~slot` for one that had a record already. The
+        loop is what an audit does most often, so its groups are looked up once a batch.
+        """
+        table, seen = self.table, SEEN_IN[topic]
+        flags, column = table.flags, self._column(topic)
+        known: dict[bytes, tuple[int, int]] = {}  # by group text: first slot and room
+        slots: list[int] = []
+        for row, place in zip(rows, places, strict=True):
+            group, sample, size = row[:3]
+            first, room = known.get(group, _UNKNOWN)
+            if not 0 <= sample < room >= size:
+                found = self._group(topic, group, sample, size, place)
+                if found is None:
+                    slots.append(NO_SLOT)
+                    continue
+                first, room = known[group] = found
+            slot = first + sample
+            if flags[slot] & seen:
+                self._duplicate(topic, slot, place)
+                slot = ~slot
+            else:
+                flags[slot] |= seen
+                column[slot] = place
+            slots.append(slot)
+        return slots
+
+    def _group(
+        self, topic: str, group: bytes, sample: int, size: int, place: int
+    ) -> tuple[int, int] | None:
+        """First slot and room of the record's group, with room for it; None: no such sample."""
         key = group_key(group)
         if key is None or not 0 <= sample < MAX_SAMPLES:
             name = f"{group.decode('utf-8', 'replace')}/{sample}"
             where = Position(topic, *position_at(place))
             self.breaches.add(BreachKind.BAD_ID, name, f"record at {where}")
-            return -1
+            return None
+        number = self.table.group(key, sample, size)
+        return self.table.first[number], self.table.room[number]
+
+    def _column(self, topic: str) -> array[int]:
+        """Where records of this topic lie, by slot."""
         table = self.table
-        slot = table.first[table.group(key, sample, size)] + sample
-        seen = SEEN_IN[topic]
-        if table.flags[slot] & seen:
-            self._duplicate(topic, slot, place)
-            return -1
-        table.flags[slot] |= seen
-        {ISSUED: table.prompt_at, ROLLED_OUT: table.trajectory_at, SCORED_ONCE: table.scored_at}[
-            seen
-        ][slot] = place
-        return slot
+        return {
+            PROMPTS.name: table.prompt_at,
+            TRAJECTORIES.name: table.trajectory_at,
+            SCORED.name: table.scored_at,
+        }[topic]
 
     def _duplicate(self, topic: str, slot: int, place: int) -> None:
         self.num_duplicates += 1
@@ -142,43 +176,55 @@ class AuditFold:
 
     def _prompts(self, rows: list[PromptRow], places: list[int]) -> None:
         table = self.table
-        for (group, sample, size, purpose), place in zip(rows, places, strict=True):
-            key = group_key(group)
-            if key is not None and key < 0 and purpose != b"evaluate":
+        keys, sizes, group_of = table.keys, table.size, table.group_of
+        slots = self._slots(PROMPTS.name, rows, places)
+        for (_, _, size, purpose), slot in zip(rows, slots, strict=True):
+            if slot == NO_SLOT:
+                continue
+            number = group_of[max(slot, ~slot)]
+            key = keys[number]
+            if key < 0 and purpose != b"evaluate":
                 name = group_name(key)
                 self.breaches.add(BreachKind.BAD_ID, name, f"issued for {purpose.decode()!r}")
-            slot = self._note(PROMPTS.name, group, sample, size, place)
-            if slot < 0 or key is None:
-                continue
-            number = table.group_of[slot]
-            if not table.size[number]:
-                table.size[number] = max(1, min(size, MAX_SAMPLES))
-            self.newest_group = max(self.newest_group, key)
+            if slot >= 0:
+                if not sizes[number]:
+                    sizes[number] = max(1, min(size, MAX_SAMPLES))
+                self.newest_group = max(self.newest_group, key)
 
     def _trajectories(self, rows: list[TrajectoryRow], places: list[int]) -> None:
-        used = self.versions.used
-        for row, place in zip(rows, places, strict=True):
-            group, sample, size, segments, worker, finished_at_ms = row
-            if self._note(TRAJECTORIES.name, group, sample, size, place) < 0:
+        """Who used which weights, and when first: told once a batch for each that are the same."""
+        uses: dict[tuple[bytes, tuple[Any, ...]], tuple[int, bytes, int]] = {}
+        slots = self._slots(TRAJECTORIES.name, rows, places)
+        for (group, sample, _, segments, worker, finished_at_ms), slot in zip(
+            rows, slots, strict=True
+        ):
+            if slot < 0:
                 continue
+            key = (worker, tuple(segments))
+            use = uses.get(key)
+            if use is None:
+                uses[key] = (finished_at_ms, group, sample)
+            elif finished_at_ms < use[0]:
+                uses[key] = (finished_at_ms, *use[1:])
+        for (worker, segments), (finished_at_ms, group, sample) in uses.items():
             for author, version, text, load_id in segments:
                 if author == b"policy":
-                    used((worker, load_id, version, text), (group, sample), finished_at_ms)
+                    load = (worker, load_id, version, text)
+                    self.versions.used(load, (group, sample), finished_at_ms)
 
     def _scored(self, rows: list[ScoredRow], places: list[int]) -> None:
         table = self.table
-        for (group, sample, size, segments), place in zip(rows, places, strict=True):
-            slot = self._note(SCORED.name, group, sample, size, place)
-            if slot < 0:
-                key = group_key(group)
-                if key is None or not 0 <= sample < MAX_SAMPLES:
-                    continue
-                slot = table.first[table.group(key, sample, size)] + sample
-            number = table.group_of[slot]
-            if table.used_at[slot] == place:
-                self._measure(number, sample, segments)
-            elif not table.closed[number]:
-                self._waiting[place] = (number, sample, tuple(segments))
+        used_at, group_of, closed = table.used_at, table.group_of, table.closed
+        slots = self._slots(SCORED.name, rows, places)
+        for row, place, found in zip(rows, places, slots, strict=True):
+            if found == NO_SLOT:
+                continue
+            slot = max(found, ~found)
+            number = group_of[slot]
+            if used_at[slot] == place:
+                self._measure(number, slot, row[3])
+            elif not closed[number]:
+                self._waiting[place] = (number, row[1], tuple(row[3]))
 
     def _measure_fresh(self) -> None:
         """Samples that were scored before this fold saw the step that trained them."""
@@ -189,34 +235,36 @@ class AuditFold:
                 slot = self.table.first[number] + sample
                 if self.table.used_at[slot] == place:
                     del self._waiting[place]
-                    self._measure(number, sample, segments)
+                    self._measure(number, slot, segments)
         self.ledger.fresh.clear()
 
-    def _measure(
-        self, number: int, sample: int, segments: Sequence[tuple[bytes, int, int]]
-    ) -> None:
+    def _measure(self, number: int, slot: int, segments: Sequence[tuple[bytes, int, int]]) -> None:
         """Hold the versions of a trained sample's tokens against its step."""
         table, ledger = self.table, self.ledger
-        slot = table.first[number] + sample
-        if table.flags[slot] & MEASURED:
+        flags = table.flags[slot]
+        if flags & MEASURED:
             return
-        table.flags[slot] |= MEASURED
+        table.flags[slot] = flags | MEASURED
         step = table.closed[number]
         trained = ledger.steps.get(step)
-        if trained is None or not table.flags[slot] & TRAINED:
+        if trained is None or not flags & TRAINED:
             return
-        masked = ledger.masked.pop((number, sample), ())
+        masked: Collection[int] = ()
+        if ledger.masked:
+            masked = ledger.masked.pop((number, slot - table.first[number]), ())
+        base, bound = trained.base_version, trained.bound
         oldest: int | None = None
         for index, (author, tokens, version) in enumerate(segments):
             if author != b"policy" or index in masked:
                 continue
-            staleness = trained.base_version - version
+            staleness = base - version
             self.staleness[staleness] += tokens
-            oldest = version if oldest is None or version < oldest else oldest
-            if staleness < 0 or (trained.bound is not None and staleness > trained.bound):
+            if oldest is None or version < oldest:
+                oldest = version
+            if staleness < 0 or (bound is not None and staleness > bound):
                 detail = (
                     f"step {step}, segment {index}: version {version} "
-                    f"trained on {trained.base_version}, bound {trained.bound}"
+                    f"trained on {base}, bound {bound}"
                 )
                 self.breaches.add(BreachKind.TOO_STALE, table.name(slot), detail)
         if oldest is not None and oldest != table.oldest[slot]:
@@ -234,12 +282,7 @@ class AuditFold:
 
     def _mark_dead_at(self, topic: str, place: int) -> None:
         """A letter that names no sample ends the one whose record lay at its origin."""
-        table = self.table
-        column = {
-            PROMPTS.name: table.prompt_at,
-            TRAJECTORIES.name: table.trajectory_at,
-            SCORED.name: table.scored_at,
-        }[topic]
+        table, column = self.table, self._column(topic)
         try:
             slot = column.index(place) if place != NOWHERE else -1
         except ValueError:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from schemas.binary import DecodeError
 from schemas.events import Prompt, ScoredTrajectory, Trajectory
 from schemas.skim import Skimmer
-from streams.audit_table import group_key, place_of
+from streams.audit_table import OFFSET_BITS, group_key, place_of
 from streams.record import ID_HEADER, RawRecord
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
 
@@ -70,7 +70,7 @@ class Sieve:
             _, partition, offset = raw.position
             try:
                 add(skim(raw.value))
-                put(place_of(partition, offset))
+                put(partition << OFFSET_BITS | offset)  # `place_of`, for what a log does have
             except DecodeError:
                 found.unreadable.append((*_from_header(raw), place_of(partition, offset)))
         return found

@@ -19,8 +19,8 @@ ISSUED, ROLLED_OUT, SCORED_ONCE, DEAD, TRAINED, MEASURED = 1, 2, 4, 8, 16, 32
 SEEN_IN = {PROMPTS.name: ISSUED, TRAJECTORIES.name: ROLLED_OUT, SCORED.name: SCORED_ONCE}
 
 _TRUSTED_SIZE = 1024  # a larger group gets its room sample by sample: it may be a stranger's word
-_OFFSET_BITS = 44
-_MAX_OFFSET, _MAX_PARTITION = 1 << _OFFSET_BITS, 1 << 19
+OFFSET_BITS = 44
+_MAX_OFFSET, _MAX_PARTITION = 1 << OFFSET_BITS, 1 << 19
 _ROW_BITS, _MAX_VERSION = 32, 1 << 30
 _MAX_DIGITS = 18  # of a group number: it has to fit into 64 bits
 
@@ -28,13 +28,13 @@ _MAX_DIGITS = 18  # of a group number: it has to fit into 64 bits
 def place_of(partition: int, offset: int) -> int:
     """Partition and offset in one integer; NOWHERE if no log can have them."""
     if 0 <= partition < _MAX_PARTITION and 0 <= offset < _MAX_OFFSET:
-        return partition << _OFFSET_BITS | offset
+        return partition << OFFSET_BITS | offset
     return NOWHERE
 
 
 def position_at(place: int) -> tuple[int, int]:
     """The partition and offset of a place."""
-    return place >> _OFFSET_BITS, place & (_MAX_OFFSET - 1)
+    return place >> OFFSET_BITS, place & (_MAX_OFFSET - 1)
 
 
 def group_key(text: bytes) -> int | None:

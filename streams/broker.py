@@ -1,20 +1,17 @@
 """A real Apache Kafka broker, one node on loopback, that outlives whoever started it.
 
-The lock is the liveness: an exclusive `flock` on `broker.lock` is taken before the folder is
-touched and handed down to the broker's process, so it is held exactly as long as that lives.
-Kafka's own lock comes too late: a second broker on the same folder breaks the first before it
-fails. Survives the kill of any process; a power cut only with `broker_config.FSYNC`.
+The lock is the liveness: it is taken before the folder is touched and handed down to the broker's
+process, so it is held exactly as long as that lives. Kafka's own lock comes too late: a second
+broker on the same folder breaks the first before it fails. Survives the kill of any process; a
+power cut only with `broker_config.FSYNC`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -36,6 +33,8 @@ from streams.broker_config import (
     new_cluster_id,
     server_properties,
 )
+from streams.broker_lock import FolderInUseError, FolderLock
+from streams.broker_ports import free_port, is_free
 from streams.errors import BrokerError, ConfigError, DeadlineError
 from streams.jars import classpath
 from streams.java import find_java
@@ -43,9 +42,6 @@ from streams.java import find_java
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
 STOP_S = 15.0
-# Below the ephemeral ranges of Linux and macOS: while the broker is down no client's outgoing
-# connection can take its port.
-_PORTS = (20_000, 32_000)
 # A child that nobody refers to would be warned about while it rightly goes on living.
 _CHILDREN: list[subprocess.Popen[bytes]] = []
 
@@ -82,6 +78,7 @@ class EmbeddedBroker:
         settings: Mapping[str, str] = MappingProxyType({}),  # broker properties beside ours
     ) -> None:
         self.folder = folder
+        self._lock = FolderLock(folder)
         self._port = port
         self._jars_dir = jars_dir
         self._heap_mb = heap_mb
@@ -127,7 +124,7 @@ class EmbeddedBroker:
         """The living broker of this folder, or None."""
         _reap()
         state = self._read_state()
-        if not (state and state.pid and self._is_locked()):
+        if not (state and state.pid and self._lock.is_held()):
             return None
         return state if _is_alive(state.pid) else None  # else a start holds the lock, just begun
 
@@ -143,7 +140,7 @@ class EmbeddedBroker:
         begin = time.monotonic() + begin_s
         deadline = begin + START_S + FENCE_S
         while (state := self.status()) is None:
-            is_starting = self._is_locked()
+            is_starting = self._lock.is_held()
             if not is_starting and (time.monotonic() > begin or self._read_state() is None):
                 return None
             if time.monotonic() > deadline:
@@ -194,43 +191,16 @@ class EmbeddedBroker:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        fd = os.open(self.folder / "broker.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            self._take(fd)
-            yield fd
-        finally:
-            # The lock belongs to the open file: a child that inherited it still holds it.
-            os.close(fd)
-
-    def _take(self, fd: int) -> None:
-        deadline = time.monotonic() + 2.0  # somebody's status() holds a shared lock for a moment
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    state = self._read_state()
-                    owner = f"process {state.pid}" if state and state.pid else "a starting broker"
-                    raise ConfigError(
-                        f"data folder {self.folder} is in use by {owner}; stop it with "
-                        f"`rlstreams broker stop --dir {self.folder}`, or choose another folder"
-                    ) from None
-                time.sleep(0.02)
-            else:
-                return
-
-    def _is_locked(self) -> bool:
-        try:
-            fd = os.open(self.folder / "broker.lock", os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+            with self._lock.held() as fd:
+                yield fd
+        except FolderInUseError:
+            state = self._read_state()
+            owner = f"process {state.pid}" if state and state.pid else "a starting broker"
+            raise ConfigError(
+                f"data folder {self.folder} is in use by {owner}; stop it with "
+                f"`rlstreams broker stop --dir {self.folder}`, or choose another folder"
+            ) from None
 
     def _gone_within(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -243,7 +213,7 @@ class EmbeddedBroker:
     def _next_state(self) -> BrokerState:
         """Ports and cluster id for this start: those of the last one where they still serve."""
         last = self._read_state()
-        port = self._port or (last.port if last and is_free(last.port) else _free_port())
+        port = self._port or (last.port if last and is_free(last.port) else free_port())
         if not is_free(port):
             raise ConfigError(
                 f"broker.port {port} is in use on {HOST} by another program; "
@@ -253,7 +223,7 @@ class EmbeddedBroker:
         return BrokerState(
             pid=0,
             port=port,
-            controller_port=last.controller_port if last and keep else _free_port(port),
+            controller_port=last.controller_port if last and keep else free_port(port),
             cluster_id=last.cluster_id if last else new_cluster_id(),
         )
 
@@ -378,23 +348,3 @@ def last_lines(*files: Path, num_lines: int = 12) -> str:
     """The end of each of the files that is there."""
     found = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
     return "\n".join(line for text in found for line in text.splitlines()[-num_lines:])
-
-
-def is_free(port: int) -> bool:
-    """Whether a broker could listen there on loopback."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_port(other_than: int = 0) -> int:
-    low, high = _PORTS
-    for _ in range(1000):
-        port = low + secrets.randbelow(high - low)
-        if port != other_than and is_free(port):
-            return port
-    raise BrokerError(f"no free port between {low} and {high} on {HOST}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,7 @@ from streams.crash_points import CrashPoint, reach
 from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
 from streams.kafka_consumer import KafkaGroupConsumer
 from streams.kafka_errors import aborted_transaction, error_of, lost_transaction
+from streams.kafka_stretch import Stretches
 from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
 from streams.record import Committed, Outgoing, Partition, Position
 
@@ -126,6 +128,54 @@ class KafkaProducer(Closing):
         if self._unplaced or len(written) != len(records):
             raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
         return written
+
+    def commit_stream(self, records: Iterable[Outgoing]) -> None:
+        """One whole transaction of records as they come, which need not tell where they lie.
+
+        Sends while `records` are still being made, and asks for two reports a partition instead of
+        one a record. What `records` raises ends the transaction, and nothing of it happened.
+
+        Raises:
+            ValueError: a record names no partition.
+            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
+        """
+        if self._ended is not None:
+            raise self._ended
+        left = iter(records)
+        first = next(left, None)
+        if first is None:
+            return
+        try:
+            self._stream(itertools.chain((first,), left))
+        except KafkaException as err:
+            raise self._failed(error_of(err)) from err
+        except (FencedError, OutcomeUnknownError) as err:
+            self._ended = err
+            raise
+
+    def _stream(self, records: Iterable[Outgoing]) -> None:
+        def enqueue(*message: Any, **settings: Any) -> None:  # noqa: ANN401
+            self._enqueue(time.monotonic() + self._commit_s, *message, **settings)
+
+        self._delivery_error = None
+        stretches = Stretches(enqueue, self._prefix)
+        self._client.begin_transaction()
+        try:
+            stretches.send(records)
+        except (KafkaException, StreamsError):
+            raise
+        except BaseException:  # of who makes the records: they end here, and so does this
+            self._abort()
+            raise
+        deadline = time.monotonic() + self._commit_s
+        _serve(lambda: self._client.flush(_left_s(deadline)))
+        self._delivery_error = stretches.error
+        if not (stretches.error or stretches.is_whole or len(self._client)):
+            raise self._retracted()
+        self._again(self._client.commit_transaction, deadline)
+        _serve(lambda: self._client.poll(0))
+        if not stretches.is_whole:
+            raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
 
     def _into(
         self, positions: list[Position | None], index: int, topic: str

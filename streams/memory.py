@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from streams.bus import Closing, GroupConsumer
 from streams.crash_points import CrashPoint, reach
@@ -63,6 +63,19 @@ class MemoryProducer(Closing):
         except (FencedError, OutcomeUnknownError) as err:
             self._ended = err
             raise
+
+    def commit_stream(self, records: Iterable[Outgoing]) -> None:
+        """One whole transaction of records that each name their partition.
+
+        Raises:
+            ValueError: a record names no partition.
+            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
+        """
+        made = list(records)
+        for record in made:
+            if record.partition is None:
+                raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
+        self.commit(made)
 
     def _transaction(
         self,

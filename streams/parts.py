@@ -159,14 +159,9 @@ class Assembler:
 
 def _alone(message: Message) -> RawRecord:
     """A record of one part: its value is the message's own bytes."""
-    return RawRecord(
-        position=Position(*message.partition, message.offset),
-        offsets=(message.offset,),
-        key=message.key,
-        value=message.value,
-        headers=message.headers,
-        timestamp_ms=message.timestamp_ms,
-    )
+    (topic, number), offset, key, value, headers, timestamp_ms = message
+    position = Position(topic, number, offset)
+    return RawRecord(position, (offset,), key, value, headers, timestamp_ms)
 
 
 def _part_of(headers: Mapping[str, bytes]) -> tuple[str, int, int]:

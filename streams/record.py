@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from schemas.tensor import Buffer
@@ -38,15 +39,14 @@ class Position(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawRecord:
-    """A whole record as it was read, its parts joined."""
+class RawRecord(NamedTuple):
+    """A whole record as it was read, its parts joined. A tuple: every record read becomes one."""
 
     position: Position
     offsets: tuple[int, ...]  # of every part; one for a record that was not split
     key: bytes
     value: Buffer
-    headers: Mapping[str, bytes] = field(default_factory=dict)
+    headers: Mapping[str, bytes] = MappingProxyType({})
     timestamp_ms: int = 0
 
     @property

@@ -14,6 +14,12 @@ from hypothesis import HealthCheck, settings
 from streams.broker import EmbeddedBroker
 from tests.e2e.command import Workspace
 
+# A busy machine takes any time for an example; slowness is no falsehood.
+settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any-machine")
+
 _MARKERS = {
     "integration": (pytest.mark.broker,),
     "e2e": (pytest.mark.e2e,),

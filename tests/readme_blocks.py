@@ -1,4 +1,4 @@
-"""The README as a test sees it: fenced blocks, what each is for, and the tree of files."""
+"""A page as a test sees it: fenced blocks, what each is for, headings, and the tree of files."""
 
 from __future__ import annotations
 
@@ -82,6 +82,18 @@ def blocks(text: str) -> list[Block]:
             )
         )
     return found
+
+
+def anchors(text: str) -> set[str]:
+    """What a link may name behind `#`: a page's headings, as viewers of Markdown spell them."""
+    hidden: set[int] = set()
+    for block in blocks(text):
+        hidden |= set(range(block.line, block.line + block.text.count("\n") + 1))
+    return {
+        re.sub(r"[^\w -]", "", line.lstrip("# ")).strip().lower().replace(" ", "-")
+        for index, line in enumerate(text.splitlines(), start=1)
+        if line.startswith("#") and index not in hidden
+    }
 
 
 def to_run(found: Sequence[Block]) -> list[Block]:

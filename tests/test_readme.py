@@ -1,4 +1,4 @@
-"""The README is true: its blocks run, and its tree of files is the repository's."""
+"""README and `infra/docs` are true: blocks run, links lead somewhere, the tree is there."""
 
 from __future__ import annotations
 
@@ -11,21 +11,36 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import COMMAND_S, ROOT, Workspace
-from tests.readme_blocks import Block, ReadmeError, blocks, to_run, tree_problems
+from tests.readme_blocks import Block, ReadmeError, anchors, blocks, to_run, tree_problems
 
 README = ROOT / "README.md"
-PAGE = blocks(README.read_text("utf-8")) if README.is_file() else []
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text("utf-8")
+    for path in (README, *sorted((ROOT / "infra/docs").glob("*.md")))
+}
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([\w-]+))?\)")
+LONGEST_README = 300  # lines: it is a first page
+
+each_page = pytest.mark.parametrize("page", PAGES)
 
 
 def block(language: str, text: str, **changes: object) -> Block:
     return Block(**{"language": language, "text": text, "line": 1, **changes})  # type: ignore[arg-type]
 
 
-def test_every_block_is_run_or_says_why_not() -> None:
-    """Nothing on the page is skipped in silence, and it begins with the one command."""
-    assert README.is_file(), "there is no README.md"
-    to_run(PAGE)
-    assert any(b.language == "bash" and b.first_line.startswith("make run") for b in PAGE)
+@each_page
+def test_every_block_is_run_or_says_why_not(page: str) -> None:
+    """Nothing on a page is skipped in silence."""
+    to_run(blocks(PAGES[page]))
+
+
+def test_the_readme_is_a_first_page() -> None:
+    """Its first command is `make run`; it stays short, and names every page that is longer."""
+    text = PAGES["README.md"]
+    first = next(block for block in blocks(text) if block.language == "bash")
+    assert first.first_line.startswith("make run")
+    assert len(text.splitlines()) <= LONGEST_README
+    assert [] == [page for page in PAGES if page != "README.md" and f"({page})" not in text]
 
 
 def test_make_run_is_what_the_end_to_end_test_runs() -> None:
@@ -42,7 +57,7 @@ def test_make_run_is_what_the_end_to_end_test_runs() -> None:
 
 def test_the_tree_names_what_is_there() -> None:
     """One block lists the folders and files, each with a description."""
-    (listed,) = [b for b in PAGE if b.is_tree]
+    (listed,) = [b for b in blocks(PAGES["README.md"]) if b.is_tree]
     assert [] == tree_problems(listed, ROOT)
 
 
@@ -58,34 +73,46 @@ def test_each_case_of_bad_input_names_a_test_that_is_there() -> None:
     assert [] == missing
 
 
-def test_links_and_pictures_lead_to_files() -> None:
-    """Everything that the page points at inside of the repository is there."""
-    links = re.findall(r"\]\(([^)#]+)", README.read_text("utf-8"))
-    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+@each_page
+def test_links_and_pictures_lead_to_files_and_headings(page: str) -> None:
+    """Everything that a page points at inside of the repository is there."""
+    missing = []
+    for name, anchor in LINK.findall(PAGES[page]):
+        if "://" in name:
+            continue
+        target = (ROOT / page).parent / name if name else ROOT / page
+        known = target.exists()
+        if known and anchor:
+            known = anchor in anchors(target.read_text("utf-8"))
+        if not known:
+            missing.append(f"{name}#{anchor}")
     assert [] == missing
 
 
-def test_no_gap_is_left_to_fill() -> None:
+@each_page
+def test_no_gap_is_left_to_fill(page: str) -> None:
     """A lone word in capitals stands for a text that was to come."""
-    assert [] == re.findall(r"^[A-Z]{4,}$", README.read_text("utf-8"), re.MULTILINE)
+    assert [] == re.findall(r"^[A-Z]{4,}$", PAGES[page], re.MULTILINE)
 
 
-def runnable() -> list[Block]:
+def runnable() -> list[tuple[str, Block]]:
     """None where the first test fails: an error here would stop the whole collection."""
     try:
-        return to_run(PAGE)
+        return [(page, block) for page in PAGES for block in to_run(blocks(PAGES[page]))]
     except ReadmeError:
         return []
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("shown", runnable(), ids=lambda shown: shown.name)
+@pytest.mark.parametrize(
+    "shown", [pytest.param(block, id=f"{page}-{block.name}") for page, block in runnable()]
+)
 def test_the_block_runs(
     shown: Block, finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]
 ) -> None:
     """Beside a finished run; a block whose first line is a comment with a file's name is saved.
 
-    The page's Python finds its run by `RLSTREAMS_RUN` (its folder) and `RLSTREAMS_RUN_ID`.
+    A page's Python finds its run by `RLSTREAMS_RUN` (its folder) and `RLSTREAMS_RUN_ID`.
     """
     workspace, _ = finished_run
     if shown.saved_as:
@@ -123,6 +150,12 @@ def test_a_block_that_nothing_runs_is_refused(shown: Block, expected: str) -> No
     """Line and reason are named."""
     with pytest.raises(ReadmeError, match=f"line 1: .*{expected}"):
         to_run([shown])
+
+
+def test_headings_are_found_by_the_names_that_links_use() -> None:
+    """As the usual viewers make them: small letters, hyphens, no marks; none inside of a block."""
+    page = "# A page\n```bash\n# no heading\n```\n## What, and `how`\n"
+    assert {"a-page", "what-and-how"} == anchors(page)
 
 
 def test_an_open_block_is_refused() -> None:

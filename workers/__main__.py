@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 
+from workers.cli.arguments import Help
 from workers.ending import end_within
 
 COMMANDS = (
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from workers.runtime import OwnerAliveError, exit_status, explain
 
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    parser = parser_of_all()
     args = parser.parse_args(words)
     if overrides and not hasattr(args, "config"):
         parser.error(f"{args.command} reads no configuration, so {overrides[0]} has no meaning")
@@ -115,7 +116,8 @@ class _Parser(argparse.ArgumentParser):
     """No abbreviated options: `--step` is not `--steps` by luck."""
 
     def __init__(self, **kwargs: object) -> None:
-        super().__init__(**{"allow_abbrev": False, **kwargs})  # type: ignore[arg-type]
+        given = {"allow_abbrev": False, "formatter_class": Help, **kwargs}
+        super().__init__(**given)  # type: ignore[arg-type]
 
 
 class _Version(argparse.Action):
@@ -131,11 +133,13 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_all() -> argparse.ArgumentParser:
+    """The parser of every command."""
     parser = _Parser(
         prog="rlstreams",
         description="Asynchronous RL post-training of language models over Apache Kafka.",
-        epilog="Every command that reads a CONFIG also takes --section.field VALUE.",
+        epilog="COMMAND --help has examples. Every command that reads a CONFIG also takes "
+        "--section.field VALUE; where none is named it takes ./run.toml.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(
@@ -144,11 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         # `try` is a word of Python's.
         module = f"workers.cli.{name.replace('-', '_')}{'_' if iskeyword(name) else ''}"
-        try:
-            import_module(module).add(subparsers)
-        except ModuleNotFoundError as err:  # until every command is written
-            if err.name != module:
-                raise
+        import_module(module).add(subparsers)
     return parser
 
 

@@ -190,8 +190,11 @@ class WeightsSection:
     """Address of the one interface on which the trainer sends weights."""
     secret: str = ""
     """What pullers prove to know; `env:NAME` or `file:PATH`. Empty: made in the run's folder."""
-    snapshot: Literal["auto", "device", "pinned"] = "auto"
-    """Where the trainer keeps what it serves: beside the model, or in pinned host memory."""
+    snapshot: Literal["auto", "device", "pinned", "none"] = "auto"
+    """Where the trainer keeps what it serves: beside the model, in pinned host memory, or nowhere:
+    then only the newest version can be pulled, and training waits for the pulls."""
+    hold_s: float = 10.0
+    """With `none`: longest wait for workers that are connected and have not pulled yet."""
     window_s: float = 0.05
     """Pullers that are ready within it share one broadcast."""
     stall_deadline_s: float = 20.0
@@ -208,7 +211,7 @@ class WeightsSection:
             pull_deadline_s=self.pull_deadline_s,
             stall_deadline_s=self.stall_deadline_s,
         )
-        not_negative("weights", window_s=self.window_s)
+        not_negative("weights", window_s=self.window_s, hold_s=self.hold_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

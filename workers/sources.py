@@ -26,7 +26,7 @@ def opened(names: Sequence[str], overrides: Sequence[str], tokenizer: str = "") 
     """The log that `names` mean, open.
 
     Args:
-        names: one folder, or TOML files.
+        names: one folder, or TOML files; none: `./run.toml`.
         overrides: for the TOML files.
         tokenizer: a folder with `tokenizer.json`; empty: that of the run's model.
 
@@ -35,11 +35,9 @@ def opened(names: Sequence[str], overrides: Sequence[str], tokenizer: str = "") 
         BrokerError: the run's broker cannot be reached or started.
     """
     from streams.errors import ConfigError
+    from workers.project import config_here
 
-    if not names:
-        raise ConfigError(
-            "name the run: its folder, the TOML files that it was started with, or a recording"
-        )
+    names = names or [config_here()]
     if is_recording(names[0]):
         if len(names) > 1 or overrides:
             raise ConfigError(f"{names[0]}: a recording has its own configuration; name it alone")

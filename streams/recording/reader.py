@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from schemas.events import Event
 from streams.bus import Closing
 from streams.codec import decoded
 from streams.record import Partition, Position, RawRecord, Record
+from streams.recording.ahead import read_ahead
 from streams.recording.container import ContainerReader
 from streams.recording.envelope import OPAQUE, Kind, records_of
 from streams.recording.errors import DamagedError, NotRecordedError, RecordingError
@@ -32,6 +34,7 @@ from streams.recording.rebuild import rebuild
 
 E = TypeVar("E", bound=Event)
 _BLOCKS_HELD = 32
+_THREADS = 2  # that decompress ahead
 
 
 class Recording(Closing):
@@ -54,6 +57,7 @@ class Recording(Closing):
         self.folder = Path(folder)
         self.manifest: Manifest = load(self.folder)
         self._on_damage = on_damage
+        self._pool = ThreadPoolExecutor(_THREADS, "recording")  # its threads start when asked
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._problems: list[str] = []
         self.index = self._opened_index()
@@ -86,7 +90,7 @@ class Recording(Closing):
         """Records of these topics (none named: all) in the order of their timestamps.
 
         Within a partition they come by offset, whatever their timestamps say; ties are broken by
-        topic and partition. Memory is one block per file.
+        topic and partition. Memory is two blocks per file.
 
         Args:
             topics: names without the run's prefix.
@@ -176,6 +180,7 @@ class Recording(Closing):
         for reader in self._readers.values():
             reader.close()
         self._readers = {}
+        self._pool.shutdown()
         self.index.close()
         if self._scratch is not None:
             self._scratch.cleanup()
@@ -260,7 +265,7 @@ class Recording(Closing):
         at = self._first_block(file, start)
         while at is not None and at < file.size_bytes:
             try:
-                for block in reader.blocks(at, file.size_bytes):
+                for block in read_ahead(self._pool, reader.blocks(at, file.size_bytes)):
                     at = block.end
                     for raw in records_of(block, file.kind, file.name):
                         if raw.position.offset >= start:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 from schemas.events import PolicyPublished
 from tests.servers.fake_server import VERSIONS, FakeServer
-from tests.servers.real import long_model, num_generated, real_engine
+from tests.servers.real import LONG_MODEL_TOKENS, long_model, num_generated, real_engine
 from tests.servers.served import served_engine
 from workers.engines.base import Engine, GeneratedSegment, Int32s, SampleRequest, Sampling, Scorer
 from workers.engines.builtin import BuiltinEngine
@@ -76,6 +76,7 @@ class Rig:
     kind: str
     folder: Path
     channel: FileWeightChannel = field(default_factory=FileWeightChannel)
+    stops: bool = True  # whether a real server may end an answer by itself
 
     def __post_init__(self) -> None:
         self.server = FileWeightServer(self.folder, keep=4)
@@ -139,6 +140,16 @@ class Rig:
         """As `long_request`; of `long`, if no sample is named."""
         return long_request(sample_id or self.long)
 
+    def endless_request(self, sample_id: str | None = None) -> SampleRequest:
+        """One that is still running when a slow machine comes to cut it."""
+        return self.long_request(sample_id)
+
+    def hasten(self) -> None:
+        """What was to be cut was cut: the rest may be quick."""
+
+    async def end(self, engine: Engine) -> None:
+        """Have an endless request end, some tokens later."""
+
     def close(self) -> None:
         """Release what the rig holds."""
 
@@ -172,6 +183,17 @@ class ServedRig(Rig):
             assert time.monotonic() < until_s, "nothing is sampled"
             await asyncio.sleep(0.001)
 
+    def endless_request(self, sample_id: str | None = None) -> SampleRequest:
+        """As long as the others; its server takes its time until `hasten`."""
+        self.fake.core.step_s = 0.1
+        return self.long_request(sample_id)
+
+    def hasten(self) -> None:
+        self.fake.core.step_s = 0.001
+
+    async def end(self, engine: Engine) -> None:
+        self.hasten()
+
     def close(self) -> None:
         self.fake.close()
 
@@ -188,7 +210,9 @@ class RealRig(Rig):
 
     def engine(self, *, slots: int = 8) -> Engine:
         self.counted = num_generated(self.url)
-        return real_engine(self.kind, self.url, self.model, self.folder, limit=slots)
+        return real_engine(
+            self.kind, self.url, self.model, self.folder, stops=self.stops, limit=slots
+        )
 
     @property
     def replays_draws(self) -> bool:
@@ -204,11 +228,22 @@ class RealRig(Rig):
 
     @property
     def long_tokens(self) -> int:
-        return 1500  # some seconds: time enough to be paused in
+        return 1500  # a second or more
 
     def long_request(self, sample_id: str | None = None) -> SampleRequest:
-        """Nearly greedy: such an answer does not end by itself."""
+        """Nearly greedy: such an answer rarely ends by itself."""
         return request(sample_id or self.long, temperature=0.1, max_new_tokens=self.long_tokens)
+
+    def endless_request(self, sample_id: str | None = None) -> SampleRequest:
+        """Ten seconds' work for the server, on a quick machine."""
+        return replace(
+            self.long_request(sample_id),
+            sampling=Sampling(temperature=0.1, max_new_tokens=LONG_MODEL_TOKENS - 100),
+        )
+
+    async def end(self, engine: Engine) -> None:
+        await self.until_sampling(engine)
+        await engine.abort(self.long)
 
     def scorer(self, *, versions_held: int = 2) -> Scorer:
         return BuiltinScorer(self.model, versions_held=versions_held)
@@ -266,7 +301,7 @@ def long_request(sample_id: str) -> SampleRequest:
     return request(sample_id, temperature=8.0, max_new_tokens=110)
 
 
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0  # a real server on a busy machine samples some thousand tokens in it
 
 
 def drive(engine: Engine, scenario: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:

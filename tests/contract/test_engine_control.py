@@ -37,6 +37,7 @@ from workers.weights.channel import WeightError
 @pytest.fixture(params=(*KINDS, *SERVED, REAL))
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     made = make_rig(request, tmp_path)
+    made.stops = False
     yield made
     made.close()
 
@@ -46,16 +47,17 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        running = asyncio.create_task(collect(engine, rig.long_request()))
+        running = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         await engine.pause(PauseMode.KEEP)
         await engine.pull(rig.publish(1), rig.channel)
         assert engine.policy_version == 1
         await engine.resume()
+        await rig.end(engine)
         before, after = await running
         assert (before.policy_version, after.policy_version) == (0, 1)
         assert before.finish_reason is FinishReason.POLICY_CHANGED
-        assert after.finish_reason in ("length", "stop")
+        assert after.finish_reason in ("length", "stop", "abort")
         assert before.weight_hash != after.weight_hash
         num_tokens = len(PROMPT) + len(tokens([before, after]))
         if rig.captures_experts:
@@ -101,19 +103,27 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         whole = await collect(engine, rig.long_request())
-        running = asyncio.create_task(collect(engine, rig.long_request()))
+        wanted = rig.endless_request()
+        running = asyncio.create_task(collect(engine, wanted))
         await rig.until_sampling(engine)
         await engine.abort("unknown")
         await engine.abort(rig.long)
         (partial,) = await running
+        rig.hasten()
         assert partial.finish_reason is FinishReason.ABORT
-        assert 0 < len(partial.token_ids) < rig.long_tokens
-        so_far = np.concatenate([PROMPT, partial.token_ids])
+        num_so_far = len(partial.token_ids)
+        assert 0 < num_so_far < wanted.sampling.max_new_tokens
+        num_wanted = max(rig.long_tokens, num_so_far + 10)
         (rest,) = await collect(
             engine,
-            replace(rig.long_request(), token_ids=so_far, prompt_tokens=len(PROMPT)),
+            replace(
+                wanted,
+                token_ids=np.concatenate([PROMPT, partial.token_ids]),
+                prompt_tokens=len(PROMPT),
+                sampling=replace(wanted.sampling, max_new_tokens=num_wanted),
+            ),
         )
-        assert len(tokens([partial, rest])) == len(tokens(whole))
+        assert len(tokens([partial, rest])) == num_wanted
         if rig.replays_draws:
             assert tokens([partial, rest]) == tokens(whole)
         if not rig.rows_of_aborted:
@@ -135,10 +145,11 @@ def test_pausing_with_abort_cuts_what_runs_and_spares_what_waits(rig: Rig) -> No
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        first = asyncio.create_task(collect(engine, rig.long_request()))
+        first = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         await engine.pause(PauseMode.ABORT)
         assert (await first)[-1].finish_reason is FinishReason.ABORT
+        rig.hasten()
         second = asyncio.create_task(collect(engine, request("1/0/0")))
         await asyncio.sleep(0.1)
         assert not second.done()
@@ -172,7 +183,7 @@ def test_a_pause_that_waits_ends_when_the_last_request_is_aborted(rig: Rig) -> N
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        running = asyncio.create_task(collect(engine, rig.long_request()))
+        running = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         pausing = asyncio.create_task(engine.pause(PauseMode.WAIT))
         await asyncio.sleep(0)
@@ -209,7 +220,7 @@ def test_closing_ends_every_request(rig: Rig) -> None:
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         open_ = [
-            asyncio.create_task(collect(engine, rig.long_request(f"{i}/0/0"))) for i in range(6)
+            asyncio.create_task(collect(engine, rig.endless_request(f"{i}/0/0"))) for i in range(6)
         ]
         await rig.until_sampling(engine)
         await engine.close()
@@ -229,11 +240,12 @@ def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
-        task = asyncio.create_task(collect(engine, rig.long_request()))
+        task = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        rig.hasten()
         assert await collect(engine, request("1/0/0"))
         assert (await engine.health()).running == 0
 

@@ -183,7 +183,7 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
             ["export", "FOLDER", "--out", "-", "--table", "prompt", "--step", "1"],
             "narrow the table samples only",
         ),
-        (["export", "--out", "-"], "name the run"),
+        (["export", "--out", "-"], "no CONFIG is named and there is no run.toml"),
     ],
 )
 def test_refusals(

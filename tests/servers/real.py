@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -35,6 +36,7 @@ EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"
 DEMO = ROOT / "infra" / "examples" / "demo.toml"
 DEMO_MODEL = ROOT / "infra" / "examples" / "demo" / "model"
 START_S = 240.0
+LONG_MODEL_TOKENS = 8192
 
 
 @contextmanager
@@ -44,7 +46,12 @@ def vllm_server(folder: Path) -> Iterator[str]:
         yield named
         return
     subprocess.run(["sh", str(ROOT / "infra" / "setup-vllm.sh")], check=True)
-    config = load([DEMO, EXAMPLE], [f"run.dir={folder}", f"model.path={long_model(folder)}"])
+    changes = [
+        f"run.dir={folder}",
+        f"model.path={_without_end(long_model(folder))}",
+        f"engine.args.max-num-batched-tokens={LONG_MODEL_TOKENS}",  # a whole prompt in one step
+    ]
+    config = load([DEMO, EXAMPLE], changes)
     port = free_port(config.engine.host)
     where = where_installed(config, Kind.VLLM)
     command = command_of(config, Kind.VLLM, where, port, piece.environment(folder / "piece"))
@@ -59,15 +66,24 @@ def vllm_server(folder: Path) -> Iterator[str]:
 
 
 def long_model(folder: Path) -> Path:
-    """The demo's model for sequences of 2,048 tokens: a long answer takes seconds, not a blink."""
+    """The demo's model for longer sequences: an answer can take as long as a test wants."""
     model = folder / "model"
     if not model.exists():
         model.mkdir(parents=True)
         for file in DEMO_MODEL.iterdir():
             shutil.copy(file, model)
         config = json.loads((model / "config.json").read_text())
-        config["max_position_embeddings"] = 2048
+        config["max_position_embeddings"] = LONG_MODEL_TOKENS
         (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def _without_end(model: Path) -> Path:
+    """The same, but an answer ends only at the tokens that a request names."""
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((model / name).read_text())
+        config.pop("eos_token_id", None)
+        (model / name).write_text(json.dumps(config))
     return model
 
 
@@ -87,11 +103,25 @@ async def _ready(url: str, process: ServerProcess) -> None:
         await http.close()
 
 
-def real_engine(kind: str, url: str, model: Path, folder: Path, **changes: Any) -> ServedEngine:
-    """An engine of one running server."""
-    slow = {"request_s": 120.0, "pull_s": 60.0, "start_s": 60.0, "settle_s": 0.2, "silent_s": 60.0}
+def real_engine(
+    kind: str, url: str, model: Path, folder: Path, *, stops: bool = True, **changes: Any
+) -> ServedEngine:
+    """An engine of one running server.
+
+    Args:
+        stops: False: no token ends an answer.
+    """
+    slow = {
+        "request_s": 240.0,
+        "pull_s": 120.0,
+        "start_s": 120.0,
+        "settle_s": 0.2,
+        "silent_s": 60.0,
+    }
     chosen = settings(kind, model, capture_experts=False, **{**slow, **changes})
     shape = read_shape(model)
+    if not stops:
+        shape = replace(shape, eos_ids=frozenset())
     desk = Desk()
     server = Server(url, chosen, shape, delivery_of(model, folder, 0, desk))
     servers = [(server, None)]

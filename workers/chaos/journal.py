@@ -19,7 +19,7 @@ class Strike:
     """A fault that happened."""
 
     fault: Fault
-    instance: str  # of the process; "" for the broker
+    instance: str  # of the process; "" for the broker and for model servers
     step: int  # done by then
     at_s: float  # monotonic
     at_ms: int

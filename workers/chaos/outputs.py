@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from schemas import DecodeError
 from schemas.events import (
     Event,
+    PolicyLoaded,
     Prompt,
     ScoredTrajectory,
     StepCompleted,
@@ -23,9 +24,9 @@ from schemas.events import (
 from streams.bus import Bus
 from streams.codec import decoded
 from streams.errors import DeadlineError
-from streams.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES, WORKER_EVENTS
+from streams.topics import POLICY_PULLS, PROMPTS, SCORED, STEPS, TRAJECTORIES, WORKER_EVENTS
 
-TOPICS = (PROMPTS, TRAJECTORIES, SCORED, STEPS, WORKER_EVENTS)
+TOPICS = (PROMPTS, TRAJECTORIES, SCORED, STEPS, WORKER_EVENTS, POLICY_PULLS)
 READ_DEADLINE_S = 60.0
 _BATCH = 500
 
@@ -73,6 +74,8 @@ class Outputs:
             self._times[event.worker].append((at_ms, event.instance))
         elif isinstance(event, StepCompleted):
             self._times["trainer-0"].append((at_ms, event.instance))
+        elif isinstance(event, PolicyLoaded):
+            self._times[f"{event.worker} loads"].append((at_ms, event.instance))
         elif isinstance(event, WorkerReport):
             self._times[f"{event.worker} reports"].append((at_ms, event.instance))
             if event.role == "rollout":
@@ -97,12 +100,16 @@ class Outputs:
         """When a successor of process `not_by` first committed anything, a report included."""
         return self.next_ms(f"{worker} reports", after_ms, not_by)
 
+    def loaded_ms(self, worker: str, after_ms: int) -> int | None:
+        """When `worker` first held a version again that it pulled after `after_ms`."""
+        return self.next_ms(f"{worker} loads", after_ms)
+
     def next_of_role(self, role: str, after_ms: int) -> int | None:
         """When anybody of `role` first committed something after `after_ms`."""
         names = [
             name
             for name in self._times
-            if name.startswith(f"{role}-") and not name.endswith(" reports")
+            if name.startswith(f"{role}-") and not name.endswith((" reports", " loads"))
         ]
         found = [self.next_ms(name, after_ms) for name in names]
         return min((at_ms for at_ms in found if at_ms is not None), default=None)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from streams.crash_points import CrashPoint
 
 BROKER = "broker"
+SERVER = "server"  # the model server that a rollout worker started, not the worker
 ROLES = ("rollout", "logprob", "trainer", "prompts")
 # Around the session timeout of the embedded broker (4 s) and the transaction timeout (30 s).
 SHORT_STOP_S = (2.0, 8.0)
@@ -39,7 +40,7 @@ class Fault:
     """One strike."""
 
     number: int  # from 0
-    role: str  # or BROKER
+    role: str  # or BROKER, or SERVER
     ordinal: int
     kind: FaultKind
     wait_s: float  # after the fault before, or after the start
@@ -68,8 +69,9 @@ class Fault:
 class Chance:
     """What may be drawn."""
 
-    counts: dict[str, int]  # workers by role; the broker counts 1
+    counts: dict[str, int]  # workers by role; model servers; the broker counts 1
     every_s: float = 5.0  # mean time between two faults
+    is_periodic: bool = False  # exactly so long, instead of between half and one and a half
     has_points: bool = False
     max_stop_s: float = LONG_STOP_S[1]
 
@@ -89,7 +91,7 @@ def sweep(seed: int, chance: Chance, prefixes: Sequence[str] = ("",)) -> Sequenc
     """
     draw = random.Random(seed)
     faults: list[Fault] = []
-    for role in sorted(chance.counts.keys() - {BROKER}):
+    for role in sorted(chance.counts.keys() - {BROKER, SERVER}):
         for point in points_of(role):
             if not point.startswith(tuple(prefixes)):
                 continue
@@ -130,18 +132,21 @@ def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
 def _fault(draw: random.Random, number: int, role: str, chance: Chance) -> Fault:
     kind = _kind(draw, role, has_points=chance.has_points)
     is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
+    share = draw.uniform(0.5, 1.5)
     return Fault(
         number=number,
         role=role,
         ordinal=draw.randrange(chance.counts[role]),
         kind=kind,
-        wait_s=draw.uniform(0.5, 1.5) * chance.every_s,
+        wait_s=chance.every_s * (1.0 if chance.is_periodic else share),
         stop_s=_stop_s(draw, chance.max_stop_s) if is_stop else 0.0,
         crash_at=_crash_at(draw, role) if kind is FaultKind.POINT else "",
     )
 
 
 def _kind(draw: random.Random, role: str, *, has_points: bool) -> FaultKind:
+    if role == SERVER:
+        return FaultKind.KILL  # one that hangs is a test of its keeper
     weights = {FaultKind.KILL: 5, FaultKind.STOP: 2}
     if role != BROKER:
         weights |= {FaultKind.ZOMBIE: 2, FaultKind.POINT: 3 if has_points else 0}

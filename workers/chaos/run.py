@@ -11,7 +11,7 @@ from streams.bus import Bus
 from streams.errors import ConfigError, StreamsError
 from workers.chaos.journal import Journal
 from workers.chaos.outputs import read_outputs
-from workers.chaos.plan import BROKER, ROLES, Chance, plan, sweep
+from workers.chaos.plan import BROKER, ROLES, SERVER, Chance, plan, sweep
 from workers.chaos.report import machine
 from workers.chaos.saboteur import Saboteur
 from workers.chaos.sweep import Sweep
@@ -30,8 +30,9 @@ class Wish:
 
     num_faults: int
     seed: int = 0
-    roles: Sequence[str] = ()  # empty: all, and the broker if it is embedded
+    roles: Sequence[str] = ()  # empty: all, and broker and model servers if they are ours
     every_s: float = 5.0
+    is_periodic: bool = False
     max_stop_s: float = 40.0
     has_points: bool = False
     sweep: Sequence[str] = ()  # instead: once each crash point that begins with one of these
@@ -48,6 +49,7 @@ def chaos(asked: Asked, wish: Wish) -> int:
     chance = Chance(
         counts=victims(asked.config, wish.roles),
         every_s=wish.every_s,
+        is_periodic=wish.is_periodic,
         has_points=wish.has_points,
         max_stop_s=wish.max_stop_s,
     )
@@ -92,19 +94,29 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
     """How many there are of each role that is to be struck.
 
     Raises:
-        ConfigError: no such role, or a broker that is not ours.
+        ConfigError: no such role, or a broker or model servers that are not ours.
     """
-    is_ours = not config.broker.bootstrap
-    counts = num_workers(config) | ({BROKER: 1} if is_ours else {})
+    counts = num_workers(config)
+    others = {}
+    if config.broker.bootstrap:
+        others[BROKER] = (
+            f"that at {config.broker.bootstrap} is not ours: leave it out, or clear "
+            "broker.bootstrap for an embedded one"
+        )
+    else:
+        counts[BROKER] = 1
+    if config.rollout.engine == "builtin":
+        others[SERVER] = "the built-in engine samples in the worker's process: strike rollout"
+    elif config.engine.urls:
+        others[SERVER] = "those of engine.urls are not ours: leave it out, or clear engine.urls"
+    else:
+        counts[SERVER] = config.rollout.workers
     for role in roles:
-        if role not in (*ROLES, BROKER):
-            names = ", ".join((*ROLES, BROKER))
+        if role not in (*ROLES, BROKER, SERVER):
+            names = ", ".join((*ROLES, BROKER, SERVER))
             raise ConfigError(f"--roles names {role!r}; there are: {names}")
-        if role not in counts:
-            raise ConfigError(
-                f"--roles names the broker, but that at {config.broker.bootstrap} is not ours: "
-                "leave it out, or clear broker.bootstrap for an embedded one"
-            )
+        if role in others:
+            raise ConfigError(f"--roles names the {role}, but {others[role]}")
     return {role: counts[role] for role in (roles or counts)}
 
 

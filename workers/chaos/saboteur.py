@@ -13,7 +13,8 @@ from streams.bus import Bus
 from streams.codec import now_ms
 from workers.chaos.journal import Conclude, Journal, Strike, Waking
 from workers.chaos.patience import Patience
-from workers.chaos.plan import BROKER, Fault, FaultKind, strikes_by_step
+from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind, strikes_by_step
+from workers.chaos.servers import kill_server
 from workers.supervisor.child import Child
 from workers.supervisor.fleet import Worker
 from workers.supervisor.sabotage import Scene
@@ -115,6 +116,11 @@ class Saboteur:
     def _strike(self, fault: Fault, scene: Scene) -> Strike | None:
         if fault.role == BROKER:
             return self._strike_broker(fault, scene)
+        if fault.role == SERVER:
+            return self._strike_server(fault, scene)
+        return self._strike_worker(fault, scene)
+
+    def _strike_worker(self, fault: Fault, scene: Scene) -> Strike | None:
         worker = scene.fleet.of(fault.role)[fault.ordinal]
         child = worker.child
         if child is None or any(s.child is child for s in self._sleepers):
@@ -131,6 +137,10 @@ class Saboteur:
         if fault.kind is FaultKind.ZOMBIE:
             scene.fleet.replace(worker)
         return strike
+
+    def _strike_server(self, fault: Fault, scene: Scene) -> Strike | None:
+        is_struck = kill_server(scene.fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
+        return self._record(fault, "", scene) if is_struck else None
 
     def _strike_broker(self, fault: Fault, scene: Scene) -> Strike | None:
         keeper = scene.broker

@@ -11,7 +11,7 @@ from streams.audit_report import AuditReport, BreachKind
 from streams.views import RunState
 from workers.chaos.journal import Journal, Strike
 from workers.chaos.outputs import Outputs
-from workers.chaos.plan import BROKER, Fault, FaultKind
+from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
 from workers.chaos.report import ChaosReport, Redone, Spread, Zombies
 from workers.runtime import Exit
 from workers.supervisor.fleet import Exited
@@ -61,7 +61,9 @@ def report(seen: Seen) -> ChaosReport:
         seconds=round(seen.seconds, 1),
         faults_asked=len(seen.journal.planned),
         faults=_by_role(strikes),
-        processes_killed=seen.num_killed + len(seen.journal.broker_deaths_s),
+        processes_killed=seen.num_killed
+        + len(seen.journal.broker_deaths_s)
+        + sum(strike.fault.role == SERVER for strike in strikes),
         crash_points=dict(sorted(reached.items())),
         crash_points_armed=sum(bool(fault.crash_at) for fault in _armed(seen.journal)),
         outcome=seen.outcome,
@@ -157,6 +159,8 @@ def _recovery(seen: Seen) -> dict[str, Spread]:
     for victim, instance, died_ms in _deaths(seen):
         if victim == BROKER:
             next_ms = seen.outputs.next_of_role("rollout", died_ms)
+        elif _role(victim) == SERVER:
+            next_ms = seen.outputs.loaded_ms(victim.replace(SERVER, "rollout"), died_ms)
         else:
             next_ms = seen.outputs.next_ms(victim, died_ms, not_by=instance)
         if next_ms is not None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_run, examples
+
 if TYPE_CHECKING:
     from streams.audit import Auditor, Hanging
     from streams.audit_report import Breach
@@ -26,10 +28,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Reads committed positions and topics, and says of every issued sample whether "
         "it was trained, dropped, dead-lettered, evaluated, is in flight, or is lost. "
         "Exit status 1 and the ids if the log breaks a promise.",
+        epilog=examples(
+            "rlstreams audit runs/demo",
+            "rlstreams audit run.toml --follow",
+            "rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092",
+        ),
     )
-    parser.add_argument(
-        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
-    )
+    add_run(parser)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument(
         "--bootstrap",
@@ -69,15 +74,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log keeps its promises, else 1."""
-    from streams.audit import SETTLE_S
-    from workers.attach import attached
-    from workers.config_load import load
+    from dataclasses import replace
 
-    overrides = list(args.overrides)
-    if args.bootstrap:
-        overrides += ["--broker.bootstrap", args.bootstrap]
+    from streams.audit import SETTLE_S
+    from streams.audit_sources import spare_collector
+    from workers.attach import attached
+    from workers.cli.report import configuration
+
     settle_s = SETTLE_S if args.settle is None else args.settle
-    config = load(args.config, overrides)
+    config = configuration(args.config, args.overrides)
+    if args.bootstrap:
+        config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
+    spare_collector()
     with attached(config) as bus, _auditor(bus, config, args.processes) as auditor:
         if args.follow:
             return follow(auditor, settle_s, args.every, as_json=args.json)

@@ -5,17 +5,38 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from workers.cli.arguments import examples
+
+_ACTIONS = {
+    "start": "start it, unless it runs; it outlives this command",
+    "stop": "stop it; its data stays",
+    "status": "say where it serves; exit status 1 if it does not run",
+}
+
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = subparsers.add_parser("broker", help="the embedded Apache Kafka broker")
-    parser.add_argument("action", choices=("start", "stop", "status"))
-    parser.add_argument("--dir", default="runs/broker", help="data folder (%(default)s)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for action, about in _ACTIONS.items():
+        one = actions.add_parser(
+            action, help=about, epilog=examples(f"rlstreams broker {action} --dir runs/demo/broker")
+        )
+        one.add_argument(
+            "--dir", default="runs/broker", metavar="DIR", help="data folder (%(default)s)"
+        )
+        one.set_defaults(run=run, port=0, jars_dir="")
+        if action == "start":
+            _add_start(one)
+
+
+def _add_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--port", type=int, default=0, help="0: the folder's last port, or a free one"
+        "--port", type=int, metavar="N", help="default: the folder's last port, or a free one"
     )
-    parser.add_argument("--jars-dir", default="", help="folder of the pinned jars; fetch nothing")
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--jars-dir", metavar="DIR", help="folder of the pinned jars; fetch nothing"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 
+from workers.cli.arguments import add_config, add_no_live, examples
+
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
@@ -15,17 +17,40 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "as a plan says that follows from --seed, lets it finish, and says what the log tells: "
         "every sample accounted for, recovery times, tokens made twice. Exit status 1 on any "
         "breach or hang, or if not all faults were possible.",
+        epilog=examples(
+            "rlstreams chaos run.toml --run.id=chaos --kills 12 --seed 1 --points",
+            "rlstreams chaos run.toml --run.id=points --each-point commit,offsets",
+        ),
     )
-    parser.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    add_config(parser)
+    _add_faults(parser)
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="optimizer steps; default: the configured ones, and one for each fault at least",
+    )
+    parser.add_argument(
+        "--recompute", action="store_true", help="at the end do all steps again from the log"
+    )
+    parser.add_argument("--json", default="", metavar="FILE", help="write all figures there")
+    add_no_live(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kills", type=_positive, default=12, metavar="N", help="faults (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the plan (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the plan (%(default)s)"
+    )
     parser.add_argument(
         "--roles",
         default="",
         metavar="A,B",
-        help="who is struck: rollout, logprob, trainer, prompts, broker (all)",
+        help="who is struck: rollout, logprob, trainer, prompts, broker, server (the model servers "
+        "that rollout workers start; they are only killed); default: all that there are",
     )
     parser.add_argument(
         "--every",
@@ -33,6 +58,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=5.0,
         metavar="SECONDS",
         help="mean time between two faults (%(default)g)",
+    )
+    parser.add_argument(
+        "--periodic",
+        action="store_true",
+        help="exactly --every apart, not between half and one and a half of it",
     )
     parser.add_argument(
         "--max-stop",
@@ -51,17 +81,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="instead of N random faults: every role dies once at each named place that it "
         "passes, or at those that begin so, e.g. commit,offsets",
     )
-    parser.add_argument(
-        "--steps", type=int, help="optimizer steps; default: the configured ones, and N at least"
-    )
-    parser.add_argument(
-        "--recompute", action="store_true", help="at the end do all steps again from the log"
-    )
-    parser.add_argument("--json", default="", metavar="FILE", help="write all figures there")
-    parser.add_argument(
-        "--no-live", action="store_true", help="plain lines instead of the live view"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             roles=_words(args.roles),
             every_s=args.every,
+            is_periodic=args.periodic,
             max_stop_s=args.max_stop,
             has_points=args.points,
             sweep=("",) if args.each_point == "all" else _words(args.each_point),

@@ -7,19 +7,41 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from workers.cli.arguments import add_config, examples
+
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = subparsers.add_parser("config", help="show and explain the configuration")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="print every field, its value and its origin")
-    show.add_argument("config", nargs="+", metavar="CONFIG", help="TOML files; later ones win")
+    show = actions.add_parser(
+        "show",
+        help="print every field, its value and its origin",
+        epilog=examples(
+            "rlstreams config show",
+            "rlstreams config show base.toml mine.toml --why trainer.optimizer.lr",
+            "rlstreams config show run.toml --json --trainer.steps=3",
+        ),
+    )
+    add_config(show)
     show.add_argument("--json", action="store_true", help="as one JSON object, without origins")
     show.add_argument("--why", metavar="FIELD", help="explain one field, and who set it")
     show.set_defaults(run=run)
-    schema = actions.add_parser("schema", help="print a JSON Schema for editors")
+    schema = actions.add_parser(
+        "schema",
+        help="print a JSON Schema for editors",
+        epilog=examples(
+            "rlstreams config schema > rlstreams.schema.json",
+        ),
+    )
     schema.set_defaults(run=run_schema)
-    fields = actions.add_parser("fields", help="print every field as a page in Markdown")
+    fields = actions.add_parser(
+        "fields",
+        help="print every field as a page in Markdown",
+        epilog=examples(
+            "rlstreams config fields > configuration.md",
+        ),
+    )
     fields.set_defaults(run=run_fields)
 
 

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_run, examples
+
 if TYPE_CHECKING:
     from schemas.events import DeadLetter
     from streams.bus import Bus
     from workers.config import RunConfig
 
-_CONFIG = "the run's folder, or its TOML files"
+_WHICH = "LETTER: by its sample or by its record's place; "
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
 _PLACE = re.compile(r"(?P<topic>[a-z-]+?)(?:-(?P<a>\d+)|\[(?P<b>\d+)\])@(?P<offset>\d+)")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
@@ -34,23 +36,35 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_list(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser("list", help="a line for each letter, and totals by reason")
-    parser.add_argument("config", nargs="+", metavar="CONFIG", help=_CONFIG)
-    parser.add_argument("--reason", default="", help="only this reason: decode, reward, ...")
-    parser.add_argument("--role", default="", help="only what this role set aside")
-    parser.add_argument("--group", default="", help="only this group's")
+    parser = actions.add_parser(
+        "list",
+        help="a line for each letter, and totals by reason",
+        epilog=examples(
+            "rlstreams dead-letters list runs/demo",
+            "rlstreams dead-letters list runs/demo --reason reward --json",
+        ),
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--reason", default="", metavar="REASON", help="only this reason: decode, reward, ..."
+    )
+    parser.add_argument("--role", default="", metavar="ROLE", help="only what this role set aside")
+    parser.add_argument("--group", default="", metavar="GROUP", help="only this group's")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.set_defaults(run=run_list)
 
 
 def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser("show", help="all of one letter, its record decoded if it decodes")
-    parser.add_argument(
-        "config",
-        nargs="+",
-        metavar="GROUP/SAMPLE|TOPIC-PARTITION@OFFSET CONFIG",
-        help=f"which letter, by its sample or by its record's place; {_CONFIG}",
+    parser = actions.add_parser(
+        "show",
+        help="all of one letter, its record decoded if it decodes",
+        usage="%(prog)s [-h] GROUP/SAMPLE | TOPIC-PARTITION@OFFSET [RUN ...]",
+        epilog=examples(
+            "rlstreams dead-letters show 17/3 runs/demo",
+            "rlstreams dead-letters show trajectories-0@41 runs/demo",
+        ),
     )
+    add_run(parser, metavar="LETTER | RUN", before=_WHICH)
     parser.set_defaults(run=run_show)
 
 
@@ -60,15 +74,17 @@ def _add_requeue(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="ask prompts for one more group of the same row",
         description="Exit status 0 only if every group that was asked for can be answered; "
         "otherwise nothing is written.",
+        usage="%(prog)s [-h] [--reason REASON | --all] [GROUP ...] [RUN ...]",
+        epilog=examples(
+            "rlstreams dead-letters requeue 17 21 runs/demo",
+            "rlstreams dead-letters requeue --reason reward runs/demo",
+        ),
     )
-    parser.add_argument(
-        "config",
-        nargs="+",
-        metavar="GROUP|CONFIG",
-        help=f"numbers of dropped groups; {_CONFIG}",
-    )
+    add_run(parser, metavar="GROUP | RUN", before="GROUP: number of a dropped one; ")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--reason", default="", help="every dropped group with such a letter")
+    which.add_argument(
+        "--reason", default="", metavar="REASON", help="every dropped group with such a letter"
+    )
     which.add_argument("--all", action="store_true", help="every dropped group with a letter")
     parser.set_defaults(run=run_requeue)
 
@@ -162,12 +178,9 @@ def run_requeue(args: argparse.Namespace) -> int:
 def _on_bus(
     names: Sequence[str], overrides: Sequence[str], work: Callable[[Bus, RunConfig], int]
 ) -> int:
-    from streams.errors import ConfigError
     from workers.attach import attached
     from workers.cli.report import configuration
 
-    if not names:
-        raise ConfigError("name the run: its folder, or the TOML files that it was started with")
     config = configuration(names, overrides)
     with attached(config) as bus:
         return work(bus, config)

@@ -7,6 +7,8 @@ import itertools
 import shlex
 from pathlib import Path
 
+from workers.cli.arguments import add_no_live, examples
+
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
@@ -15,11 +17,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="see a tiny model learn while processes are killed; needs no files",
         description="Runs the packaged example in ./runs: a broker, every role, three kills, and "
         "a report. About two minutes on two cores. Takes --section.field VALUE as `up` does.",
+        epilog=examples(
+            "rlstreams demo",
+            "rlstreams demo --steps 20 --run.seed=1",
+        ),
     )
-    parser.add_argument("--steps", type=int, help="optimizer steps; short for --trainer.steps")
     parser.add_argument(
-        "--no-live", action="store_true", help="plain lines instead of the live view"
+        "--steps", type=int, metavar="N", help="optimizer steps; short for --trainer.steps"
     )
+    add_no_live(parser)
     parser.set_defaults(run=run, config=None)
 
 

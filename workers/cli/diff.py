@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import examples
+
 if TYPE_CHECKING:
     from streams.recording import Recording
 
@@ -19,10 +21,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "diff",
         help="compare two recordings or runs, record by record, field by field",
         description="Pairs records by sample, step or version. Who wrote a record, when, and where "
-        "things lie is left out unless --everything.",
+        "things lie is left out unless --everything. Exit status 1 if something differs.",
+        epilog=examples(
+            "rlstreams diff recordings/demo runs/demo-2",
+            "rlstreams diff a b --events ScoredTrajectory --tolerance 1e-6",
+        ),
     )
     for name in ("one", "other"):
-        parser.add_argument(name, metavar=name.upper(), help="a recording, a run's folder, or TOML")
+        parser.add_argument(
+            name, metavar=name.upper(), help="a run: its folder or one TOML file, or a recording"
+        )
     parser.add_argument("--events", default="", metavar="A,B", help="e.g. ScoredTrajectory")
     parser.add_argument(
         "--tolerance", type=float, default=0.0, metavar="X", help="numbers this close are equal (0)"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_run, examples
+
 if TYPE_CHECKING:
     from workers.config import RunConfig
 
@@ -16,10 +18,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="say what is wrong with machine, configuration or broker, and what to do",
         description="Looks at packages, Java, disk, model, data, verifier and broker. Starts "
         "nothing. Exit status 0 if no check fails.",
+        epilog=examples(
+            "rlstreams doctor",
+            "rlstreams doctor run.toml --broker.bootstrap=10.0.0.5:9092",
+            "rlstreams doctor runs/demo --json",
+        ),
     )
-    parser.add_argument(
-        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
-    )
+    add_run(parser)
     parser.add_argument("--json", action="store_true", help="print the checks as a JSON array")
     parser.set_defaults(run=run)
 
@@ -29,11 +34,11 @@ def run(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from workers.config_load import load
+    from workers.cli.report import configuration
     from workers.doctor.check import Level
     from workers.doctor.diagnose import diagnose
 
-    config = load(args.config, args.overrides)
+    config = configuration(args.config, args.overrides)
     checks = diagnose(config)
     if args.json:
         print(json.dumps([asdict(check) for check in checks], indent=2))

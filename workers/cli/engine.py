@@ -4,27 +4,48 @@ from __future__ import annotations
 
 import argparse
 
+from workers.cli.arguments import add_config, examples
+
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = subparsers.add_parser("engine", help="start command and check of a model server")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    command = actions.add_parser("command", help="print the complete start command")
-    command.add_argument("kind", choices=("vllm", "sglang"))
-    command.add_argument("config", nargs="+", help="TOML files, merged from left to right")
+    command = actions.add_parser(
+        "command",
+        help="print the complete start command",
+        epilog=examples(
+            "rlstreams engine command vllm run.toml",
+            "rlstreams engine command sglang run.toml --format kubernetes",
+        ),
+    )
+    command.add_argument("kind", choices=("vllm", "sglang"), help="which server")
+    add_config(command)
     command.add_argument(
         "--format",
         choices=("shell", "docker", "kubernetes"),
         default="shell",
         help="what it is for (%(default)s)",
     )
-    command.add_argument("--image", default="", help="container image, for docker and kubernetes")
     command.add_argument(
-        "--server-version", default="", help="of the server, where it is not installed here"
+        "--image", default="", metavar="IMAGE", help="container image, for docker and kubernetes"
+    )
+    command.add_argument(
+        "--server-version",
+        default="",
+        metavar="VERSION",
+        help="of the server, where it is not installed here",
     )
     command.set_defaults(run=run_command)
-    check = actions.add_parser("check", help="ask a running server what it lacks")
-    check.add_argument("url", help="http://host:port")
+    check = actions.add_parser(
+        "check",
+        help="ask a running server what it lacks",
+        description="Exit status 1 if the server cannot be used.",
+        epilog=examples(
+            "rlstreams engine check http://127.0.0.1:8000",
+        ),
+    )
+    check.add_argument("url", metavar="URL", help="http://HOST:PORT")
     check.set_defaults(run=run_check)
 
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from workers.cli.arguments import add_run, examples
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -23,15 +25,17 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Reads the log and writes one table: by default `samples`, a row for each "
         "finished rollout with prompt, completion, reward, tokens, log-probs and fate; or any "
         "kind of event as it is, `step_completed` for example.",
+        epilog=examples(
+            "rlstreams export runs/demo --out samples.parquet --min-reward 1",
+            "rlstreams export runs/demo --out - --table step_completed",
+            "rlstreams export --schema",
+        ),
     )
-    parser.add_argument(
-        "config",
-        nargs="*",
-        metavar="CONFIG",
-        help="the run's folder, its TOML files, or a recording",
-    )
+    add_run(parser, is_log=True)
     parser.add_argument("--out", default="", metavar="FILE", help="FILE.parquet, FILE.jsonl, or -")
-    parser.add_argument("--table", default=SAMPLES, metavar="NAME", help="default: samples")
+    parser.add_argument(
+        "--table", default=SAMPLES, metavar="NAME", help="samples, or a kind of event (%(default)s)"
+    )
     parser.add_argument("--schema", action="store_true", help="print the table's columns and end")
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
     parser.add_argument("--min-reward", type=float, metavar="X", help="only samples of X or more")

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import examples
+
 if TYPE_CHECKING:
     from workers.project.scaffold import Plan
 
@@ -19,6 +21,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="make a project: configuration, reward with its test, rows, README",
         description="Writes DIR with run.toml, reward.py and its test, twenty rows and a README. "
         "It runs as it is: cd DIR, then `rlstreams up`.",
+        epilog=examples(
+            "rlstreams init sums",
+            "rlstreams init x --from my.jsonl --prompt question --answer target",
+            "rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B",
+        ),
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that is not there yet")
     parser.add_argument(
@@ -33,6 +40,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--model",
         default="",
+        metavar="MODEL",
         help="Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can write the rows)",
     )
     parser.set_defaults(run=run)

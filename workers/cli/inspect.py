@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_run, examples
+
 if TYPE_CHECKING:
     from streams.lineage import Lineage
     from streams.run_log import RunLog
@@ -26,6 +28,7 @@ _MEASURES = (
 )  # `choose.Measure`
 _COLORS = ("version", "author", "difference")
 _PIPE_WIDTH = 160
+_WHICH = "SAMPLE: 12/3 of group 12, or 12 for all of it; "
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,13 +39,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Follows a sample from its prompt through attempts, segments, scores and step "
         "to the version that it helped to make. Without a sample it lists those that a "
         "measure ranks worst: by default by the mismatch of engine and trainer.",
+        usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
+        epilog=examples(
+            "rlstreams inspect runs/demo",
+            "rlstreams inspect 12/3 runs/demo",
+            "rlstreams inspect recordings/demo --worst reward --step 8 --html worst.html",
+        ),
     )
-    parser.add_argument(
-        "config",
-        nargs="+",
-        metavar="GROUP/SAMPLE|GROUP|CONFIG",
-        help="a sample, or all of a group; the run's folder, its TOML files, or a recording",
-    )
+    add_run(parser, metavar="SAMPLE | RUN", is_log=True, before=_WHICH)
     rank = parser.add_mutually_exclusive_group()
     rank.add_argument("--worst", choices=_MEASURES, help="list the worst first")
     rank.add_argument("--best", choices=_MEASURES, help="list the best first")
@@ -54,11 +58,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="only samples begun at or before version N, and ended at or after",
     )
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
-    parser.add_argument("--limit", type=int, default=10, metavar="K", help="at most (default: 10)")
+    parser.add_argument(
+        "--limit", type=int, default=10, metavar="K", help="at most so many (%(default)s)"
+    )
     parser.add_argument(
         "--full", action="store_true", help="show all of each sample of a list, not a line"
     )
-    parser.add_argument("--color", choices=_COLORS, default="version", help="colour tokens by this")
+    parser.add_argument("--color", choices=_COLORS, default="version",
+                        help="colour tokens by this (%(default)s)")  # fmt: skip
     parser.add_argument("--html", default="", metavar="FILE", help="write one page of them")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, all of each")
     parser.add_argument(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_run, examples
 from workers.cli.ranges import add_selection
 
 if TYPE_CHECKING:
@@ -23,14 +24,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="a run's topics into Avro files with an index, live or afterwards",
         description="Records up to where the topics end now; --follow goes on until the run is "
         "done. A recording that was interrupted is gone on with by the same command.",
+        epilog=examples(
+            "rlstreams record runs/demo",
+            "rlstreams record run.toml --follow --weights --checkpoints",
+            "rlstreams record runs/demo --steps 10:20 --out ten-steps",
+        ),
     )
+    add_run(parser)
     parser.add_argument(
-        "config",
-        nargs="+",
-        metavar="RUN_DIR or CONFIG",
-        help="a run's folder, or the TOML files that it was started with",
+        "--out", default="", metavar="DIR", help="folder of the recording (recordings/RUN_ID)"
     )
-    parser.add_argument("--out", default="", metavar="DIR", help="default: recordings/RUN")
     parser.add_argument("--follow", action="store_true", help="until the run is done, or Ctrl-C")
     parser.add_argument(
         "--weights",

@@ -8,18 +8,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import examples
+
 if TYPE_CHECKING:
     from streams.recording import Recording
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    parser = subparsers.add_parser("recordings", help="list recordings, and verify them")
+    parser = subparsers.add_parser(
+        "recordings",
+        help="list recordings, and verify them",
+        description="Exit status 1 if something is missing or was changed, or nothing is there.",
+        epilog=examples(
+            "rlstreams recordings",
+            "rlstreams recordings --verify recordings/demo",
+        ),
+    )
     parser.add_argument(
         "folders", nargs="*", metavar="DIR", help="recordings, or folders of them (recordings)"
     )
     parser.add_argument("--verify", action="store_true", help="read every byte of each")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.set_defaults(run=run)
 
 

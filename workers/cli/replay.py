@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import examples
 from workers.cli.ranges import add_selection
 
 if TYPE_CHECKING:
@@ -29,12 +30,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="play a recording into a fresh run, or into one role alone",
         description="Records keep their bytes, keys and partitions, and say in the header "
         "rlstreams-replay-of where they lay. A run that has records is never replayed into.",
+        epilog=examples(
+            "rlstreams replay recordings/demo --as slow --speed 2 --from step:5",
+            "rlstreams replay recordings/demo --into trainer",
+            "rlstreams replay recordings/demo --dry-run --rewards 1:",
+        ),
     )
     parser.add_argument("recording", metavar="RECORDING", help="its folder")
     parser.add_argument(
-        "--as", dest="run_id", default="", metavar="RUN", help="id of the fresh run"
+        "--as",
+        dest="run_id",
+        default="",
+        metavar="RUN_ID",
+        help="id of the fresh run (its own, with -replay)",
     )
-    parser.add_argument("--dir", default="", help="its folder (runs/RUN)")
+    parser.add_argument("--dir", default="", metavar="DIR", help="its folder (runs/RUN_ID)")
     parser.add_argument(
         "--bootstrap", default="", metavar="HOST:PORT", help="a broker; default: an embedded one"
     )
@@ -63,9 +73,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     play.add_argument("--dry-run", action="store_true", help="only count what would be played")
     add_selection(parser)
     more = parser.add_argument_group("which samples (all that are given must hold)")
-    more.add_argument("--rewards", default="", metavar="A:B")
+    more.add_argument("--rewards", default="", metavar="A:B", help="from A to B, both included")
     more.add_argument("--staleness", default="", metavar="A:B", help="of trained samples")
-    more.add_argument("--dead-letters", choices=("only", "without"), default="")
+    more.add_argument("--dead-letters", choices=("only", "without"), default="",
+                      help="only samples that were set aside, or none of them")  # fmt: skip
     parser.set_defaults(run=run)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_run, examples
+
 if TYPE_CHECKING:
     from workers.config import RunConfig
 
@@ -17,14 +19,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "report",
         help="one HTML page and the learning curve of a finished or running run",
         description="Reads the run's topics; writes report.html and curve.png into its folder.",
+        epilog=examples(
+            "rlstreams report runs/demo",
+            "rlstreams report runs/demo --out public",
+        ),
     )
-    parser.add_argument(
-        "config",
-        nargs="+",
-        metavar="RUN_DIR or CONFIG",
-        help="a run's folder, or the TOML files that it was started with",
-    )
-    parser.add_argument("--out", default="", metavar="DIR", help="another folder for the files")
+    add_run(parser)
+    parser.add_argument("--out", default="", metavar="DIR", help="folder for the files (the run's)")
     parser.set_defaults(run=run)
 
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
-    """Of a run's folder as `up` left it, or of TOML files.
+    """Of a run's folder as `up` left it, or of TOML files; of `./run.toml` if nothing is named.
 
     Raises:
         ConfigError: a folder without `config.json`, or files that cannot be used.
@@ -54,7 +55,9 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
 
     from streams.errors import ConfigError
     from workers.config_load import from_json, load
+    from workers.project import config_here
 
+    names = names or [config_here()]
     folder = Path(names[0])
     if not folder.is_dir():
         return load(names, overrides)

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_run, examples
+
 if TYPE_CHECKING:
     from streams.bus import Bus
     from workers.config import RunConfig
@@ -22,12 +24,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "rerun-step",
         help="do a recorded step again and compare it; with --set, changed",
         description="Loads the newest checkpoint before the step, redoes what lies between, then "
-        "the step. Nothing is written but a plot of a changed re-run.",
+        "the step. Nothing is written but a plot of a changed re-run. Exit status 1 if something "
+        "is not equal.",
+        epilog=examples(
+            "rlstreams rerun-step 7 recordings/demo",
+            "rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01",
+        ),
     )
     parser.add_argument("step", type=int, metavar="N", help="the step")
-    parser.add_argument(
-        "config", nargs="+", metavar="RECORDING, RUN_DIR or CONFIG", help="where it is recorded"
-    )
+    add_run(parser, is_log=True)
     parser.add_argument(
         "--set",
         dest="settings",
@@ -41,7 +46,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--checkpoints", action="append", default=[], metavar="DIR", help="look here too"
     )
     parser.add_argument("--model", default="", metavar="DIR", help="where the model folder is now")
-    parser.add_argument("--plot", default="", metavar="FILE", help="default: rerun-step-N.png")
+    parser.add_argument(
+        "--plot", default="", metavar="FILE", help="of a changed re-run (rerun-step-N.png)"
+    )
     parser.add_argument("--json", action="store_true", help="the findings as one JSON object")
     parser.set_defaults(run=run)
 

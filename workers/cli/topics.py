@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import argparse
 
+from workers.cli.arguments import add_config, add_run, examples
+
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = subparsers.add_parser("topics", help="create or list the topics of a run")
-    parser.add_argument("action", choices=("apply", "list"))
-    parser.add_argument("config", nargs="+", help="TOML files, merged from left to right")
-    parser.set_defaults(run=run)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    apply = actions.add_parser(
+        "apply",
+        help="create what is missing; refuse what is there with other settings",
+        epilog=examples("rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092"),
+    )
+    add_config(apply)
+    listed = actions.add_parser(
+        "list",
+        help="each topic with partitions, records, writers and readers",
+        description="Exit status 1 if a topic is missing.",
+        epilog=examples("rlstreams topics list runs/demo"),
+    )
+    add_run(listed)
+    for action in (apply, listed):
+        action.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it; `list` answers 1 if a topic is missing."""
     from streams.admin import apply, listing
     from workers.bootstrap import bootstrap_of, client_options, topic_plan
-    from workers.config_load import load
+    from workers.cli.report import configuration
 
-    config = load(args.config, args.overrides)
+    config = configuration(args.config, args.overrides)
     bootstrap, options = bootstrap_of(config), client_options(config)
     if args.action == "apply":
         created = apply(bootstrap, config.run.id, topic_plan(config), options)

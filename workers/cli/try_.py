@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_config, examples
+
 if TYPE_CHECKING:
     from workers.config import RunConfig
     from workers.rollout.reward import Verifier
@@ -19,12 +21,27 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Shows each prompt as the model sees it, what the model answers, what that "
         "earns by parts, how long it takes, and what a run would reject and why. Samples with the "
         "built-in engine. Exit status 0 if every answer was judged.",
+        epilog=examples(
+            "rlstreams try",
+            "rlstreams try run.toml --rows 10 --samples 1 --tokens",
+            "rlstreams try --reward-only completions.jsonl",
+        ),
+    )
+    add_config(parser)
+    parser.add_argument(
+        "--rows",
+        type=_positive,
+        default=3,
+        metavar="N",
+        help="of data.train, from the first (%(default)s)",
     )
     parser.add_argument(
-        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
+        "--samples",
+        type=_positive,
+        default=4,
+        metavar="N",
+        help="answers to each row (%(default)s)",
     )
-    parser.add_argument("--rows", type=_positive, default=3, help="of data.train, from the first")
-    parser.add_argument("--samples", type=_positive, default=4, help="answers to each row")
     parser.add_argument("--tokens", action="store_true", help="show the tokens too")
     parser.add_argument(
         "--reward-only",

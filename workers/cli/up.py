@@ -6,6 +6,8 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import add_config, add_no_live, examples
+
 if TYPE_CHECKING:
     from workers.config_load import Loaded
 
@@ -13,16 +15,23 @@ if TYPE_CHECKING:
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
-        "up", help="run everything on this machine: broker and all roles, supervised"
+        "up",
+        help="run everything on this machine: broker and all roles, supervised",
+        description="Starts a broker, unless broker.bootstrap names one, and every role; starts "
+        "again what dies. Ctrl-C drains and leaves a run that --resume continues. Exit status 0 "
+        "only if the run is complete and the audit finds nothing.",
+        epilog=examples(
+            "rlstreams up",
+            "rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5",
+            "rlstreams up run.toml --resume --steps 120",
+        ),
     )
+    add_config(parser)
     parser.add_argument(
-        "config", nargs="*", metavar="CONFIG", help="TOML files; later ones win; none: ./run.toml"
+        "--steps", type=int, metavar="N", help="optimizer steps; short for --trainer.steps"
     )
-    parser.add_argument("--steps", type=int, help="optimizer steps; short for --trainer.steps")
     parser.add_argument("--resume", action="store_true", help="continue a run that has steps")
-    parser.add_argument(
-        "--no-live", action="store_true", help="plain lines instead of the live view"
-    )
+    add_no_live(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",

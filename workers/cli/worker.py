@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workers.cli.arguments import examples
+
 if TYPE_CHECKING:
     from workers.config import RunConfig
 
@@ -16,11 +18,26 @@ ROLES = ("prompts", "rollout", "logprob", "trainer")
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    parser = subparsers.add_parser("worker", help="run one worker of one role")
+    parser = subparsers.add_parser(
+        "worker",
+        help="run one worker of one role",
+        description="Works until the run is complete, or SIGTERM: then it drains. Exit status 0 "
+        "done or drained, 75 fenced by a successor, 76 another trainer is alive, 78 configuration "
+        "refused, 1 anything else.",
+        epilog=examples(
+            "rlstreams worker rollout --config run.toml --ordinal 1",
+            "rlstreams worker trainer --config run.toml --broker.bootstrap=10.0.0.5:9092",
+        ),
+    )
     parser.add_argument("role", choices=ROLES, metavar="ROLE", help=", ".join(ROLES))
-    parser.add_argument("--config", nargs="+", required=True, help="TOML files; later ones win")
+    parser.add_argument("--config", nargs="+", required=True, metavar="CONFIG",
+                        help="TOML files, merged from left to right")  # fmt: skip
     parser.add_argument(
-        "--ordinal", type=int, default=0, help="which worker of its role, from 0 (%(default)s)"
+        "--ordinal",
+        type=int,
+        default=0,
+        metavar="N",
+        help="which worker of its role, from 0 (%(default)s)",
     )
     parser.add_argument(
         "--takeover",

@@ -102,7 +102,7 @@ def jars(jars_dir: str) -> Check:
 
 def port(number: int, *, is_broker_up: bool) -> Check:
     """Whether the embedded broker can listen where it is told to."""
-    from streams.broker import is_free
+    from streams.broker_ports import is_free
 
     if is_broker_up:
         return ok("port", "the run's broker is up and has its own")

@@ -78,6 +78,7 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
             items={
                 "process": PROCESS_MB,
                 "weights": weights,
+                "versions served": _copies_served(config) * weights,
                 **_learning(weights, trainer.lora.rank),
                 "logits": TRAINING_ARRAYS * trainer.micro_batch_tokens * logits,
                 "activations": trainer.micro_batch_tokens * _activation_mb(text),
@@ -89,6 +90,13 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
         heap = {"heap": float(config.broker.heap_mb), "process": BROKER_MB}
         roles.insert(0, RoleMemory(role="broker", processes=1, items=heap))
     return roles
+
+
+def _copies_served(config: RunConfig) -> int:
+    """Copies of the weights that the trainer holds for pullers; files are not in memory."""
+    weights = config.weights
+    is_copied = weights.channel != "file" and weights.snapshot != "none"
+    return weights.versions_served if is_copied else 0
 
 
 def _learning(weights_mb: float, rank: int) -> dict[str, float]:

@@ -126,6 +126,7 @@ class TrainerWorker:
                 continue
             self._tell("training", f"step {self._step + 1}")
             payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
+            yield self._compute(self._server.before_change)
             trained: Trained = yield self._compute(
                 self._training.train, payloads, plan.masked, plan.policy_version
             )

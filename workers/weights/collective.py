@@ -21,7 +21,7 @@ from workers.weights.link.errors import PullError
 from workers.weights.link.trust import receiver_key
 from workers.weights.members import Asked, Listener
 from workers.weights.sender import Limits, Log, Sender
-from workers.weights.snapshot import PLACES, Snapshots
+from workers.weights.snapshot import LIVE, PLACES, Snapshots
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from workers.weights.link.receiver import Receiver
 
 BACKENDS = ("gloo", "nccl")
+HOLD_S = 10.0
 _EVERY_INTERFACE = ("", "0.0.0.0", "::")
 
 
@@ -53,6 +54,7 @@ class CollectiveWeightServer:
         log: Log,
         limits: Limits | None = None,
         place: str = "auto",
+        hold_s: float = HOLD_S,
         device: torch.device | None = None,
     ) -> None:
         """Nothing listens before `open`.
@@ -61,6 +63,7 @@ class CollectiveWeightServer:
             host: address of the one interface to listen on.
             secret: the run's; pullers prove that they know it.
             place: where snapshots lie, one of `PLACES`.
+            hold_s: with place `none`, longest wait of the trainer for pullers that are connected.
 
         Raises:
             ValueError: no such backend or place; a host that means every interface; no secret.
@@ -80,6 +83,8 @@ class CollectiveWeightServer:
         self._host = host
         self._secret = secret
         self._log = log
+        self._hold_s = hold_s
+        self._is_live = place == LIVE
         self._snapshots = Snapshots(device, place)
         self._sender = Sender(backend, device, self._snapshots, limits or Limits(), log)
         self._listener: Listener | None = None
@@ -139,6 +144,11 @@ class CollectiveWeightServer:
     def versions(self) -> Sequence[int]:
         """Versions that can be pulled, oldest first."""
         return self._snapshots.versions()
+
+    def before_change(self) -> None:
+        """With place `none`: wait for pullers, then serve nothing; see `WeightServer`."""
+        if self._is_live:
+            self._sender.withdraw(self._hold_s)
 
     def retire(self, keep: int) -> None:
         """Stop serving all but the newest; one that is being sent arrives."""

@@ -91,7 +91,7 @@ class Desk:
             errand = self._errands.get(hello.receiver)
             frame = link.receive(until_s)
             if errand is not None:
-                errand.reported(hello.rank, frame.get("report", {}))
+                errand.reported(hello.rank, frame.get("report"))
         link.close()
 
 
@@ -121,6 +121,7 @@ class Errand:
             }
         )
         self._desk = desk
+        self._wanted = {name: order.get(name) for name in ("policy_version", "weight_hash")}
         self._ranks = ranks
         self._deadline_s = float(str(order["deadline_s"])) + REPORT_GRACE_S
         self._started_s = time.monotonic()
@@ -133,8 +134,13 @@ class Errand:
     def __exit__(self, *_: object) -> None:
         self._desk.forget(self.order_id)
 
-    def reported(self, rank: int, report: Report) -> None:
-        """A rank said how it went."""
+    def reported(self, rank: int, report: object) -> None:
+        """A rank said how it went; one that cannot be of this server is nobody."""
+        if not isinstance(report, dict):
+            report = {"ok": False, "kind": "server", "error": f"it reports {report!r:.80}"}
+            report["touched"] = True
+        if rank not in range(self._ranks):
+            return
         with self._changed:
             self._reports[rank] = report
             self._changed.notify_all()
@@ -178,10 +184,18 @@ class Errand:
             ServerPullError: see `reports`.
         """
         reports = self.reports()
+        num_bytes = 0
+        for rank, report in enumerate(reports):
+            said = {name: report.get(name) for name in self._wanted}
+            if said != self._wanted:
+                text = f"rank {rank} of {self._ranks} reports {said}, ordered was {self._wanted}"
+                raise ServerPullError(text, kind="server", touched=True)
+            size = report.get("num_bytes")
+            num_bytes += size if isinstance(size, int) else 0
         return Pulled(
-            policy_version=int(reports[0]["policy_version"]),
-            weight_hash=str(reports[0]["weight_hash"]),
-            num_bytes=sum(int(report["num_bytes"]) for report in reports),
+            policy_version=int(str(self._wanted["policy_version"])),
+            weight_hash=str(self._wanted["weight_hash"]),
+            num_bytes=num_bytes,
             seconds=time.monotonic() - self._started_s,
             paused_s=0.0,
         )

@@ -119,6 +119,9 @@ class FileWeightServer:
         """Versions that can be pulled, oldest first."""
         return list(_files(self._folder))
 
+    def before_change(self) -> None:
+        """Nothing to do: a file is a copy."""
+
     def retire(self, keep: int) -> None:
         """Remove all but the newest `keep` versions. A reader that has one open keeps it.
 

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 _SHOWN = 3  # differences named in a message
 
 
+class LazyWeights(Mapping[str, "torch.Tensor"]):
+    """Weights whose bytes cost something to have; `facts` tells dtypes and shapes for nothing."""
+
+    facts: Mapping[str, torch.Tensor]
+
+
+def _facts(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    return weights.facts if isinstance(weights, LazyWeights) else weights
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     """`float32`, not `torch.float32`."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -28,7 +38,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 def layout_of(weights: Mapping[str, torch.Tensor]) -> str:
     """JSON `[[name, dtype, shape], ...]` in name order, which is the sending order."""
-    rows = [[name, dtype_name(t), list(t.shape)] for name, t in sorted(weights.items())]
+    rows = [[name, dtype_name(t), list(t.shape)] for name, t in sorted(_facts(weights).items())]
     return json.dumps(rows, separators=(",", ":"))
 
 
@@ -101,7 +111,7 @@ class WeightHash:
 
 def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
     """The hash of a version: of names, dtypes, shapes and bytes. 64 hexadecimal digits."""
-    return hash_of(sorted(weights.items()))
+    return hash_of((name, weights[name]) for name in sorted(weights))
 
 
 def hash_of(ordered: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -114,4 +124,4 @@ def hash_of(ordered: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:
     """Bytes of all tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in _facts(weights).values())

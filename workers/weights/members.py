@@ -36,6 +36,7 @@ class Member:
     ranks: int = 1
     engine: str = ""
     wants: int | None = None  # a version
+    settled: int | None = None  # the version that it got, or was refused, last
     worker: str = ""  # that asked for it in the log
     since_s: float = 0.0
     tries: int = 0
@@ -73,7 +74,15 @@ class Asked:
     worker: str
 
 
-Event = Said | Asked | None  # None: stop
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The weights are about to change: serve none once all have the newest, or it is `until_s`."""
+
+    until_s: float
+    done: threading.Event
+
+
+Event = Said | Asked | Withdraw | None  # None: stop
 
 
 class Listener:

@@ -53,7 +53,8 @@ class Roster:
         else:
             member.answers[str(frame["group"])] = frame
             if frame["type"] == "loaded":
-                member.wants = None  # here and not later: its next wish may follow at once
+                # Here and not later: its next wish may follow at once.
+                member.settled, member.wants = member.wants, None
 
     def remove(self, member: Member, reason: str) -> None:
         """Cut its link."""
@@ -61,6 +62,10 @@ class Roster:
         member.link.close()
         if member in self.members:
             self.members.remove(member)
+
+    def lacking(self, version: int) -> list[Member]:
+        """Who neither got `version` nor was refused it."""
+        return [member for member in self.members if member.settled != version]
 
     def ready(self) -> list[Member]:
         """Who may be sent to, oldest wish first."""
@@ -83,5 +88,5 @@ def tell(member: Member, frame: Frame) -> None:
 
 def refuse(member: Member, kind: str, error: str) -> None:
     """It gets nothing, and why."""
-    member.wants = None
+    member.settled, member.wants = member.wants, None
     tell(member, {"type": "refused", "kind": kind, "error": error})

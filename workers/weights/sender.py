@@ -14,10 +14,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from workers.weights.channel import WeightError
 from workers.weights.groups import Groups
 from workers.weights.link.errors import PullError
 from workers.weights.link.rendezvous import Board
-from workers.weights.members import Asked, Event, Listener, Member
+from workers.weights.members import Asked, Event, Listener, Member, Withdraw
 from workers.weights.plans import Planner, Prepared
 from workers.weights.roster import Roster, refuse
 from workers.weights.snapshot import Snapshots
@@ -66,12 +67,32 @@ class Sender:
         self._roster = Roster()
         self._groups = Groups(backend, device, limits.stall_s)
         self._stopping = False
+        self._withdrawal: Withdraw | None = None
         self._thread = threading.Thread(target=self._run, name="weight-sender", daemon=True)
 
     def start(self, listener: Listener) -> None:
         """Begin to send to whom the listener lets in."""
         self._listener = listener
         self._thread.start()
+
+    def withdraw(self, hold_s: float) -> None:
+        """Until every member has the newest version, or for `hold_s`; then no version is served.
+
+        Raises:
+            WeightError: the sender does not let go of it: a transfer stands beyond all deadlines.
+        """
+        request = Withdraw(time.monotonic() + hold_s, threading.Event())
+        self.events.put(request)
+        limits = self._limits
+        longest_s = hold_s + MAX_TRIES * (limits.form_s + 2 * limits.stall_s)
+        until_s = time.monotonic() + longest_s
+        while self._thread.is_alive() and not request.done.wait(IDLE_S):
+            if time.monotonic() > until_s:
+                raise WeightError(
+                    f"versions {self._snapshots.versions()} are still being sent {longest_s:g} s "
+                    "after the trainer wanted to change their weights"
+                )
+        self._snapshots.retire(0)  # nobody sends any more
 
     def close(self) -> None:
         """End what is under way; idempotent."""
@@ -86,6 +107,8 @@ class Sender:
             if delivery is not None:
                 self._deliver(delivery)
                 self._snapshots.give_back(delivery.snapshot)
+            self._try_withdraw()
+        self._finish_withdrawal()
         self._groups.close()
         for member in list(self._roster.members):
             self._roster.remove(member, "the trainer ends")
@@ -102,6 +125,8 @@ class Sender:
                 self._stopping = True
             elif isinstance(event, Asked):
                 self._roster.ask(event)
+            elif isinstance(event, Withdraw):
+                self._withdrawal = event
             else:
                 self._roster.hear(event)
                 if event.frame is not None and event.frame["type"] == "layout":
@@ -121,8 +146,28 @@ class Sender:
         """Until the next window ends."""
         ready = self._roster.ready()
         if not ready:
-            return IDLE_S
+            return IDLE_S if self._withdrawal is None else LOOK_EVERY_S
         return max(LOOK_EVERY_S, ready[0].since_s + self._limits.window_s - time.monotonic())
+
+    def _try_withdraw(self) -> None:
+        """Here nothing is under way: between two deliveries."""
+        if self._withdrawal is None:
+            return
+        versions = self._snapshots.versions()
+        lacking = self._roster.lacking(versions[-1]) if versions else []
+        if lacking and time.monotonic() < self._withdrawal.until_s:
+            return
+        for member in lacking:
+            self._log.warning(
+                "puller_not_awaited", policy_version=versions[-1], puller=member.label
+            )
+        self._finish_withdrawal()
+
+    def _finish_withdrawal(self) -> None:
+        if self._withdrawal is not None:
+            self._snapshots.retire(0)  # before somebody else asks
+            self._withdrawal.done.set()
+            self._withdrawal = None
 
     def _due(self) -> Delivery | None:
         """The oldest wish with all that want the same bytes, once its window is over."""

@@ -70,7 +70,7 @@ def test_what_is_not_there_is_named(folder: str, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["inspect", "1/0"], "name the run: its folder"),
+        (["inspect", "1/0"], "no CONFIG is named and there is no run.toml"),
         (["inspect", "nowhere"], "nowhere"),
         (["inspect", "1/0", "FOLDER", "--worst", "reward"], "name samples, or rank them"),
         (["inspect", "FOLDER", "--run.id", "x"], "a recording has its own configuration"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from schemas.events import PolicyPublished
 from tests.contract.engine_rigs import collect, request
 from tests.servers.world import World
 from tests.unit.served.test_gate import until
@@ -65,8 +66,7 @@ def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:
     servers = [world.serve(step_s=0.005) for _ in range(3)]
 
     async def scenario(engine: ServedEngine) -> None:
-        await _all_up(engine, 3)
-        await engine.pull(world.publish(0), world.channel)
+        await _all_hold(engine, world.publish(0), world, 3)
         tasks = {f"{i}/0/0": asyncio.create_task(_ask(engine, f"{i}/0/0")) for i in range(12)}
         await until(lambda: bool(servers[0].core.jobs), "nothing runs there")
         servers[0].kill()
@@ -77,7 +77,7 @@ def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:
         assert [await _ask(engine, sample_id) for sample_id in lost] == [""] * len(lost)
         assert engine.policy_version == 0
 
-    world.run(scenario, beat_s=0.05, silent_s=0.1)
+    world.run(scenario)
 
 
 def test_a_slow_pull_of_one_server_keeps_nobody_waiting(world: World) -> None:
@@ -85,10 +85,9 @@ def test_a_slow_pull_of_one_server_keeps_nobody_waiting(world: World) -> None:
     servers = [world.serve(), world.serve()]
 
     async def scenario(engine: ServedEngine) -> None:
-        await _all_up(engine, 2)
-        await engine.pull(world.publish(0), world.channel)
-        servers[1].slow_routes["/collective_rpc"] = 3.0
-        await asyncio.wait_for(engine.pull(world.publish(1), world.channel), 2.0)
+        await _all_hold(engine, world.publish(0), world, 2)
+        servers[1].slow_routes["/collective_rpc"] = 60.0
+        await engine.pull(world.publish(1), world.channel)
         assert engine.policy_version == 1
         results = [await collect(engine, request(f"{i}/0/0")) for i in range(6)]
         assert {s.policy_version for segments in results for s in segments} == {1}
@@ -102,8 +101,7 @@ def test_no_request_goes_back_to_an_older_version(world: World) -> None:
     servers = [world.serve(), world.serve()]
 
     async def scenario(engine: ServedEngine) -> None:
-        await _all_up(engine, 2)
-        await engine.pull(world.publish(0), world.channel)
+        await _all_hold(engine, world.publish(0), world, 2)
         servers[1].broken_routes["/pause"] = 500
         await engine.pull(world.publish(1), world.channel)
         assert engine.policy_version == 1
@@ -114,11 +112,16 @@ def test_no_request_goes_back_to_an_older_version(world: World) -> None:
         await engine.pull(world.publish(1), world.channel)
         assert {s.policy_version for s in await collect(engine, request())} == {1}
 
-    world.run(scenario, silent_s=0.1)
+    world.run(scenario)
 
 
-async def _all_up(engine: ServedEngine, num: int) -> None:
+async def _all_hold(
+    engine: ServedEngine, published: PolicyPublished, world: World, num: int
+) -> None:
+    """Until each of the servers holds it: `pull` returns when the first one does."""
     await until(lambda: len(engine.up()) == num, "not all are up")
+    await engine.pull(published, world.channel)
+    await until(lambda: len(engine.holding(published.policy_version)) == num, "not all hold it")
 
 
 async def _ask(engine: ServedEngine, sample_id: str) -> str:

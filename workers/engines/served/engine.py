@@ -125,6 +125,17 @@ class ServedEngine:
         """Urls of the servers that answer."""
         return [server.url for server in self._servers if server.is_up]
 
+    def holding(self, policy_version: int) -> list[str]:
+        """Urls of the open servers that hold a version, and whose pull of it has ended."""
+        return [
+            server.url
+            for server in self._servers
+            if server.is_open
+            and server not in self._pulls
+            and server.held is not None
+            and server.held.policy_version == policy_version
+        ]
+
     async def start(self) -> None:
         """Bring the servers into service; returns at once."""
         self._tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
@@ -146,6 +157,7 @@ class ServedEngine:
         try:
             segments = await server.ask(request)
         except ServerGoneError:
+            server.doubt()
             self._keeper_of(server).look()
             raise
         finally:

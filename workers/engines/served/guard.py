@@ -1,6 +1,7 @@
 """A process between a worker and its server: when the worker is gone, however it went, so is that.
 
-Run as `python -P guard.py FD COMMAND...`: starts COMMAND in a process group of its own and waits.
+Run as `python -P guard.py FD PIDFILE COMMAND...`: starts COMMAND in a process group of its own and
+waits. PIDFILE names its process while it runs, for those who look at it, or kill it on purpose.
 FD is the reading end of a pipe that only the worker writes to; it closes when the worker dies, by
 SIGKILL too. Then, or on SIGTERM, the whole group is asked to end, and killed if it does not.
 Without imports of ours: it starts in 20 ms.
@@ -14,13 +15,15 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 PATIENCE_S = 10.0  # between asking and killing
 
 
-def main(fd: int, command: list[str]) -> int:
+def main(fd: int, pid_file: Path, command: list[str]) -> int:
     """Run `command` until it ends or the worker does; its exit status."""
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    pid_file.write_text(f"{server.pid}\n", encoding="ascii")
 
     def end(*_: object) -> None:
         threading.Thread(target=_end_group, args=(server.pid,), daemon=True).start()
@@ -33,6 +36,7 @@ def main(fd: int, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=watch, daemon=True).start()
     status = server.wait()
+    pid_file.unlink(missing_ok=True)
     _signal_group(server.pid, signal.SIGKILL)  # what it left behind
     return status if status >= 0 else 128 - status
 
@@ -49,4 +53,4 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

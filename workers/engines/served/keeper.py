@@ -78,6 +78,8 @@ class Keeper:
 
     def _mind(self, process: ServerProcess) -> None:
         """Start it, or note that it ended."""
+        if self.server.held is not None:
+            process.in_service()
         if why := process.ended():
             self._lose(why)
             if process.num_failures >= MAX_FAILED_STARTS:
@@ -108,8 +110,11 @@ class Keeper:
             self._fail(f"not ready within {self._settings.start_s:g} s: {self._why_not}")
 
     async def _check(self) -> None:
+        was_open = self.server.is_open
         if await self.server.is_alive(min(self._settings.answer_s, 4 * self._settings.beat_s)):
             self._silent_since_s = None
+            if not was_open:
+                self._on_change()
             return
         now_s = time.monotonic()
         self._silent_since_s = self._silent_since_s or now_s

@@ -14,9 +14,14 @@ from workers.engines.served.command import StartCommand
 
 TAIL_LINES = 15
 MAX_BACK_OFF_S = 60.0
-STEADY_S = 120.0  # up for so long, it failed for another reason than the time before
+STEADY_S = 120.0  # up for so long, it is started again without a longer pause than the first
 _END_S = 15.0
 _GUARD = Path(__file__).with_name("guard.py")
+
+
+def pid_file(log: Path) -> Path:
+    """Where the process id of the server that writes `log` stands while it runs."""
+    return log.with_suffix(".pid")
 
 
 class ServerProcess:
@@ -33,6 +38,8 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
         self._failures = 0
+        self._quick_ends = 0
+        self._was_in_service = False
         self._started_s = 0.0
         self._not_before_s = 0.0
 
@@ -43,7 +50,7 @@ class ServerProcess:
 
     @property
     def num_failures(self) -> int:
-        """Ends in a row, none of which came after a steady time."""
+        """Starts in a row that did not come so far as to hold a version."""
         return self._failures
 
     @property
@@ -51,12 +58,18 @@ class ServerProcess:
         """Since its start."""
         return time.monotonic() - self._started_s
 
+    def in_service(self) -> None:
+        """It holds a version: whatever ends it now, its start did not fail."""
+        self._was_in_service = True
+
     def start(self) -> None:
         """Start it."""
         self._close_pipe()
+        self._was_in_service = False
         self.log.parent.mkdir(parents=True, exist_ok=True)
         reading, writing = os.pipe()
-        guarded = [sys.executable, "-P", str(_GUARD), str(reading), *self._command.argv]
+        guard = [sys.executable, "-P", str(_GUARD), str(reading), str(pid_file(self.log))]
+        guarded = [*guard, *self._command.argv]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 guarded,
@@ -76,9 +89,9 @@ class ServerProcess:
         if self._process is None or self._process.poll() is None:
             return ""
         status = self._process.returncode
-        steady = self.running_s > STEADY_S
-        self._failures = 1 if steady else self._failures + 1
-        pause_s = min(MAX_BACK_OFF_S, 2.0 ** (self._failures - 1))
+        self._failures = 0 if self._was_in_service else self._failures + 1
+        self._quick_ends = 1 if self.running_s > STEADY_S else self._quick_ends + 1
+        pause_s = min(MAX_BACK_OFF_S, 2.0 ** (self._quick_ends - 1))
         self._not_before_s = time.monotonic() + pause_s
         self._process = None
         return f"the process ended with status {status} after {self.running_s:.0f} s"

@@ -72,6 +72,7 @@ class Server:
         self._idle.set()
         self._num_reserved = 0
         self._is_held_back = False  # paused by `pause`, until `resume`
+        self._is_doubted = False  # it broke off, and was not looked at since
 
     @property
     def delivery_name(self) -> str:
@@ -86,7 +87,8 @@ class Server:
     @property
     def is_open(self) -> bool:
         """Whether a request may leave for it now."""
-        return self.is_up and self.held is not None and not (self.is_pulling or self._is_held_back)
+        is_shut = self.is_pulling or self._is_held_back or self._is_doubted
+        return self.is_up and self.held is not None and not is_shut
 
     @property
     def in_flight(self) -> int:
@@ -120,10 +122,17 @@ class Server:
         await self._delivery.prepare(self.http, self._dialect, facts)
         self.held, self._labels = None, {}
         self.facts, self.why_shut = facts, "holds no version that we gave it"
+        self._is_doubted = False
 
     async def is_alive(self, deadline_s: float) -> bool:
         """Whether it answers `/health`. A paused SGLang answers 503, and lives."""
-        return await self.http.status_of("/health", deadline_s) in (200, 503)
+        is_alive = await self.http.status_of("/health", deadline_s) in (200, 503)
+        self._is_doubted = self._is_doubted and not is_alive
+        return is_alive
+
+    def doubt(self) -> None:
+        """It broke off: no request leaves for it before it answered `is_alive`, or was met anew."""
+        self._is_doubted = True
 
     def lose(self, why: str) -> None:
         """It died or does not answer: shut it, and end what it was asked."""

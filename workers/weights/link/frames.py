@@ -125,7 +125,7 @@ class Connection:
         del self._inbox[:end]
         try:
             frame = json.loads(text)
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:
             raise PullError("link", f"{self.peer} sends no JSON: {err}") from err
         if not isinstance(frame, dict):
             raise PullError("link", f"{self.peer} sends no object")

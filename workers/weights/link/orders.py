@@ -24,6 +24,8 @@ from .safetensors_file import read, rows
 from .trust import Hello, introduce
 
 REPORT_S = 10.0
+KINDS = ("receive", "describe", "leave")
+MODES = ("auto", "in_place", "checkpoint")
 Report = dict[str, Any]
 
 
@@ -178,7 +180,13 @@ class Server:
 
 
 def _read(text: str) -> Report:
-    order = json.loads(text)
+    try:
+        order = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise PullError("refused", f"an order that is no JSON: {err}") from err
     if not isinstance(order, dict) or order.get("rlstreams") != PROTOCOL:
         raise PullError("refused", f"no order of version {PROTOCOL}: {text[:80]!r}")
+    for name, known in (("kind", KINDS), ("mode", MODES)):
+        if order.get(name) not in known:
+            raise PullError("refused", f"{name} is {order.get(name)!r}, not one of {known}")
     return order

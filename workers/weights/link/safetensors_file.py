@@ -34,6 +34,8 @@ _DTYPES = {
     "BOOL": "bool",
 }
 _LENGTH = struct.Struct("<Q")
+# What reading can raise where the bytes are not what they should be; RuntimeError is torch's.
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, struct.error, RuntimeError)
 
 
 def read(path: Path, weight_hash: str) -> dict[str, torch.Tensor]:
@@ -46,11 +48,13 @@ def read(path: Path, weight_hash: str) -> dict[str, torch.Tensor]:
         with path.open("rb") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack_from(data)
+        if length > len(data) - _LENGTH.size:
+            raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
         header = json.loads(bytes(data[_LENGTH.size : _LENGTH.size + length]))
         tensors = _tensors(header, data[_LENGTH.size + length :])
     except FileNotFoundError as err:
         raise PullError("gone", f"{path} is not there: no longer served") from err
-    except (OSError, ValueError, KeyError, struct.error, RuntimeError) as err:
+    except (OSError, *_MALFORMED) as err:
         raise PullError("checksum", f"{path} is no whole safetensors file: {err}") from err
     found = _hash(tensors)
     if found != weight_hash:
@@ -64,6 +68,8 @@ def rows(tensors: dict[str, torch.Tensor]) -> list[Row]:
 
 
 def _tensors(header: dict[str, dict[str, object]], data: memoryview) -> dict[str, torch.Tensor]:
+    if not isinstance(header, dict):
+        raise TypeError("its header is no object")
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in sorted(header.items()):

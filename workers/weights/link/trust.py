@@ -52,7 +52,7 @@ def introduce(connection: Connection, hello: Hello, key: str, until_s: float) ->
     connection.send(said | {"proof": _proof(key, "receiver", said)})
     answer = connection.receive(until_s)
     _raise_refusal(answer)
-    if not hmac.compare_digest(str(answer.get("proof")), _proof(key, "server", said)):
+    if not _are_equal(str(answer.get("proof")), _proof(key, "server", said)):
         raise PullError("refused", f"{connection.peer} does not know the key of {hello.receiver}")
     connection.trust()
 
@@ -75,7 +75,7 @@ def admit(
     except (KeyError, TypeError) as err:
         raise _refusal(connection, f"no hello: {err}") from err
     is_fresh = said.get("challenge") == challenge
-    if not is_fresh or not hmac.compare_digest(proof, _proof(key, "receiver", said)):
+    if not is_fresh or not _are_equal(proof, _proof(key, "receiver", said)):
         raise _refusal(connection, "the secret is not this run's")
     if hello.epoch != epoch:
         raise _refusal(
@@ -89,6 +89,11 @@ def admit(
 def _proof(key: str, side: str, said: Frame) -> str:
     text = side + json.dumps(said, sort_keys=True, separators=(",", ":"))
     return hmac.new(bytes.fromhex(key), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _are_equal(told: str, expected: str) -> bool:
+    """In constant time; as bytes, for a stranger's text may be any."""
+    return hmac.compare_digest(told.encode(errors="replace"), expected.encode())
 
 
 def _refusal(connection: Connection, text: str) -> PullError:

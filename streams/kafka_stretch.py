@@ -1,0 +1,111 @@
+"""Sends records as they come, and knows from two reports a partition that all are in the log.
+
+A report of each message costs as much as sending it. But the messages of one transaction in one
+partition lie one behind the other, unless another writer's come between: the offsets of the first
+and of the last tell that none is missing. Which one is the last shows only at the end, so the
+newest record of each partition is held back until its successor is there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
+from streams.record import Outgoing
+
+
+class _Stretch:
+    """One partition's part of a transaction; `held` is its newest record, not sent yet."""
+
+    __slots__ = ("_first", "_last", "error", "held", "num_messages")
+
+    def __init__(self, held: Outgoing) -> None:
+        self.held = held
+        self.num_messages = 0  # sent; a record of several parts has several
+        self.error: Any = None  # the client's, of a message that was refused
+        self._first: int | None = None
+        self._last: int | None = None
+
+    def delivered(self, error: Any, message: Any) -> None:  # noqa: ANN401
+        """The client's report of the first or the last message."""
+        if error is not None:
+            self.error = self.error or error
+            return
+        offset = message.offset()  # None: taken for one that came before
+        if self._first is None:
+            self._first = offset
+        self._last = offset
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every message has a place in the log."""
+        if self._first is None or self._last is None:
+            return False
+        return self._last - self._first + 1 >= self.num_messages
+
+
+class Stretches:
+    """The records of one transaction.
+
+    Args:
+        enqueue: takes what the client's `produce` takes; waits while its queue is full.
+        prefix: of topics.
+    """
+
+    def __init__(self, enqueue: Callable[..., None], prefix: str) -> None:
+        self._enqueue = enqueue
+        self._prefix = prefix
+        self._by_place: dict[tuple[str, int], _Stretch] = {}
+
+    def send(self, records: Iterable[Outgoing]) -> None:
+        """Hand all of them to the client, each partition's in order.
+
+        Raises:
+            ValueError: a record names no partition.
+        """
+        for record in records:
+            if record.partition is None:
+                raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
+            place = record.topic, record.partition
+            stretch = self._by_place.get(place)
+            if stretch is None:
+                self._by_place[place] = _Stretch(record)
+                continue
+            self._send(stretch, is_end=not stretch.num_messages)
+            stretch.held = record
+        for stretch in self._by_place.values():
+            self._send(stretch, is_end=True)
+
+    @property
+    def error(self) -> Any:  # noqa: ANN401
+        """What the client said of the first message that was refused; None if none was."""
+        errors = (s.error for s in self._by_place.values() if s.error is not None)
+        return next(errors, None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every message was reported to be in the log, or lies between two that were."""
+        return all(stretch.is_whole for stretch in self._by_place.values())
+
+    def _send(self, stretch: _Stretch, *, is_end: bool) -> None:
+        """The record that is held back; with reports if it is the first or the last one."""
+        record = stretch.held
+        topic = self._prefix + record.topic
+        settings: dict[str, Any] = {"partition": record.partition}
+        if len(record) <= PART_BYTES:  # nearly all
+            if is_end:
+                settings["on_delivery"] = stretch.delivered
+            settings["headers"] = dict(record.headers)
+            self._enqueue(topic, whole(record.value), record.key, **settings)
+            stretch.num_messages += 1
+            return
+        count, record_id = num_parts(len(record)), secrets.token_hex(8)
+        for index, part in enumerate(split(record.value)):
+            settings["headers"] = part_headers(record.headers, record_id, index, count)
+            settings.pop("on_delivery", None)
+            if is_end and index in (0, count - 1):
+                settings["on_delivery"] = stretch.delivered
+            self._enqueue(topic, part, record.key, **settings)
+            stretch.num_messages += 1

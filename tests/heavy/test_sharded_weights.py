@@ -1,0 +1,110 @@
+"""A model in FSDP2 shards over two processes is served as if it were in one."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from schemas.events import PolicyPublished, PullRequested
+from tests.contract.test_collective_channel import SECRET
+from tests.heavy.sharded_rank import MODEL, RANKS, WAIT_S, changed, main
+from workers.engines.model import load_model, weights_of
+from workers.weights.collective import CollectiveWeightChannel
+from workers.weights.layout import layout_of, size_bytes, weight_hash
+from workers.weights.sharded import ShardedWeights
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[Connection]:
+    """The pipe to rank 0 of two processes."""
+    spawn = multiprocessing.get_context("spawn")
+    ends = [spawn.Pipe() for _ in range(RANKS)]
+    processes = [
+        spawn.Process(target=main, args=(rank, tmp_path, ends[rank][1])) for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    yield ends[0][0]
+    for process in processes:
+        process.join(WAIT_S)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert [0, 0] == codes
+
+
+def test_what_is_pulled_from_shards_equals_the_single_process_bit_for_bit(
+    leader: Connection,
+) -> None:
+    """By a snapshot and without one; gathered in buckets smaller than the model."""
+    single = load_model(MODEL, "float32")
+    for version in range(2):
+        expected = weights_of(changed(single))
+        assert leader.poll(WAIT_S), f"version {version} is not published"
+        published, hash_of_shards, num_tensors = leader.recv()
+        received = _pull(leader, published)
+        assert weight_hash(expected) == published.weight_hash == hash_of_shards
+        assert list(expected) == list(received)
+        assert len(expected) == num_tensors
+        assert all(torch.equal(expected[name], received[name]) for name in expected)
+
+
+def _pull(leader: Connection, published: PolicyPublished) -> dict[str, torch.Tensor]:
+    channel = CollectiveWeightChannel("gloo", SECRET)
+    leader.send(
+        PullRequested(
+            worker="rollout-0",
+            instance="i",
+            role="rollout",
+            request_id="i/1",
+            policy_version=published.policy_version,
+            channel="gloo",
+            address=channel.address(),
+            requested_at_ms=0,
+        )
+    )
+    received = dict(channel.pull(published, WAIT_S))
+    leader.send("done")
+    channel.close()
+    return received
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
+    """A group of this process alone."""
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "alone"), 1), rank=0, world_size=1
+    )
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_only_one_bucket_is_held() -> None:
+    """What lies beyond it is gathered when it is read; facts cost nothing."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    weights = ShardedWeights(model, bucket_bytes=600)
+    assert layout_of(dict(model.state_dict())) == layout_of(weights)
+    assert 4 * (64 + 8) * 4 == size_bytes(weights)
+    asked: list[int] = []
+    weights._say = asked.append  # type: ignore[method-assign]
+    for name, tensor in weights.items():
+        assert torch.equal(model.state_dict()[name], tensor)
+        assert sum(t.numel() * t.element_size() for t in weights._gathered.values()) <= 600
+    assert [0, 1] == asked
+
+
+@pytest.mark.usefixtures("alone")
+def test_tied_weights_travel_once_under_their_first_name() -> None:
+    """As `weights_of` names them."""
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 4)})
+    model["b"].weight = model["a"].weight
+    assert ["a.bias", "a.weight", "b.bias"] == list(ShardedWeights(model))
+    assert list(weights_of(model)) == list(ShardedWeights(model))

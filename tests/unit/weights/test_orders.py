@@ -1,0 +1,179 @@
+"""What a server does with an order: it reports, whatever happens, and what it may have broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from workers.weights.desk import Desk
+from workers.weights.layout import weight_hash
+from workers.weights.link import PROTOCOL
+from workers.weights.link.orders import Server
+
+SENT = {"bias": torch.ones(2), "weight": torch.arange(6, dtype=torch.float32).view(2, 3)}
+
+
+class Model(torch.nn.Linear):
+    """A server's model: its parameters, and its own loader."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.error: Exception | None = None
+
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        if self.error is not None:
+            raise self.error
+        with torch.no_grad():
+            for name, tensor in tensors:
+                self.get_parameter(name).copy_(tensor)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "v.safetensors"
+    save_file(SENT, path)
+    return path
+
+
+def order(file: Path, **changes: object) -> dict[str, object]:
+    """Of one file; `changes` are what is wrong with it."""
+    return {
+        "rlstreams": PROTOCOL,
+        "order": "o1",
+        "kind": "receive",
+        "mode": "in_place",
+        "channel": "file",
+        "address": str(file),
+        "receiver": "0",
+        "key": "",
+        "epoch": 1,
+        "policy_version": 3,
+        "weight_hash": weight_hash(SENT),
+        "layout": "",
+        "deadline_s": 60.0,
+    } | changes
+
+
+def serving(model: torch.nn.Module, **more: Callable[[], None]) -> Server:
+    return Server(model, torch.device("cpu"), engine="test 1", **more)
+
+
+def obey(server: Server, what: Mapping[str, object]) -> dict[str, Any]:
+    return server.obey(json.dumps(what))
+
+
+@pytest.mark.parametrize("mode", ["in_place", "checkpoint", "auto"])
+def test_a_version_gets_in_either_way(file: Path, mode: str) -> None:
+    """Over the parameters, or through the model's own loader."""
+    model = Model()
+    report = obey(serving(model), order(file, mode=mode))
+    assert (True, False, 3, 32) == tuple(
+        report[name] for name in ("ok", "touched", "policy_version", "num_bytes")
+    )
+    assert all(torch.equal(SENT[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_description_touches_nothing(file: Path) -> None:
+    """Names, dtypes and shapes, and who it is."""
+    report = obey(serving(Model()), order(file, kind="describe"))
+    assert ("test 1", False) == (report["engine"], report["touched"])
+    assert [("weight", "float32", (2, 3)), ("bias", "float32", (2,))] == report["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("no JSON", "an order that is no JSON"),
+        ("[" * 100_000, "an order that is no JSON"),
+        ("[]", "no order of version"),
+        (json.dumps({"rlstreams": PROTOCOL + 1}), "no order of version"),
+        (json.dumps({"rlstreams": PROTOCOL, "kind": "dance"}), "kind is 'dance'"),
+        (json.dumps({"rlstreams": PROTOCOL, "kind": "receive", "mode": 3}), "mode is 3"),
+    ],
+)
+def test_what_is_no_order_is_refused(text: str, error: str) -> None:
+    """By report: an exception would end the whole server."""
+    report = serving(Model()).obey(text)
+    assert (False, "refused", False) == (report["ok"], report["kind"], report["touched"])
+    assert error in report["error"]
+
+
+@pytest.mark.parametrize("missing", ["deadline_s", "channel", "address", "policy_version"])
+def test_an_order_without_a_field_is_answered_with_its_name(file: Path, missing: str) -> None:
+    """As a failure of the server's, and nothing raises."""
+    what = order(file)
+    del what[missing]
+    report = obey(serving(Model()), what)
+    assert (False, "server") == (report["ok"], report["kind"])
+    assert missing in report["error"]
+
+
+def test_a_file_that_is_gone_leaves_the_old_weights(tmp_path: Path) -> None:
+    """The server holds what it held, and says so."""
+    model = Model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = obey(serving(model), order(tmp_path / "none"))
+    assert (False, "gone", False) == (report["ok"], report["kind"], report["touched"])
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_layout_that_does_not_fit_names_both_sides(file: Path) -> None:
+    """Before anything is written."""
+    report = obey(serving(torch.nn.Linear(4, 2)), order(file))
+    assert (False, "layout", False) == (report["ok"], report["kind"], report["touched"])
+    assert "weight" in report["error"]
+
+
+def test_an_order_that_is_late_touches_nothing(file: Path) -> None:
+    """Its deadline passed while the file was read."""
+    report = obey(serving(Model()), order(file, deadline_s=-1.0))
+    assert (False, "deadline", False) == (report["ok"], report["kind"], report["touched"])
+
+
+def test_a_loader_that_fails_leaves_damage_until_a_pull_succeeds(file: Path) -> None:
+    """Each report after it says so, that of a description too."""
+    model = Model()
+    server = serving(model)
+    model.error = ValueError("no room")
+    report = obey(server, order(file, mode="checkpoint"))
+    assert (False, "server", True) == (report["ok"], report["kind"], report["touched"])
+    assert "load_weights: ValueError: no room" in report["error"]
+    assert obey(server, order(file, address="/none"))["touched"]
+    model.error = None
+    assert not obey(server, order(file, mode="checkpoint"))["touched"]
+
+
+def test_an_engine_that_raises_is_reported(file: Path) -> None:
+    """Whatever it is; its type is told."""
+
+    def explode() -> None:
+        raise MemoryError("the device is full")
+
+    report = obey(serving(Model(), after_load=explode), order(file, mode="checkpoint"))
+    assert (False, "server", True) == (report["ok"], report["kind"], report["touched"])
+    assert "MemoryError: the device is full" in report["error"]
+
+
+def test_the_report_reaches_the_desk_that_gave_the_order(file: Path) -> None:
+    """Under the order's own key; a desk that is gone is not waited for."""
+    desk, server = Desk(), serving(Model())
+    with desk.open(order(file), mode="in_place", ranks=1) as errand:
+        server.obey(errand.text)
+        assert 3 == errand.wait().policy_version
+    desk.close()
+    assert server.obey(errand.text)["ok"]
+
+
+def test_a_trainer_that_is_gone_is_a_broken_link(file: Path) -> None:
+    """A pull over the link names its address."""
+    what = order(file, channel="gloo", address="127.0.0.1:1", key="00", receiver="r")
+    report = obey(serving(Model()), what)
+    assert (False, "link", False) == (report["ok"], report["kind"], report["touched"])
+    assert "127.0.0.1:1" in report["error"]
+    assert obey(serving(Model()), order(file, kind="leave"))["ok"]

@@ -1,0 +1,45 @@
+"""What commands have in common: how a run is named on the line, and examples in the help."""
+
+from __future__ import annotations
+
+import argparse
+
+EXAMPLES = "examples:\n"
+_HERE = "none: ./run.toml"
+
+
+class Help(argparse.HelpFormatter):
+    """Wraps text, but leaves examples as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help; a test parses each line."""
+    return EXAMPLES + "\n".join(f"  {line}" for line in lines)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """The TOML files of a run that is to be: `config`, empty if none is named."""
+    about = f"TOML files, merged from left to right; {_HERE}"
+    parser.add_argument("config", nargs="*", metavar="CONFIG", help=about)
+
+
+def add_run(
+    parser: argparse.ArgumentParser, *, metavar: str = "RUN", before: str = "", is_log: bool = False
+) -> None:
+    """A run that is there: `config`, for `workers.cli.report.configuration`.
+
+    With `is_log` a recording is good as well. `before` says what may stand before the run.
+    """
+    kinds = "its folder or its TOML files" + (", or a recording" if is_log else "")
+    about = f"{before}{'RUN: ' if before else ''}{kinds}; {_HERE}"
+    parser.add_argument("config", nargs="*", metavar=metavar, help=about)
+
+
+def add_no_live(parser: argparse.ArgumentParser) -> None:
+    """Whether the live view is shown on a terminal: `no_live`."""
+    parser.add_argument(
+        "--no-live", action="store_true", help="plain lines instead of the live view"
+    )

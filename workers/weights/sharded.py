@@ -1,0 +1,184 @@
+"""Weights of a model that torch's `fully_shard` (FSDP2) has spread over ranks, served by rank 0.
+
+On rank 0 they are a mapping like any model's, so hashing, snapshots and broadcasts need not know.
+Reading a tensor gathers the bucket that it lies in, on all ranks together: the others stand in
+`follow` and do what rank 0 asks. In name order, as everything here reads, each bucket is gathered
+once. What it costs beside the shards: one bucket on every rank (or the largest tensor, if that is
+larger), and what a broadcast has under way on rank 0; on the wire each reading moves the model once
+between the ranks. Hash, snapshot and broadcast are three readings without a snapshot, two with one.
+
+    weights = ShardedWeights(model)
+    if rank == 0:
+        with weights:
+            manifest = server.publish(version, weights)   # and announce it
+            server.before_change()                        # snapshot "none": until it is pulled
+    else:
+        weights.follow()
+
+Not used by the role `trainer` yet, which is one process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from workers.weights.channel import WeightError
+from workers.weights.layout import LazyWeights, layout_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+BUCKET_BYTES = 1 << 30
+_END = -1
+
+
+class ShardedWeights(LazyWeights):
+    """The whole tensors of a sharded model, bucket by bucket."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        """Collective: every rank of `group` makes its own, of the same model.
+
+        Args:
+            bucket_bytes: of whole tensors gathered at once.
+            group: of all ranks that hold a shard; None: the default one. Its timeout bounds every
+                wait in `follow`: it must be longer than the trainer's wait for pullers.
+
+        Raises:
+            WeightError: the ranks do not hold the same names, dtypes and shapes.
+        """
+        import torch.distributed
+
+        self.facts = named_tensors(model)
+        self._group = group or torch.distributed.group.WORLD
+        self._rank = torch.distributed.get_rank(self._group)
+        is_gloo = torch.distributed.get_backend(self._group) == "gloo"
+        self._device = torch.device("cpu" if is_gloo else "cuda")
+        self._buckets = _cut(self.facts, bucket_bytes)
+        self._bucket_of = {name: i for i, bucket in enumerate(self._buckets) for name in bucket}
+        self._gathered: dict[str, torch.Tensor] = {}
+        self._check_equal()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The whole tensor; valid until one of another bucket is read. Collective, see `follow`.
+
+        Raises:
+            RuntimeError: not on rank 0.
+        """
+        if self._rank != 0:
+            raise RuntimeError(f"rank {self._rank} follows; only rank 0 reads weights")
+        index = self._bucket_of[name]
+        if name not in self._gathered:
+            self._gathered = {}  # before the next comes: one bucket at a time
+            self._say(index)
+            self._gathered = self._gather(index)
+        return self._gathered[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """In name order."""
+        return iter(self.facts)
+
+    def __len__(self) -> int:
+        """Tensors."""
+        return len(self.facts)
+
+    def __enter__(self) -> ShardedWeights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Rank 0 has read what it wanted: let the others go on; they may follow again later."""
+        self._gathered = {}
+        self._say(_END)
+
+    def follow(self) -> None:
+        """On every rank but 0: take part in what it reads, until it releases us.
+
+        Raises:
+            RuntimeError: on rank 0; or the group's timeout passed.
+        """
+        if self._rank == 0:
+            raise RuntimeError("rank 0 leads: it reads weights, and releases the others")
+        while (index := self._hear()) != _END:
+            self._gather(index)
+
+    def _gather(self, index: int) -> dict[str, torch.Tensor]:
+        """One bucket, whole. `full_tensor` knows every placement: shards, replicas, both."""
+        from torch.distributed.tensor import DTensor
+
+        whole = {}
+        for name in self._buckets[index]:
+            tensor = self.facts[name]
+            whole[name] = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return whole
+
+    def _say(self, number: int) -> None:
+        import torch
+
+        word = torch.tensor([number], dtype=torch.int64, device=self._device)
+        torch.distributed.broadcast(word, group=self._group, group_src=0)
+
+    def _hear(self) -> int:
+        import torch
+
+        word = torch.zeros(1, dtype=torch.int64, device=self._device)
+        torch.distributed.broadcast(word, group=self._group, group_src=0)
+        return int(word.item())
+
+    def _check_equal(self) -> None:
+        """Ranks that gather in different orders would mix tensors up, or hang."""
+        import torch
+
+        layout = layout_of(self.facts).encode()
+        digest = int.from_bytes(hashlib.sha256(layout).digest()[:7], "little")
+        mine = torch.tensor([digest], dtype=torch.int64, device=self._device)
+        size = torch.distributed.get_world_size(self._group)
+        found = [torch.zeros_like(mine) for _ in range(size)]
+        torch.distributed.all_gather(found, mine, group=self._group)
+        others = [rank for rank, one in enumerate(found) if int(one.item()) != int(found[0].item())]
+        if others:
+            raise WeightError(
+                f"ranks {others} of {size} hold other names, dtypes or shapes than rank 0: all "
+                "must shard the same model"
+            )
+
+
+def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and kept buffers by the names of `state_dict()`, in name order, tied ones once.
+
+    As `workers.engines.model.weights_of`, which tells tied tensors by their storage; a shard may be
+    empty and have none, so here the parameter itself tells.
+    """
+    own = dict(model.named_parameters(remove_duplicate=False))
+    seen: set[int] = set()
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        identity = id(own.get(name, tensor))
+        if identity not in seen:
+            seen.add(identity)
+            named[name] = tensor.detach()
+    return named
+
+
+def _cut(tensors: dict[str, torch.Tensor], bucket_bytes: int) -> list[list[str]]:
+    """Runs of names whose whole tensors fit into a bucket together; at least one each."""
+    buckets: list[list[str]] = []
+    size = 0
+    for name, tensor in tensors.items():
+        num_bytes = tensor.numel() * tensor.element_size()
+        if not buckets or size + num_bytes > bucket_bytes:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(name)
+        size += num_bytes
+    return buckets
