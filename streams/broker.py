@@ -339,10 +339,8 @@ def _reap() -> None:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # of another user
+    except OSError as err:
+        return isinstance(err, PermissionError)  # of another user
     return True
 
 

@@ -27,6 +27,12 @@ _MARKERS = {
 }
 _BROKERS = {"broker", "proxied"}
 
+# The same examples each time, and no limit of time that a busy machine would break.
+settings.register_profile(
+    "ours", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ours")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark by folder and by fixture, so that no test can forget to."""

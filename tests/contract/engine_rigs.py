@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from workers.engines.model import load_model, weights_of
 from workers.weights.channel import Manifest
 from workers.weights.file import FileWeightChannel, FileWeightServer
 
+E = TypeVar("E", bound=Engine)
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 DEMO_KINDS = ("builtin", "vllm")  # what samples from the demo's model
 KINDS = ("fake", "builtin")
@@ -178,18 +179,15 @@ class ServedRig(Rig):
         return self.kind != "vllm-0.25.1"
 
     async def until_sampling(self, engine: Engine) -> None:
+        """Whoever has a token then stands still until the next pause, or `hasten`."""
+        self.fake.core.holds = True
         until_s = time.monotonic() + DEADLINE_S
         while not any(job.token_ids for job in self.fake.core.jobs.values()):
             assert time.monotonic() < until_s, "nothing is sampled"
             await asyncio.sleep(0.001)
 
-    def endless_request(self, sample_id: str | None = None) -> SampleRequest:
-        """As long as the others; its server takes its time until `hasten`."""
-        self.fake.core.step_s = 0.1
-        return self.long_request(sample_id)
-
     def hasten(self) -> None:
-        self.fake.core.step_s = 0.001
+        self.fake.core.holds = False
 
     async def end(self, engine: Engine) -> None:
         self.hasten()
@@ -304,7 +302,7 @@ def long_request(sample_id: str) -> SampleRequest:
 DEADLINE_S = 300.0  # a real server on a busy machine samples some thousand tokens in it
 
 
-def drive(engine: Engine, scenario: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+def drive(engine: E, scenario: Callable[[E], Coroutine[Any, Any, None]]) -> None:
     """Run a scenario on an event loop, with a deadline, and close the engine."""
 
     async def main() -> None:

@@ -65,6 +65,21 @@ def joined(consumer: GroupConsumer, *, partitions: int, max_records: int = 0) ->
     return within(WAIT_S, attempt, f"a member has {partitions} partitions")
 
 
+def shared_out(*members: GroupConsumer, each: int) -> dict[GroupConsumer, set[Partition]]:
+    """Polls of all until each has that many partitions; which ones."""
+    owned: dict[GroupConsumer, set[Partition]] = {member: set() for member in members}
+
+    def is_shared() -> bool | None:
+        for member, partitions in owned.items():
+            polled = member.poll(0, 0.1)
+            partitions.difference_update(polled.revoked)
+            partitions.update(polled.assigned)
+        return True if {each} == {len(p) for p in owned.values()} else None
+
+    within(WAIT_S, is_shared, f"each of {len(members)} members has {each} partitions")
+    return owned
+
+
 def take(consumer: GroupConsumer, count: int) -> list[RawRecord]:
     records: list[RawRecord] = []
     deadline = time.monotonic() + WAIT_S

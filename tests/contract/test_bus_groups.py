@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from streams.bus import GroupConsumer
 from streams.errors import AbortedError, BrokerError
 from streams.record import Committed, Partition
 from tests.contract.buses import Cluster
@@ -20,6 +19,7 @@ from tests.contract.polling import (
     reaches,
     read,
     record,
+    shared_out,
     take,
     values,
     within,
@@ -65,16 +65,7 @@ def test_a_group_shares_partitions_out(cluster: Cluster):
     first, second = bus.consumer("g", ["t"]), bus.consumer("g", ["t"])
     with first, bus.producer("p") as producer:
         with second:
-            owned: dict[GroupConsumer, set[Partition]] = {first: set(), second: set()}
-
-            def shared() -> bool | None:
-                for member, partitions in owned.items():
-                    polled = member.poll(0, 0.1)
-                    partitions.difference_update(polled.revoked)
-                    partitions.update(polled.assigned)
-                return True if {2} == {len(p) for p in owned.values()} else None
-
-            within(WAIT_S, shared, "two members have two partitions each")
+            owned = shared_out(first, second, each=2)
             assert not owned[first] & owned[second]
             theirs = sorted(owned[second])
             producer.commit([record(b"1", partition=p.number) for p in theirs])
@@ -270,16 +261,7 @@ def test_a_partition_that_moved_on_is_not_committed_by_who_had_it(cluster: Clust
         bus.consumer("g", ["t"]) as first,
         bus.consumer("g", ["t"]) as second,
     ):
-        owned: dict[GroupConsumer, set[Partition]] = {first: set(), second: set()}
-
-        def shared() -> bool | None:
-            for member, partitions in owned.items():
-                polled = member.poll(0, 0.1)
-                partitions.difference_update(polled.revoked)
-                partitions.update(polled.assigned)
-            return True if {1} == {len(p) for p in owned.values()} else None
-
-        within(WAIT_S, shared, "each member has one partition")
+        owned = shared_out(first, second, each=1)
         (mine,), (theirs,) = owned[first], owned[second]
         with pytest.raises(AbortedError, match="not ours"):
             producer.commit([record(b"never")], {theirs: Committed(offset=0)}, first)

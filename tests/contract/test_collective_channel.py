@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from schemas.events import Endpoint, PolicyPublished, PullRequested
+from schemas.events import Endpoint, PolicyPublished
+from tests import factories
 from tests.contract.engine_rigs import announced
 from tests.contract.test_weight_channel import weights
 from workers.weights.channel import VersionGoneError, WeightError
@@ -46,18 +47,8 @@ class Stand:
 
     def ask(self, channel: CollectiveWeightChannel, policy_version: int) -> None:
         """The request stands in the log."""
-        self.server.serve(
-            PullRequested(
-                worker="rollout-0",
-                instance="i",
-                role="rollout",
-                request_id="i/1",
-                policy_version=policy_version,
-                channel="gloo",
-                address=channel.address(),
-                requested_at_ms=0,
-            )
-        )
+        address = channel.address()
+        self.server.serve(factories.pull_requested(policy_version, channel="gloo", address=address))
 
     def pull(
         self, channel: CollectiveWeightChannel, published: PolicyPublished

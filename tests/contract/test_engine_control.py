@@ -166,6 +166,7 @@ def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         first = asyncio.create_task(collect(engine, rig.long_request()))
         await rig.until_sampling(engine)
+        rig.hasten()
         await engine.pause(PauseMode.WAIT)
         assert (await engine.health()).running == 0
         assert (await first)[-1].finish_reason is FinishReason.LENGTH

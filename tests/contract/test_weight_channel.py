@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.events import Endpoint, PolicyPublished, PullRequested
+from schemas.events import Endpoint, PolicyPublished
+from tests import factories
 from tests.contract.engine_rigs import announced
 from workers.weights.channel import VersionGoneError, WeightChannel, WeightError
 from workers.weights.file import FileWeightChannel, FileWeightServer
@@ -167,17 +168,6 @@ def test_a_request_is_answered_at_once(tmp_path: Path) -> None:
     """Serving, refusing and closing never wait for a worker."""
     server = FileWeightServer(tmp_path, keep=1)
     publish(server, 0)
-    server.serve(
-        PullRequested(
-            worker="rollout-0",
-            instance="i",
-            role="rollout",
-            request_id="i/1",
-            policy_version=0,
-            channel="file",
-            address=FileWeightChannel().address(),
-            requested_at_ms=0,
-        )
-    )
+    server.serve(factories.pull_requested(0, address=FileWeightChannel().address()))
     server.close()
     server.close()

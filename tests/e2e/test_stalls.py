@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -60,8 +61,12 @@ def test_a_stopped_worker_is_named_and_ends_the_run(workspace: Workspace) -> Non
         for line in started.output.splitlines()
         if line.startswith("the run stopped: ")
     )
-    assert "blocked at logprob: no report from logprob-0 for" in reason
-    assert "are unscored" in reason
+    # Where it was stopped is chance: between two transactions, or in the middle of one.
+    assert re.search(
+        "blocked at logprob: (no report from logprob-0 for .* unscored|logprob-0 stands in the "
+        "middle of a transaction)",
+        reason,
+    )
     page = (workspace.folder / "runs/demo/report.html").read_text("utf-8")
-    assert "blocked at logprob: no report from logprob-0 for" in page
+    assert "blocked at logprob: " in page
     assert "lost 0, trained twice 0" in started.output

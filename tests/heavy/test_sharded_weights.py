@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from schemas.events import PolicyPublished, PullRequested
+from schemas.events import PolicyPublished
+from tests import factories
 from tests.contract.test_collective_channel import SECRET
 from tests.heavy.sharded_rank import MODEL, RANKS, WAIT_S, changed, main
 from workers.engines.model import load_model, weights_of
@@ -57,18 +58,8 @@ def test_what_is_pulled_from_shards_equals_the_single_process_bit_for_bit(
 
 def _pull(leader: Connection, published: PolicyPublished) -> dict[str, torch.Tensor]:
     channel = CollectiveWeightChannel("gloo", SECRET)
-    leader.send(
-        PullRequested(
-            worker="rollout-0",
-            instance="i",
-            role="rollout",
-            request_id="i/1",
-            policy_version=published.policy_version,
-            channel="gloo",
-            address=channel.address(),
-            requested_at_ms=0,
-        )
-    )
+    version, address = published.policy_version, channel.address()
+    leader.send(factories.pull_requested(version, channel="gloo", address=address))
     received = dict(channel.pull(published, WAIT_S))
     leader.send("done")
     channel.close()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from schemas.events import PolicyPublished
-from tests.contract.engine_rigs import announced
+from tests.contract.engine_rigs import announced, drive
 from tests.servers.fake_server import FakeServer
 from tests.servers.served import served_engine
 from workers.engines.fake import fake_weights
 from workers.engines.served.engine import ServedEngine
 from workers.weights.file import FileWeightChannel, FileWeightServer
-
-DEADLINE_S = 60.0
 
 
 class World:
@@ -37,18 +34,8 @@ class World:
     def run(
         self, scenario: Callable[[ServedEngine], Coroutine[Any, Any, None]], **changes: Any
     ) -> None:
-        """Drive an engine of all servers through a scenario, with a deadline."""
-        engine = served_engine(self.servers, self.folder, **changes)
-
-        async def main() -> None:
-            try:
-                async with asyncio.timeout(DEADLINE_S):
-                    await engine.start()
-                    await scenario(engine)
-            finally:
-                await engine.close()
-
-        asyncio.run(main())
+        """Drive an engine of all servers through a scenario."""
+        drive(served_engine(self.servers, self.folder, **changes), scenario)
 
     def close(self) -> None:
         for server in self.servers:

@@ -25,8 +25,9 @@ from streams.codec import decoded, outgoing
 from streams.memory import MemoryBus
 from streams.memory_log import MemoryLog
 from streams.record import Outgoing
-from streams.topics import DEAD_LETTERS, SCORED, STEPS, TOPICS
+from streams.topics import DEAD_LETTERS, SCORED, STEPS
 from tests import factories
+from tests.logs import made_log
 from workers.config import RunConfig
 from workers.config_load import load
 from workers.config_trainer import TrainerSection
@@ -53,10 +54,7 @@ def make_config(folder: Path, **overrides: object) -> RunConfig:
 
 
 def make_log() -> MemoryLog:
-    log = MemoryLog()
-    for topic in TOPICS:
-        log.create(f"demo.{topic.name}", 1)
-    return log
+    return made_log("demo")
 
 
 def make_trainer(

@@ -15,10 +15,10 @@ import pytest
 from schemas.events import Event
 from streams.codec import outgoing
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.topic import Topic
-from streams.topics import STEPS, TOPICS, WORKER_EVENTS
+from streams.topics import STEPS, WORKER_EVENTS
 from tests.factories import step_completed, trainer_started, worker_report
+from tests.logs import made_log
 from tests.unit.supervisor.small import DEADLINE_S, Scripts, all_up, until
 from workers.chaos import saboteur as module
 from workers.chaos.plan import SERVER, Fault, FaultKind
@@ -46,9 +46,7 @@ class Stage:
     """A fleet of two roles under a saboteur, with the log in the test's hand."""
 
     def __init__(self, folder: Path) -> None:
-        log = MemoryLog()
-        for topic in TOPICS:
-            log.create(f"run.{topic.name}", 1)
+        log = made_log()
         self.bus = MemoryBus(log, "run")
         self.watcher = Watcher(self.bus, RunConfig(), is_live=False, decode=str)
         self.spawner = Scripts({"rollout": WAITS, "trainer": WAITS})

@@ -16,10 +16,10 @@ from streams.errors import BrokerError, ConfigError
 from streams.jars import num_missing
 from streams.kafka_facts import BrokerFacts, OpenTransaction, TopicFacts
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.redo_needs import Kept
 from streams.topics import STEPS, TOPICS
 from tests.factories import step_completed
+from tests.logs import made_log
 from workers.__main__ import main
 from workers.bootstrap import topic_plan
 from workers.config import RunConfig
@@ -255,9 +255,7 @@ def test_what_a_restart_needs_is_still_there(
     begin: int, settings: dict[str, str], level: Level
 ) -> None:
     """The step's positions against what the topic has and keeps."""
-    log = MemoryLog()
-    for topic in TOPICS:
-        log.create(f"run.{topic.name}", 1)
+    log = made_log()
     bus = MemoryBus(log, "run")
     kept = TopicFacts(partitions=1, settings=settings, kept={0: Kept(begin=begin, end=99)})
     given = facts(topics={"scored-trajectories": kept})

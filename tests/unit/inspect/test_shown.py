@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +14,7 @@ from schemas.events import Tensor, Trajectory
 from streams.lineage import SampleId
 from streams.lineage_read import read_lineages
 from tests import factories as f
+from tests.html_pages import Balance
 from tests.unit.inspect import told_run
 from workers.inspect.as_json import json_line
 from workers.inspect.page import render
@@ -26,7 +26,6 @@ from workers.inspect.timeline import timeline
 from workers.inspect.words import NUMBERS, Spelling
 
 SPELLING = Spelling(decode=told_run.decode, plain=told_run.decode, hash=f.HASH)
-VOID = {"meta", "br", "path", "rect", "circle", "input"}
 SAMPLES = ("0/0", "1/0", "2/0", "3/0", "4/0", "4/1", "e1-7/0")
 
 
@@ -39,22 +38,6 @@ def printed(drawn: RenderableType) -> str:
     console = Console(file=io.StringIO(), width=180, color_system=None)
     console.print(drawn)
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-class Balance(HTMLParser):
-    """Every tag that opens closes, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
 
 
 @pytest.mark.parametrize("samples", [SAMPLES, ("1/0",), ("3/0",), ("4/0",)], ids=str)

@@ -7,8 +7,7 @@ import pytest
 from schemas.events import ClosedGroups, ReplacementRequested
 from streams.codec import decoded, outgoing
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
-from streams.topics import DEAD_LETTERS, PROMPTS, STEPS, TOPICS
+from streams.topics import DEAD_LETTERS, PROMPTS, STEPS
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -17,6 +16,7 @@ from tests.factories import (
     replacement_requested,
     trainer_started,
 )
+from tests.logs import made_log
 from workers.letters.read import read_letters
 from workers.letters.requeue import request, select, select_by_reason
 
@@ -27,9 +27,7 @@ DEADLINE_S = 60.0
 @pytest.fixture
 def bus() -> MemoryBus:
     """Groups 0 to 6: trained, open, replaced, asked for, permanent, exhausted, pending."""
-    log = MemoryLog()
-    for topic in TOPICS:
-        log.create(f"run.{topic.name}", 1)
+    log = made_log()
     bus = MemoryBus(log, "run")
     drops = (
         dropped_group("2"),

@@ -18,7 +18,6 @@ from streams.bus import Bus
 from streams.codec import outgoing
 from streams.errors import OffsetGoneError, TopicMismatchError
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.record import Partition, Position, RawRecord
 from streams.recording import (
     Manifest,
@@ -32,6 +31,7 @@ from streams.recording.recorder import DONE, ORDER, Recorder, groups_of_steps
 from streams.recording.selection import Range, Selection
 from streams.topics import STEPS, TOPICS, TRAJECTORIES
 from tests import factories
+from tests.logs import made_log
 from tests.unit.recording.recordings import TOPIC_OF
 
 BY_NAME = {topic.name: topic for topic in TOPICS}
@@ -41,9 +41,7 @@ class World:
     """A run in memory, and a folder."""
 
     def __init__(self, folder: Path, part_bytes: int = 900_000) -> None:
-        self.log = MemoryLog()
-        for topic in TOPICS:
-            self.log.create(f"r.{topic.name}", 1 if topic.single_partition else 2)
+        self.log = made_log("r", 2)
         self.bus = MemoryBus(self.log, "r", part_bytes=part_bytes)
         self.folder = folder
 

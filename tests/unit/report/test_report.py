@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,30 +13,13 @@ import pytest
 from streams.audit_report import Breach, BreachKind
 from streams.errors import ConfigError
 from streams.views import Restart, ViewState
+from tests.html_pages import Balance
 from tests.unit.report.sample_run import audit_report, report_input, views_at
 from workers.cli.report import configuration
 from workers.report.collect import kill_marks
 from workers.report.page import render
 from workers.report.svg import Frame, Series, bars, line_chart, number, ticks
 from workers.viewing import KillMark
-
-VOID = {"meta", "br", "path", "rect", "circle"}
-
-
-class Balance(HTMLParser):
-    """Every tag that opens closes, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
 
 
 @pytest.mark.parametrize("views", [views_at(20), ViewState()], ids=["a run", "nothing yet"])

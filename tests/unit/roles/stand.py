@@ -13,10 +13,10 @@ from schemas.events import Event, PolicyPublished, Prompt, Tensor
 from streams.bus import Bus
 from streams.codec import decoded, outgoing
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.record import Outgoing
-from streams.topics import POLICY_VERSIONS, PROMPTS, TOPICS
+from streams.topics import POLICY_VERSIONS, PROMPTS
 from tests import factories
+from tests.logs import made_log
 from workers.config import RunConfig
 from workers.config_load import load
 from workers.context import Context
@@ -42,9 +42,7 @@ class Stand:
     """The world around one role."""
 
     def __init__(self, folder: Path, **overrides: object) -> None:
-        self.log = MemoryLog()
-        for topic in TOPICS:
-            self.log.create(f"demo.{topic.name}", 1 if topic.single_partition else 2)
+        self.log = made_log("demo", 2)
         values = (
             {"run.dir": folder} | BRIEF | {k.replace("__", "."): v for k, v in overrides.items()}
         )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,13 @@ def test_a_verifier_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
         assert judge(one, "2", "").reward == 0.5
 
 
+@pytest.fixture(scope="module")
+def evaluates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verifier]:
+    """Its answer is what the completion says; one process for all that ask it."""
+    with verifier(user_file(tmp_path_factory.mktemp("evaluates"), "return eval(completion)")) as it:
+        yield it
+
+
 @pytest.mark.parametrize(
     ("returned", "told"),
     [
@@ -120,11 +128,10 @@ def test_a_verifier_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
         ("{'reward': 'a'}", "returned 'a' of type str"),
     ],
 )
-def test_a_verifier_that_returns_no_number(tmp_path: Path, returned: str, told: str) -> None:
+def test_a_verifier_that_returns_no_number(evaluates: Verifier, returned: str, told: str) -> None:
     """What it returned is in the message, with file and line of the function."""
-    name = user_file(tmp_path, f"return {returned}")
-    with verifier(name) as one, pytest.raises(RewardError) as caught:
-        judge(one, "", "")
+    with pytest.raises(RewardError) as caught:
+        judge(evaluates, returned, "")
     assert f"grade.py:3 {told}" in str(caught.value)
 
 

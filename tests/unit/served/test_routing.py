@@ -44,29 +44,32 @@ def test_nobody_is_given_more_than_its_limit() -> None:
 
 def test_a_full_server_takes_no_more_than_its_limit(world: World) -> None:
     """Requests beyond it wait in the worker, in order."""
-    server = world.serve(step_s=0.002)
+    server = world.serve()
 
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)
+        server.core.holds = True
         tasks = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in range(9)]
         await until(lambda: bool(server.core.jobs), "nothing runs")
         health = await engine.health()
         assert (health.running, health.waiting) == (2, 7)
+        server.core.holds = False
         most = 0
         while not all(task.done() for task in tasks):
             most = max(most, len(server.core.jobs))
-            await asyncio.sleep(0.001)
-        assert most == 2
+            await asyncio.sleep(0)
+        assert most <= 2
 
     world.run(scenario, limit=2)
 
 
 def test_work_of_a_dead_server_goes_to_the_others(world: World) -> None:
     """Its requests end with an error that names it; asked again, they are answered elsewhere."""
-    servers = [world.serve(step_s=0.005) for _ in range(3)]
+    servers = [world.serve() for _ in range(3)]
 
     async def scenario(engine: ServedEngine) -> None:
         await _all_hold(engine, world.publish(0), world, 3)
+        servers[0].core.holds = True
         tasks = {f"{i}/0/0": asyncio.create_task(_ask(engine, f"{i}/0/0")) for i in range(12)}
         await until(lambda: bool(servers[0].core.jobs), "nothing runs there")
         servers[0].kill()

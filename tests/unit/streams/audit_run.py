@@ -9,7 +9,6 @@ from schemas.events import ClosedGroups, Event, PartitionPosition, Trajectory
 from streams.bus import Bus, GroupConsumer
 from streams.codec import outgoing
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.record import ID_HEADER, Outgoing, Position, RawRecord
 from streams.topic import Topic
 from streams.topics import (
@@ -18,7 +17,6 @@ from streams.topics import (
     PROMPTS,
     SCORED,
     STEPS,
-    TOPICS,
     TRAJECTORIES,
 )
 from streams.tracker import Tracker
@@ -34,6 +32,7 @@ from tests.factories import (
     trainer_started,
     trajectory,
 )
+from tests.logs import made_log
 
 NUM_GROUPS, SIZE = 3, 2
 CONFIG = json.dumps({"trainer": {"max_staleness": 1}})
@@ -43,9 +42,7 @@ class Run:
     """Three groups on a `MemoryLog`, the roles played by the test; positions commit done sets."""
 
     def __init__(self) -> None:
-        self.log = MemoryLog()
-        for topic in TOPICS:
-            self.log.create(f"run.{topic.name}", 1 if topic.single_partition else 2)
+        self.log = made_log(partitions=2)
         self.bus: Bus = MemoryBus(self.log, "run")
         self._pen = self.bus.producer("pen")
         self._rollout = self.bus.consumer("rollout", [PROMPTS.name])

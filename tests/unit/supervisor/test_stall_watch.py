@@ -10,7 +10,6 @@ from schemas.events import ClosedGroups, Event
 from streams.bus import Bus
 from streams.codec import decoded, now_ms, outgoing
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.record import Committed, Outgoing, Partition
 from streams.stalls import Held
 from streams.topic import Topic
@@ -24,6 +23,7 @@ from streams.topics import (
     WORKER_EVENTS,
 )
 from tests import factories
+from tests.logs import made_log
 from workers.config import PromptsSection, RunConfig
 from workers.config_operation import DeadlinesSection
 from workers.config_trainer import TrainerSection
@@ -54,9 +54,7 @@ class World:
     """A log with one group on its way, and the watch over it."""
 
     def __init__(self, config: RunConfig = CONFIG, held: tuple[Held, ...] = ()) -> None:
-        log = MemoryLog()
-        for topic in TOPICS:
-            log.create(f"run.{topic.name}", 1)
+        log = made_log()
         self.bus: Bus = MemoryBus(log, "run")
         self.watch = StallWatch(
             config,

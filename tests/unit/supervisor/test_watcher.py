@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from schemas.events import EVALUATE, Event
 from streams.codec import outgoing
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.topic import Topic
-from streams.topics import CONTROL, PROMPTS, STEPS, TOPICS, TRAJECTORIES
+from streams.topics import CONTROL, PROMPTS, STEPS, TRAJECTORIES
 from tests.factories import (
     control_state,
     prompt,
@@ -19,6 +18,7 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
+from tests.logs import made_log
 from workers.config import RunConfig
 from workers.control import ControlFollower
 from workers.supervisor.watcher import Progress, Watcher
@@ -32,9 +32,7 @@ class Words:
 
 
 def make_bus() -> MemoryBus:
-    log = MemoryLog()
-    for topic in TOPICS:
-        log.create(f"run.{topic.name}", 1)
+    log = made_log()
     return MemoryBus(log, "run")
 
 

@@ -11,10 +11,10 @@ import pytest
 from schemas.events import DeadLetter, Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
 from streams.codec import outgoing
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.record import Outgoing, Partition
-from streams.topics import DEAD_LETTERS, PROMPTS, SCORED, TOPICS
+from streams.topics import DEAD_LETTERS, PROMPTS, SCORED
 from tests import factories
+from tests.logs import made_log
 from workers.config import RunConfig
 from workers.context import Context
 from workers.reporter import Reporter
@@ -30,9 +30,7 @@ class Site:
     """A log, and one trainer's intake after another."""
 
     def __init__(self) -> None:
-        log = MemoryLog()
-        for topic in TOPICS:
-            log.create(f"run.{topic.name}", 1)
+        log = made_log()
         self.bus = MemoryBus(log, "run")
         self._pen = self.bus.producer("test")
         self.context = Context(

@@ -7,11 +7,11 @@ import pytest
 from schemas.events import NO_VERSION, Event, PolicyPublished
 from streams.codec import outgoing
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
 from streams.record import Outgoing
 from streams.topic import Topic
-from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
+from streams.topics import POLICY_VERSIONS, STEPS
 from tests.factories import policy_published, redo_drifted, step_completed, trainer_started
+from tests.logs import made_log
 from workers.policy import PolicyFollower
 from workers.policy_ledger import VersionHashes
 
@@ -20,9 +20,7 @@ class Site:
     """A log with a follower of it."""
 
     def __init__(self) -> None:
-        log = MemoryLog()
-        for topic in TOPICS:
-            log.create(f"run.{topic.name}", 1)
+        log = made_log()
         self.bus = MemoryBus(log, "run")
         self._pen = self.bus.producer("trainer.0")
         self.follower = PolicyFollower(self.bus, every_s=0.0)

@@ -14,8 +14,9 @@ from streams.errors import FencedError, OutcomeUnknownError
 from streams.memory import MemoryBus
 from streams.memory_log import Fault, MemoryLog
 from streams.record import Outgoing, Partition, RawRecord, Record
-from streams.topics import DEAD_LETTERS, PROMPTS, TOPICS, TRAJECTORIES
+from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from tests import factories
+from tests.logs import made_log
 from tests.unit.roles.stand import turn_until
 from workers.config import RunConfig
 from workers.context import Context
@@ -72,10 +73,7 @@ def output_of(record: Record[Event]) -> Outgoing:
 
 
 def make_log() -> MemoryLog:
-    log = MemoryLog()
-    for topic in TOPICS:
-        log.create(f"run.{topic.name}", 1 if topic.single_partition else 2)
-    return log
+    return made_log(partitions=2)
 
 
 def make_loop(log: MemoryLog, stage: HeldStage, ordinal: int = 0) -> StageLoop:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
-from streams.topics import TOPICS
+from tests.logs import made_log
 from workers.config import RunConfig
 from workers.config_load import load
 from workers.context import Context
@@ -89,9 +88,7 @@ def test_a_turn_may_hold_a_commit() -> None:
 
 def test_a_reporter_gives_up_for_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every role asks it in each turn, so every role is watched."""
-    log = MemoryLog()
-    for topic in TOPICS:
-        log.create(f"demo.{topic.name}", 1)
+    log = made_log("demo")
     context = Context(
         config=config(deadlines__stall_s=3), bus=MemoryBus(log, "demo"), role="logprob",
         ordinal=0, instance="i",
