@@ -94,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
     overrides = [*args.overrides, "--demo.kills=[]"]  # the plan kills enough
     steps = args.steps or max(args.kills + 1, load(args.config, overrides).trainer.steps)
     config = load(args.config, [*overrides, f"--trainer.steps={steps}"])
-    words = shlex.join([*args.config, *args.overrides])
+    command = shlex.join(["up", *args.config, *args.overrides])
     return chaos(
-        Asked(config=config, config_words=words, is_resumed=False, is_live=not args.no_live),
+        Asked(config=config, command=command, is_resumed=False, is_live=not args.no_live),
         Wish(
             num_faults=args.kills,
             seed=args.seed,
