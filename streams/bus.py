@@ -87,6 +87,20 @@ class Reader(Closing, Protocol):
         """Next offset to deliver by partition; steps over markers and aborted records."""
 
 
+class Commit(Protocol):
+    """A transaction that was started; it ends by itself, before its deadline."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended, after at most `timeout_s`.
+
+        Raises:
+            OutcomeUnknownError: it is past its deadline; exit.
+        """
+
+    def result(self) -> Sequence[Position]:
+        """How it ended: what `Producer.commit` returns or raises. Only after `wait` said so."""
+
+
 class Producer(Closing, Protocol):
     """Writes under one transactional id. Making one fences its predecessor of the same id."""
 
@@ -119,6 +133,22 @@ class Producer(Closing, Protocol):
         Raises:
             ValueError: a record names no partition.
             AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
+        """
+
+    def start(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Commit:
+        """`commit`, without waiting for its end: most of it is waiting for the broker.
+
+        Until it has ended, use neither this producer nor `consumer`: a poll could take part in a
+        rebalance that the transaction knows nothing of.
+
+        Raises:
+            AbortedError: positions of partitions that are not ours; nothing was started.
+            FencedError, OutcomeUnknownError: how an earlier one ended.
         """
 
 

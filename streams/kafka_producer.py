@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from streams.bus import Closing, GroupConsumer
 from streams.crash_points import CrashPoint, reach
 from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
+from streams.kafka_commit import KafkaCommit
 from streams.kafka_consumer import KafkaGroupConsumer
 from streams.kafka_errors import aborted_transaction, error_of, lost_transaction
 from streams.kafka_stretch import Stretches
@@ -55,6 +56,7 @@ class KafkaProducer(Closing):
         self._delivery_error: Any = None  # the first of this transaction
         self._unplaced = False  # the broker took a record for one that it had before
         self._ended: StreamsError | None = None
+        self._started: KafkaCommit | None = None
         self._closed = False
 
     def commit(
@@ -73,13 +75,51 @@ class KafkaProducer(Closing):
             FencedError: final for this process.
             OutcomeUnknownError: no answer before the deadline; exit.
         """
-        if self._ended is not None:
-            raise self._ended
+        self._check_free()
         if not records and not consumed:
             return []
+        return self._whole(records, consumed or {}, _member(consumed or {}, consumer))
+
+    def start(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> KafkaCommit:
+        """`commit` on a thread of its own: it waits for the broker, and the role goes on meanwhile.
+
+        Raises:
+            AbortedError: positions of partitions that are not ours; nothing was started.
+            FencedError, OutcomeUnknownError: how an earlier one ended.
+        """
+        self._check_free()
         member = _member(consumed or {}, consumer)
+        self._started = KafkaCommit(
+            lambda: self._whole(records, consumed or {}, member) if records or consumed else [],
+            self._id,
+            self._commit_s,
+        )
+        return self._started
+
+    def _check_free(self) -> None:
+        """One transaction at a time, and none behind one that was final."""
+        if self._ended is not None:
+            raise self._ended
+        if self._is_busy:
+            raise RuntimeError(f"transactional id {self._id}: a commit is under way; wait for it")
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._started is not None and not self._started.wait(0)
+
+    def _whole(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed],
+        member: KafkaGroupConsumer | None,
+    ) -> Sequence[Position]:
         try:
-            return self._transaction(records, consumed or {}, member)
+            return self._transaction(records, consumed, member)
         except KafkaException as err:
             raise self._failed(error_of(err)) from err
         except (FencedError, OutcomeUnknownError) as err:
@@ -304,9 +344,10 @@ class KafkaProducer(Closing):
             return
         self._closed = True
         # The client's close() tries to abort, which a producer that has ended cannot do: it is
-        # only let go of, and its connections end with it.
+        # only let go of, and its connections end with it. So is one whose commit is under way.
+        is_free = self._ended is None and not self._is_busy
         client, self._client = self._client, None
-        if self._ended is None:
+        if is_free:
             _serve(client.close)
 
 

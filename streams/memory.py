@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from streams.bus import Closing, GroupConsumer
 from streams.crash_points import CrashPoint, reach
@@ -23,6 +23,27 @@ from streams.parts import PART_BYTES, Message, num_parts, part_headers, split
 from streams.record import Committed, Outgoing, Partition, Position
 
 _METADATA_CHARACTERS = 4095  # what Kafka accepts through confluent-kafka
+
+
+class Ended:
+    """The port `Commit`: it has ended when it is handed out."""
+
+    def __init__(self, end: Callable[[], Sequence[Position]]) -> None:
+        self._answer: Sequence[Position] | StreamsError
+        try:
+            self._answer = end()
+        except StreamsError as err:
+            self._answer = err
+
+    def wait(self, timeout_s: float) -> bool:
+        """At once."""
+        return True
+
+    def result(self) -> Sequence[Position]:
+        """See `Commit`."""
+        if isinstance(self._answer, StreamsError):
+            raise self._answer
+        return self._answer
 
 
 class MemoryProducer(Closing):
@@ -76,6 +97,15 @@ class MemoryProducer(Closing):
             if record.partition is None:
                 raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
         self.commit(made)
+
+    def start(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Ended:
+        """`commit`; it has ended when this returns."""
+        return Ended(lambda: self.commit(records, consumed, consumer))
 
     def _transaction(
         self,

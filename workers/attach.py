@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from streams.bus import Bus
+from streams.errors import ConfigError
 from streams.run_folder import visited
 from workers.bootstrap import embedded_broker, open_bus
 from workers.config import RunConfig
@@ -25,6 +26,11 @@ def attached(config: RunConfig) -> Iterator[Bus]:
     broker = embedded_broker(config)
     with ExitStack() as stack:
         was_ours = not config.broker.bootstrap and (broker.folder / "broker.json").is_file()
+        if not was_ours and not config.broker.bootstrap:
+            raise ConfigError(
+                f"run {config.run.id} has left no log under {config.folder}: it was never started "
+                "here. Name the run's folder, or its broker: --broker.bootstrap=HOST:PORT"
+            )
         if was_ours:
             stack.enter_context(visited(broker))
         yield stack.enter_context(open_bus(config))

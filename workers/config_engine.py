@@ -16,6 +16,9 @@ class EngineSection:
 
     urls: tuple[str, ...] = ()
     """Running servers, `http://host:port`; empty: each rollout worker starts one and minds it."""
+    routers: tuple[str, ...] = ()
+    """For generation only: a `vllm-router` or `sglang-router` for each rollout worker, in front of
+    exactly the servers of `urls` that are that worker's; all else goes to each server itself."""
     python: str = ""
     """Python of the environment that has the server; empty: the one that runs rlstreams."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -61,14 +64,23 @@ class EngineSection:
         )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"engine.port must be in [0, 65535], got {self.port}")
-        for url in self.urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-                raise ConfigError(f"engine.urls must be like http://host:port, got {url!r}")
-        if len(set(self.urls)) != len(self.urls):
-            raise ConfigError(f"engine.urls names a server twice: {list(self.urls)}")
+        _check_urls("urls", self.urls)
+        _check_urls("routers", self.routers)
+        if self.routers and not self.urls:
+            raise ConfigError(
+                "engine.routers is set, but engine.urls is empty: name the servers behind them too"
+            )
         if self.host in ("0.0.0.0", "::", ""):
             raise ConfigError(
                 f"engine.host is {self.host!r}: a server's control routes ask for no key, so it "
                 "listens on loopback or on one private interface"
             )
+
+
+def _check_urls(name: str, urls: tuple[str, ...]) -> None:
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise ConfigError(f"engine.{name} must be like http://host:port, got {url!r}")
+    if len(set(urls)) != len(urls):
+        raise ConfigError(f"engine.{name} names a server twice: {list(urls)}")

@@ -103,7 +103,10 @@ def wanted(kind: Any) -> str:  # noqa: ANN401
 
 
 def nearest(section: str, name: str) -> str:
-    """`; did you mean ...?`: the same name below here, a like one here, or one elsewhere."""
+    """`; did you mean ...?`: the same name below here, a like one here, the same elsewhere.
+
+    Where nothing is like it: what there is.
+    """
     import difflib
 
     known = [
@@ -116,7 +119,14 @@ def nearest(section: str, name: str) -> str:
         [n for n in namesakes if n.startswith(f"{section}.")]
         or difflib.get_close_matches(dotted, siblings, n=1, cutoff=0.85)
         or namesakes
-        or difflib.get_close_matches(dotted, siblings, n=1)
-        or difflib.get_close_matches(dotted, known, n=1)
+        or [
+            f"{section}.{n}".lstrip(".") for n in difflib.get_close_matches(name, _leaves(siblings))
+        ]
     )
-    return f"; did you mean {close[0]}?" if close else ""
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; {section or 'a configuration'} has {', '.join(_leaves(siblings))}"
+
+
+def _leaves(names: Sequence[str]) -> list[str]:
+    return [name.rpartition(".")[2] for name in names]

@@ -27,6 +27,7 @@ from workers.config_fields import (
     wanted,
     wrong,
 )
+from workers.project import CONFIG_FILE
 from workers.toml_places import Place, place_of, toml_places
 
 Tree = dict[str, Any]
@@ -152,8 +153,19 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: byte {err.start} is not UTF-8") from err
+    except IsADirectoryError as err:
+        raise ConfigError(f"{path} is a folder; {_of_folder(path)}") from err
     except OSError as err:
         raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
+
+
+def _of_folder(path: Path) -> str:
+    """What to name instead of it."""
+    if (path / CONFIG_FILE).is_file():
+        return f"name its {path / CONFIG_FILE}"
+    if (path / "config.json").is_file():
+        return "of a run: name the TOML files that it was started with"
+    return "a CONFIG is a TOML file"
 
 
 def takes_references(name: str) -> bool:
@@ -219,7 +231,17 @@ def _check(kind: Any, name: str, value: Any, layer: Layer) -> None:  # noqa: ANN
                     f"{layer.at(name)}: unknown field {name}[{number}].{key}; known: {known}"
                 )
     if why := wrong(kind, value):
-        raise ConfigError(f"{layer.at(name)}: {name} must be {wanted(kind)}, got {value!r} ({why})")
+        raise ConfigError(
+            f"{layer.at(name)}: {name} must be {wanted(kind)}, got {value!r}{_where_in(why)}"
+        )
+
+
+def _where_in(why: str) -> str:
+    """What `why` adds to what has been said: the entry of an array that is wrong, for instance."""
+    said, at, entry = why.partition(" - at ")
+    if at:
+        return f" ({said} at {entry.strip('`').removeprefix('$')})"
+    return "" if why.startswith("Expected") else f" ({why})"
 
 
 def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401

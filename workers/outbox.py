@@ -1,5 +1,7 @@
 """What a stage has finished, on its way into transactions; one bad record never blocks the rest.
 
+A transaction is started and goes on by itself; what is finished meanwhile waits for the next one.
+
 A transaction that is aborted is sent again, after a pause. If it fails once more it is split, until
 the record that makes it fail is alone. That record becomes a dead letter (`transaction`): at once
 if the broker says that it can never be written, else after MAX_ABORTS tries, and only if another
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.bus import GroupConsumer, Producer
+from streams.bus import Commit, GroupConsumer, Producer
 from streams.errors import AbortedError, BrokerError, RefusedError
 from streams.record import Committed, Outgoing, Partition, Position, RawRecord
 from streams.tracker import Tracker
@@ -56,6 +58,7 @@ class Outbox:
         self._bury = bury
         self._unsent: list[Outgoing] = []
         self._ready: list[Finished] = []
+        self._flight: tuple[Sequence[Finished], Commit] | None = None  # the front of what is ready
         self._aborts = 0  # in a row
         self._not_before_s = 0.0
         self._limit: int | None = None  # records per transaction, while one of them is searched
@@ -63,6 +66,11 @@ class Outbox:
         self._buried: dict[Position, int] = {}  # how often its outputs were replaced
         self._went_through = False  # a transaction, since the first abort of a record alone
         self.num_bytes = 0  # of what is ready
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a transaction is under way: nothing may poll until `settle` says True."""
+        return self._flight is not None
 
     @property
     def is_empty(self) -> bool:
@@ -113,7 +121,7 @@ class Outbox:
         return True
 
     def commit(self) -> None:
-        """Commit what is finished and still ours; what is left after an abort stays.
+        """Start to commit what is finished and still ours; `settle` says when that is over.
 
         Raises:
             BrokerError: the broker refused for a reason that lies in no record, or nothing but
@@ -121,17 +129,42 @@ class Outbox:
         """
         # A revoked partition's work is dropped: its new owner does it.
         self._keep([done for done in self._ready if self._tracker.holds(done.raw)])
-        while self._ready and not self.is_waiting:
-            batch = _first_batch(self._ready, self._limit)
-            if not self._try(batch):
-                return
-            self._keep(self._ready[len(batch) :])
+        self._start()
+        self.settle(0.0)
 
-    def _try(self, batch: Sequence[Finished]) -> bool:
-        raws = [done.raw for done in batch]
+    def settle(self, timeout_s: float) -> bool:
+        """Whether nothing is under way, after at most `timeout_s`; what an abort left stays.
+
+        One transaction follows the other until all that is ready went through.
+
+        Raises:
+            BrokerError: see `commit`.
+            FencedError, OutcomeUnknownError: final for this process.
+        """
+        while self._flight is not None:
+            batch, under_way = self._flight
+            if not under_way.wait(timeout_s):
+                return False
+            self._flight = None
+            if self._went(batch, under_way):
+                self._keep(self._ready[len(batch) :])
+                self._start()
+        return True
+
+    def _start(self) -> None:
+        if not self._ready or self.is_waiting:
+            return
+        batch = _first_batch(self._ready, self._limit)
         outputs = [output for done in batch for output in done.outputs]
+        positions = self._tracker.after([done.raw for done in batch])
         try:
-            self._producer.commit(outputs, self._tracker.after(raws), self._consumer)
+            self._flight = (batch, self._producer.start(outputs, positions, self._consumer))
+        except AbortedError as err:
+            self._aborted(batch, err)
+
+    def _went(self, batch: Sequence[Finished], under_way: Commit) -> bool:
+        try:
+            under_way.result()
         except RefusedError as err:
             self._refused(batch, err)
             return False
@@ -139,7 +172,7 @@ class Outbox:
             # Nothing of it happened. The next poll tells whether the partitions are ours still.
             self._aborted(batch, err)
             return False
-        self._tracker.commit(raws)
+        self._tracker.commit([done.raw for done in batch])
         self._succeed()
         if self._limit is not None:
             self._widen(batch)

@@ -83,7 +83,7 @@ class PolicyView:
 class PolicyFollower:
     """Keeps a `PolicyView` up to date; polled from the role's loop."""
 
-    def __init__(self, bus: Bus, *, every_s: float = 0.02) -> None:
+    def __init__(self, bus: Bus, *, every_s: float = 0.005) -> None:
         self.view = PolicyView()
         self._foreign = ForeignRecords(POLICY_VERSIONS.name)
         self._ledger = PolicyLedger(bus)

@@ -19,6 +19,7 @@ from workers.engines.served.facts import Kind
 from workers.engines.served.installed import installed_server
 from workers.engines.served.piece_delivery import PieceDelivery
 from workers.engines.served.process import ServerProcess
+from workers.engines.served.router import Router
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
@@ -56,9 +57,10 @@ def make_served_engine(context: Context) -> ServedEngine:
     folder = context.folder / SERVERS / context.worker
     desk = Desk(config.engine.report_host)
     servers: list[tuple[Server, ServerProcess | None]] = []
+    router = router_of(config, context.ordinal)
     for number, url in enumerate(urls_of(config, context.ordinal)):
         delivery = delivery_of(model, folder, number, desk)
-        servers.append((Server(url, settings, shape, delivery), None))
+        servers.append((Server(url, settings, shape, delivery, router), None))
     if not servers:
         port = port_of(config, context.ordinal)
         url = f"http://{config.engine.host}:{port}"
@@ -72,6 +74,7 @@ def make_served_engine(context: Context) -> ServedEngine:
         servers,
         note=lambda what: log.info("engine", what=what),
         on_close=desk.close,
+        router=router,
     )
 
 
@@ -97,6 +100,21 @@ def settings_of(config: RunConfig) -> ServedSettings:
 def urls_of(config: RunConfig, ordinal: int) -> tuple[str, ...]:
     """The running servers of one worker: they are dealt out, so that no two workers share one."""
     return config.engine.urls[ordinal :: config.rollout.workers]
+
+
+def router_of(config: RunConfig, ordinal: int) -> Router | None:
+    """The router in front of one worker's servers, if there is one.
+
+    Raises:
+        ConfigError: there are some, but not one for each rollout worker.
+    """
+    routers, num_workers = config.engine.routers, config.rollout.workers
+    if routers and len(routers) != num_workers:
+        raise ConfigError(
+            f"engine.routers names {len(routers)} routers for {num_workers} rollout workers: each "
+            "worker needs one of its own, in front of its own servers"
+        )
+    return Router(routers[ordinal]) if routers else None
 
 
 def command_of(

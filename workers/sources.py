@@ -46,7 +46,9 @@ def opened(names: Sequence[str], overrides: Sequence[str], tokenizer: str = "") 
         return
     from workers.attach import attached
     from workers.cli.report import configuration
+    from workers.places import check_place
 
+    check_place(names[0])
     config = configuration(names, overrides)
     with attached(config) as bus, BusLog(bus, config.run.id) as log:
         yield Opened(log=log, spelling=spelling(tokenizer, config.model.path))

@@ -108,7 +108,11 @@ class StageLoop:
         self._drain_until: float | None = None
 
     def turn(self) -> None:
-        """Poll, begin, collect, commit."""
+        """Poll, begin, collect, commit. While a transaction is under way, collect and wait."""
+        if self._outbox.is_in_flight:
+            self._outbox.add(self._stage.finished())
+            if not self._outbox.settle(IDLE_S):
+                return
         self._announce()
         self._take()
         self._begin_waiting()
@@ -137,6 +141,8 @@ class StageLoop:
         """Leave the group; a clean end says so, and takes its notes back."""
         if self.done:
             with suppress(AbortedError):
+                while not self._outbox.settle(IDLE_S):
+                    pass  # until its deadline
                 notes = self._tracker.with_notes(dict.fromkeys(self._tracker.noted))
                 self._producer.commit(self._stage.farewell(), notes, self._consumer)
         self._stage.close()

@@ -248,6 +248,16 @@ class Index:
         )
         return int(found.fetchone()[0])
 
+    def offsets_since(self, at_ms: int) -> dict[Partition, int]:
+        """First offset of each partition with a timestamp of `at_ms` or later."""
+        found = self._query(
+            'SELECT f.topic, f.partition, MIN(r."offset") FROM records r'
+            " JOIN files f ON f.file = r.file WHERE r.timestamp_ms >= ?"
+            " GROUP BY f.topic, f.partition",
+            [at_ms],
+        )
+        return {Partition(topic, number): offset for topic, number, offset in found}
+
     def blocks(self, file: int) -> list[int]:
         """Where the blocks of a file begin, lowest first."""
         text = "SELECT DISTINCT block_at FROM records WHERE file = ? ORDER BY block_at"

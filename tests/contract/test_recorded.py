@@ -1,69 +1,81 @@
 """A recording answers as the server did, and nothing that it was not asked when it was made.
 
-`tests/gpu/engine_contract.py --record` makes recordings of real servers. None is there yet: what is
-held here is the mechanism, against the stand-in server.
+`tests/gpu/engine_contract.py --record` makes recordings of real servers; they belong beside this
+file, into `recordings/`. None is there yet: what is held here is the mechanism, against
+the stand-in servers, and any recording that is added.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.contract.engine_rigs import collect, request
 from tests.servers.recorded import Recorder, Replay
+from tests.servers.replayed import NoWeights, engine_of, head_of, replay
 from tests.servers.scenario import exercise
-from tests.servers.served import engine_of_urls
+from tests.servers.served import engine_of_urls, model_folder
 from tests.servers.world import World
 from workers.engines.base import EngineError
 
-
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    """What the scenario makes of a stand-in SGLang."""
-    world = World(tmp_path)
-    recorder = Recorder(world.serve("sglang-0.5.17").url, tmp_path / "r.jsonl", "sglang/0.5.17")
-    seen = asyncio.run(_exercise(recorder.url, tmp_path, world))
-    recorder.close()
-    world.close()
-    (tmp_path / "seen.txt").write_text("\n".join(seen))
-    return tmp_path / "r.jsonl"
+STAND_INS = ("sglang-0.5.17", "sglang-0.5.23", "vllm-0.32.0")
+RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.jsonl"))
 
 
-async def _exercise(url: str, folder: Path, world: World) -> list[str]:
-    engine = engine_of_urls("sglang", [url], folder)
-    await engine.start()
-    try:
-        versions = (world.publish(0), world.publish(1))
-        return await exercise(engine, versions, world.channel)
-    finally:
+def record(folder: Path, flavour: str) -> Path:
+    """What the scenario makes of a stand-in, written as the GPU script writes it."""
+    world, file = World(folder), folder / "recording.jsonl"
+    versions = (world.publish(0), world.publish(1))
+    name = flavour.replace("-", "/")
+    head = head_of(name, model_folder(folder), True, versions)
+    recorder = Recorder(world.serve(flavour).url, file, head)
+
+    async def main() -> None:
+        engine = engine_of_urls(name.partition("/")[0], [recorder.url], folder)
+        await engine.start()
+        recorder.finish(await exercise(engine, versions, world.channel))
         await engine.close()
 
-
-def test_a_replay_is_the_server_again(recording: Path, tmp_path: Path) -> None:
-    """The same scenario sees the same, and nothing is asked that was not recorded."""
-    replay = Replay(recording)
-    seen = asyncio.run(_exercise(replay.url, tmp_path, World(tmp_path)))
-    replay.close()
-    assert (tmp_path / "seen.txt").read_text().splitlines() == seen
-    assert len(seen) == 2 * (1 + 3 * 2) + 1
-    assert replay.unrecorded == []
+    asyncio.run(main())
+    recorder.close()
+    world.close()
+    return file
 
 
-def test_what_was_never_recorded_fails(recording: Path, tmp_path: Path) -> None:
-    """A request that differs in one field is named."""
-    replay = Replay(recording)
+@pytest.mark.parametrize("source", [*STAND_INS, *RECORDINGS], ids=str)
+def test_a_replay_is_the_server_again(tmp_path: Path, source: str | Path) -> None:
+    """The same scenario sees the same, without the server, its weights or its folders."""
+    file = source if isinstance(source, Path) else record(tmp_path / "there", source)
+    replayed = replay(file, tmp_path / "here")
+    assert replayed.recorded == replayed.seen
+    assert 2 * (1 + 3 * 2) + 1 == len(replayed.seen)
+    assert [] == replayed.unrecorded
+
+
+def test_what_was_never_recorded_fails(tmp_path: Path) -> None:
+    """A request that differs in one field is answered with 500, and named."""
+    stand_in = Replay(record(tmp_path / "there", "sglang-0.5.17"))
+    engine, versions = engine_of(stand_in, tmp_path / "here")
 
     async def scenario() -> None:
-        world = World(tmp_path)
-        engine = engine_of_urls("sglang", [replay.url], tmp_path)
         await engine.start()
-        await engine.pull(world.publish(0), world.channel)
+        await engine.pull(versions[0], NoWeights())
         with pytest.raises(EngineError, match="never recorded"):
             await collect(engine, request(max_new_tokens=7))
         await engine.close()
 
     asyncio.run(scenario())
-    replay.close()
-    assert len(replay.unrecorded) == 1
+    stand_in.close()
+    (asked,) = stand_in.unrecorded
+    assert ["POST", "/generate"] == json.loads(asked)[:2]
+
+
+def test_a_recording_that_breaks_off_is_no_recording(tmp_path: Path) -> None:
+    """The script was ended in the middle: what is missing would look like a server's silence."""
+    file = record(tmp_path, "sglang-0.5.17")
+    file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(AssertionError, match="its scenario was not finished"):
+        Replay(file)

@@ -77,6 +77,7 @@ def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     assert ["report:", "curve:", "logs:"] == [path.split()[0] for path in paths]
     assert "try next:" == lines[-4]
     assert all(line.startswith("  rlstreams ") for line in lines[-3:])
+    assert "  rlstreams audit runs/demo" == lines[-2]
 
 
 def test_the_counts_add_up(lines: list[str]) -> None:

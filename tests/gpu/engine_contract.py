@@ -6,8 +6,9 @@
 Starts a server by the command that a rollout worker would use, dummy-loaded, with the transfer
 piece; `--url` takes a running one instead. Then: `engine check`, two versions pulled by the channel
 `file`, greedy and random answers, a long answer under each way of changing weights, an abort, and
-log-probs against Hugging Face on the same machine. `--record` writes the exchanges for `Replay`;
-weights then travel by folder, as a replay has no piece. Not run yet where it was written: no GPU.
+log-probs against Hugging Face on the same machine. `--record` writes the exchanges for `Replay`
+instead (tests/contract/recordings/KIND-VERSION.jsonl; use a small model); weights then travel by
+folder, as a replay has no piece. Not run yet where it was written: no GPU.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 
 from tests.contract.engine_rigs import announced, collect, request, tokens
 from tests.servers.recorded import Recorder
+from tests.servers.replayed import head_of
 from tests.servers.scenario import PROMPTS, exercise
 from tests.servers.served import settings
 from workers.config_load import load
@@ -160,10 +162,12 @@ async def run(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     told: dict[str, Any] = {"ready_s": time.monotonic() - started_s, "server": engine.name}
     await engine.close()
     if args.record:
-        recorder = Recorder(bench.url, Path(args.record), engine.name)
+        head = head_of(engine.name, bench.model, args.experts, versions)
+        recorder = Recorder(bench.url, Path(args.record), head)
         recorded = bench.engine(args, recorder.url)
         await recorded.start()
         told["seen"] = await exercise(recorded, versions, FileWeightChannel())
+        recorder.finish(told["seen"])
         await recorded.close()
         recorder.close()
         return told

@@ -34,6 +34,7 @@ from tests.gpu.yardstick import broadcast
 from workers.weights.collective import CollectiveWeightServer
 from workers.weights.link.trust import receiver_key
 from workers.weights.sender import Limits
+from workers.weights.snapshot import PLACES
 
 SECRET = "of this measurement"
 EPOCH = 1
@@ -55,12 +56,14 @@ class Notes:
 class Puller:
     """A puller process and the pipe to it."""
 
-    def __init__(self, stand: Stand, index: int) -> None:
+    def __init__(self, stand: Any, index: int, gpu: int | None = None) -> None:
+        """It has GPU `index`, unless another one is named."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.name = f"puller{index}"
         shape = SHAPES[stand.args.model]
-        arguments = (theirs, stand.args.backend, index, server_rows(shape), trainer_rows(shape))
+        gpu = index if gpu is None else gpu
+        arguments = (theirs, stand.args.backend, gpu, server_rows(shape), trainer_rows(shape))
         self.process = context.Process(target=run, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -129,6 +132,7 @@ class Stand:
 
     def publish(self) -> float:
         """The next version: other content under the same names. Seconds of the snapshot."""
+        self.server.before_change()
         self.version += 1
         for name, tensor in self.weights.items():
             fill(tensor, self.version, name)
@@ -185,7 +189,7 @@ class Steps(threading.Thread):
         }
 
 
-def measure_plain(stand: Stand, pullers: list[Puller], repeats: int) -> dict[str, Any]:
+def measure_plain(stand: Any, pullers: list[Puller], repeats: int) -> dict[str, Any]:
     """The yardstick, with the same processes on the same GPUs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -197,7 +201,7 @@ def measure_plain(stand: Stand, pullers: list[Puller], repeats: int) -> dict[str
     broadcast(device=stand.device, backend=stand.args.backend, rank=0, **common)
     each = [puller.answer()["seconds"] for puller in pullers]
     seconds = [max(times) for times in zip(*each, strict=True)]
-    return _speed(stand, seconds)
+    return speed(stand, seconds)
 
 
 def measure_pulls(stand: Stand, pullers: list[Puller], repeats: int) -> dict[str, Any]:
@@ -211,7 +215,7 @@ def measure_pulls(stand: Stand, pullers: list[Puller], repeats: int) -> dict[str
     wrong = [answer for answers in rounds for answer in answers if answer.get("wrong", ["?"])]
     later = [max(a["seconds"] for a in answers) for answers in rounds[1:] if not wrong]
     receiving = [max(a["receive_s"] for a in answers) for answers in rounds[1:] if not wrong]
-    return _speed(stand, later) | {
+    return speed(stand, later) | {
         "receiving_s": receiving,
         "first_pull_s": [a.get("seconds") for a in rounds[0]],
         "first_join_s": [a.get("join_s") for a in rounds[0]],
@@ -222,7 +226,8 @@ def measure_pulls(stand: Stand, pullers: list[Puller], repeats: int) -> dict[str
     }
 
 
-def _speed(stand: Stand, seconds: list[float]) -> dict[str, Any]:
+def speed(stand: Any, seconds: list[float]) -> dict[str, Any]:
+    """Median of the repeats, as a speed too."""
     median_s = statistics.median(seconds) if seconds else float("nan")
     return {"median_s": median_s, "gb_per_s": stand.num_bytes / median_s / 1e9, "seconds": seconds}
 
@@ -273,7 +278,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", choices=sorted(SHAPES), default="30b-a3b")
     parser.add_argument("--pullers", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--place", choices=["auto", "device", "pinned"], default="device")
+    parser.add_argument("--place", choices=PLACES, default="device")
     parser.add_argument("--stall-deadline", type=float, default=10.0)
     parser.add_argument("--no-loss", action="store_true", help="kill nobody")
     parser.add_argument("--out", type=Path)
@@ -284,7 +289,7 @@ def main() -> None:
     args = parse()
     stand = Stand(args)
     result: dict[str, Any] = {
-        "hardware": _hardware(),
+        "hardware": hardware(),
         "torch": torch.__version__,
         "backend": args.backend,
         "model": args.model,
@@ -315,7 +320,8 @@ def main() -> None:
     sys.stdout.write(text + "\n")
 
 
-def _hardware() -> str:
+def hardware() -> str:
+    """The GPUs, for the result."""
     if not torch.cuda.is_available():
         return "CPU"
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"

@@ -26,7 +26,8 @@ def broadcast(
 ) -> list[float]:
     """Seconds of each repeat, from a barrier until this rank has all bytes."""
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timedelta(seconds=60))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    here = device if device.type == "cuda" else None  # else torch takes GPU number `rank`
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=here)
     chunk = torch.empty(min(CHUNK_BYTES, num_bytes), dtype=torch.uint8, device=device)
     seconds = []
     for _ in range(repeats + 1):  # the first makes the communicator

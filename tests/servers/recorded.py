@@ -1,9 +1,9 @@
 """A server's exchanges as a file: a proxy that writes them, and a stand-in that answers from them.
 
-A file is JSON lines: a head `{"server": "sglang/0.5.17", ...}`, then one exchange a line: method,
-path, request, status, answer (JSON, text, or the events of a stream). What differs from run to run
-(ids, paths of folders) is written as a placeholder. The stand-in fails a test that asks what was
-never recorded.
+A file is JSON lines: a head (`tests.servers.replayed.head_of`: server, model, versions), then one
+exchange a line: method, path, request, status, answer (JSON, text, or the events of a stream), and
+at last what the scenario saw. What differs from run to run (ids, paths of folders) is written as a
+placeholder. The stand-in fails a test that asks what was never recorded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _steady(value: Json) -> Json:
     return [_steady(v) for v in value] if isinstance(value, list) else value
 
 
-class _Served:
+class Served:
     """An aiohttp application on a loop of its own thread."""
 
     def __init__(self) -> None:
@@ -72,14 +72,19 @@ class _Served:
         await self._runner.cleanup()
 
 
-class Recorder(_Served):
+class Recorder(Served):
     """Passes everything on to `target` and writes it down."""
 
-    def __init__(self, target: str, file: Path, server: str) -> None:
+    def __init__(self, target: str, file: Path, head: Json) -> None:
         self._target = target
         self._file = file
-        file.write_text(json.dumps({"server": server}) + "\n")
+        file.write_text(json.dumps(head) + "\n")
         super().__init__()
+
+    def finish(self, seen: list[str]) -> None:
+        """The scenario is over; what it saw is what a replay must see."""
+        with self._file.open("a") as file:
+            file.write(json.dumps({"seen": seen}) + "\n")
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         content = await request.read()
@@ -126,12 +131,17 @@ class Recorder(_Served):
             file.write(json.dumps(row) + "\n")
 
 
-class Replay(_Served):
-    """Answers as was recorded, equal requests in the order in which they were recorded."""
+class Replay(Served):
+    """Answers as was recorded, equal requests in the order in which they were recorded.
+
+    `unrecorded`: what was asked beyond it. A test fails if anything is in it, whatever became of
+    the 500 that was answered.
+    """
 
     def __init__(self, file: Path) -> None:
-        head, *rows = map(json.loads, file.read_text().splitlines())
-        self.server = str(head["server"])
+        self.head, *rows, last = map(json.loads, file.read_text().splitlines())
+        assert "seen" in last, f"{file} ends early: its scenario was not finished"
+        self.seen: list[str] = last["seen"]
         self.unrecorded: list[str] = []
         self._answers: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
         for row in rows:

@@ -20,7 +20,7 @@ async def exercise(
     seen = []
     for published in versions:
         pulled = await engine.pull(published, channel)
-        seen.append(f"{engine.name} pulled {pulled.policy_version}: {pulled.num_bytes} bytes")
+        seen.append(f"{engine.name} pulled {pulled.policy_version} ({pulled.weight_hash[:16]})")
         for number, ids in enumerate(PROMPTS):
             for temperature in (0.0, 1.0):
                 wanted = request(

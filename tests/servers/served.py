@@ -14,6 +14,7 @@ from workers.engines.base import PauseMode
 from workers.engines.served.delivery import FolderDelivery
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import Kind
+from workers.engines.served.router import Router
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
@@ -22,7 +23,7 @@ from workers.engines.served.shape import longest_sequence, read_shape
 def model_folder(folder: Path) -> Path:
     """A folder whose `config.json` describes the chain."""
     model = folder / "model"
-    model.mkdir(exist_ok=True)
+    model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(CONFIG))
     return model
 
@@ -47,18 +48,28 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
     return replace(base, **changes)
 
 
-def served_engine(fakes: Sequence[FakeServer], folder: Path, **changes: Any) -> ServedEngine:
+def served_engine(
+    fakes: Sequence[FakeServer], folder: Path, router: str = "", **changes: Any
+) -> ServedEngine:
     """An engine of stand-in servers."""
-    return engine_of_urls(fakes[0].kind, [fake.url for fake in fakes], folder, **changes)
+    return engine_of_urls(fakes[0].kind, [fake.url for fake in fakes], folder, router, **changes)
 
 
-def engine_of_urls(kind: str, urls: Sequence[str], folder: Path, **changes: Any) -> ServedEngine:
-    """An engine of servers of the chain, wherever they are."""
+def engine_of_urls(
+    kind: str, urls: Sequence[str], folder: Path, router: str = "", **changes: Any
+) -> ServedEngine:
+    """An engine of servers of the chain, wherever they are.
+
+    Args:
+        router: url of one in front of all; empty: none.
+    """
     model = model_folder(folder)
     chosen = settings(kind, model, **changes)
     shape = read_shape(model)
+    front = Router(router) if router else None
     servers = [
-        Server(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))
+        Server(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"), front)
         for number, url in enumerate(urls)
     ]
-    return ServedEngine(chosen, shape, longest_sequence(model), [(s, None) for s in servers])
+    pairs = [(server, None) for server in servers]
+    return ServedEngine(chosen, shape, longest_sequence(model), pairs, router=front)

@@ -87,7 +87,8 @@ def chaos(asked: Asked, wish: Wish) -> int:
     stall_s = asked.config.deadlines.stall_s
     if wish.sweep:
         return up(asked, Sweep(sweep(wish.seed, chance, wish.sweep), stall_s, conclude))
-    return up(asked, Saboteur(plan(wish.seed, wish.num_faults, chance), stall_s, conclude))
+    faults = plan(wish.seed, wish.num_faults, chance)
+    return up(asked, Saboteur(faults, stall_s, conclude, is_periodic=wish.is_periodic))
 
 
 def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:

@@ -40,6 +40,8 @@ class Saboteur:
     Args:
         faults: in the order in which they strike.
         stall_s: see `Patience`.
+        is_periodic: times count from the first step, and a fault whose time would come after the
+            last one does not happen; else it strikes at its share of the steps.
     """
 
     def __init__(
@@ -47,7 +49,10 @@ class Saboteur:
         faults: Sequence[Fault],
         stall_s: float,
         conclude: Conclude,
+        *,
+        is_periodic: bool = False,
     ) -> None:
+        self._is_periodic = is_periodic
         self.journal = Journal(planned=faults, strikes=[], wakings=[], broker_deaths_s=[])
         self._left = deque(faults)
         self._patience = Patience(stall_s)
@@ -86,15 +91,18 @@ class Saboteur:
         return self._conclude(bus, ended, status, self.journal, self._scene)
 
     def _is_due(self, fault: Fault, scene: Scene, now_s: float) -> bool:
+        if self._is_periodic and scene.watcher.state.run.step == self._first_step:
+            self._struck_s = now_s  # periods are counted from the first step on
+            return False
         has_passed = now_s - self._struck_s >= fault.wait_s
-        if has_passed and self._strikes_since_step < FAULTS_PER_STEP:
+        if has_passed and (self._is_periodic or self._strikes_since_step < FAULTS_PER_STEP):
             return True
         run = scene.watcher.state.run
         number = len(self.journal.strikes)
         limit = strikes_by_step(
             number, len(self.journal.planned), self._first_step, run.step_target
         )
-        return run.step_target > 0 and run.step >= max(limit, 1)
+        return not self._is_periodic and run.step_target > 0 and run.step >= max(limit, 1)
 
     def _try(self, scene: Scene, now_s: float) -> None:
         fault = self._left[0]

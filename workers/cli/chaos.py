@@ -39,6 +39,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_faults(parser: argparse.ArgumentParser) -> None:
+    """Who is struck, how and when."""
     parser.add_argument(
         "--kills", type=_positive, default=12, metavar="N", help="faults (%(default)s)"
     )
@@ -62,7 +63,8 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--periodic",
         action="store_true",
-        help="exactly --every apart, not between half and one and a half of it",
+        help="exactly --every apart, from the first step on, not half to one and a half of it; "
+        "nothing strikes earlier because the run nears its end",
     )
     parser.add_argument(
         "--max-stop",
@@ -92,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
     overrides = [*args.overrides, "--demo.kills=[]"]  # the plan kills enough
     steps = args.steps or max(args.kills + 1, load(args.config, overrides).trainer.steps)
     config = load(args.config, [*overrides, f"--trainer.steps={steps}"])
-    words = shlex.join([*args.config, *args.overrides])
+    command = shlex.join(["up", *args.config, *args.overrides])
     return chaos(
-        Asked(config=config, config_words=words, is_resumed=False, is_live=not args.no_live),
+        Asked(config=config, command=command, is_resumed=False, is_live=not args.no_live),
         Wish(
             num_faults=args.kills,
             seed=args.seed,

@@ -6,8 +6,14 @@ import argparse
 import itertools
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workers.cli.arguments import add_no_live, examples
+
+if TYPE_CHECKING:
+    from workers.supervisor.up import Asked
+
+NAME = "demo"
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -20,10 +26,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog=examples(
             "rlstreams demo",
             "rlstreams demo --steps 20 --run.seed=1",
+            "rlstreams demo --resume --steps 120",
         ),
     )
     parser.add_argument(
         "--steps", type=int, metavar="N", help="optimizer steps; short for --trainer.steps"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run demo, or the one of --run.id"
     )
     add_no_live(parser)
     parser.set_defaults(run=run, config=None)
@@ -31,20 +41,26 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 0 only if the run is complete and the audit finds nothing."""
+    from workers.supervisor.up import up
+
+    return up(asked(args))
+
+
+def asked(args: argparse.Namespace) -> Asked:
+    """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
     from workers.config_load import load
     from workers.packaged import example
-    from workers.supervisor.up import Asked, up
+    from workers.supervisor.up import Asked
 
-    file, overrides = str(example("demo.toml")), list(args.overrides)
-    if args.steps is not None:
-        overrides += ["--trainer.steps", str(args.steps)]
+    overrides = list(args.overrides)
     if not any(word.startswith("--run.id") for word in overrides):
-        overrides.append(f"--run.id={free_id('demo', Path('runs'))}")
-    words = shlex.join(
-        [file, *(word for word in overrides if word not in ("--trainer.steps", str(args.steps)))]
-    )
-    config = load([file], overrides)
-    return up(Asked(config=config, config_words=words, is_resumed=False, is_live=not args.no_live))
+        name = NAME if args.resume else free_id(NAME, Path("runs"))
+        overrides.append(f"--run.id={name}")
+    command = shlex.join(["demo", *overrides])
+    if args.steps is not None:
+        overrides.append(f"--trainer.steps={args.steps}")
+    config = load([str(example("demo.toml"))], overrides)
+    return Asked(config=config, command=command, is_resumed=args.resume, is_live=not args.no_live)
 
 
 def free_id(name: str, runs: Path) -> str:

@@ -64,8 +64,10 @@ def _opened(name: str) -> Iterator[Recording]:
     from streams.recording.selection import Selection
     from workers.attach import attached
     from workers.cli.report import configuration
+    from workers.places import check_place
     from workers.replay.record import Wanted, record
 
+    check_place(name)
     if (Path(name) / "manifest.json").is_file():
         with Recording(name) as recording:
             yield recording

@@ -83,8 +83,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Play; 0 if everything asked for was played, and with --into only if nothing differs."""
     from streams.recording import Recording
+    from workers.places import RECORDINGS, check_place
     from workers.replay.filters import resolve
 
+    check_place(args.recording, [RECORDINGS])
     with Recording(args.recording) as recording:
         for problem in recording.problems:
             print(f"warning: {problem}", file=sys.stderr)
@@ -158,34 +160,38 @@ def _play(
 ) -> Played:
     from schemas.events import StepCompleted
     from workers.replay.filters import chosen
-    from workers.replay.keys import HELP, press
+    from workers.replay.keys import HELP, Keys
     from workers.replay.player import Pace, Player
     from workers.replay.progress import Bar
+    from workers.replay.seek import Seeker
     from workers.supervisor.keyboard import Keyboard
 
     pace = Pace(speed=speed_of(args.speed), is_paused=args.paused)
+    seeker = Seeker(recording, selection)
     with Keyboard() as keyboard, Bar(recording, pace) as bar:
         if sys.stdin.isatty():
             print(HELP, file=sys.stderr)
+        keys = Keys(pace, seeker, lambda: player.played.at_ms)
 
         def look() -> None:
             for key in keyboard.pressed():
-                press(pace, key)
+                keys.press(key)
 
         def pause(seconds: float) -> None:
             look()
-            bar.show()
+            bar.show(said=keys.said)
             time.sleep(seconds)
 
         def progress(played: Played) -> None:
             look()
-            bar.show(played)
+            bar.show(played, said=keys.said)
 
         player = Player(
             target.bus,
             recording.manifest.run,
             pace,
             in_order=args.ordered,
+            seek=seeker.records,
             is_step=lambda raw: isinstance(recording.event(raw), StepCompleted),
             on_progress=progress,
             sleep=pause,

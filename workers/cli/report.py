@@ -49,26 +49,36 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     """Of a run's folder as `up` left it, or of TOML files; of `./run.toml` if nothing is named.
 
     Raises:
-        ConfigError: a folder without `config.json`, or files that cannot be used.
+        ConfigError: no such folder, one without `config.json`, or files that cannot be used; names
+            the runs that are there.
     """
     from dataclasses import replace
 
     from streams.errors import ConfigError
     from workers.config_load import from_json, load
+    from workers.places import RUNS, check_place
     from workers.project import config_here
 
     names = names or [config_here()]
+    check_place(names[0], [RUNS])
     folder = Path(names[0])
+    if not folder.exists():
+        raise ConfigError(f"there is no {folder}: {_runs_beside(folder)}")
     if not folder.is_dir():
         return load(names, overrides)
     if len(names) > 1 or overrides:
         raise ConfigError(f"{folder}: a run's folder has its own configuration; name it alone")
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ConfigError(f"{folder} is no run's folder: it has no config.json")
-    config = from_json(file.read_text(encoding="utf-8"))
+    config = from_json((folder / "config.json").read_text(encoding="utf-8"))
     # The folder may have been moved, or named from elsewhere, since it was written.
     return replace(config, run=replace(config.run, dir=str(folder)))
+
+
+def _runs_beside(folder: Path) -> str:
+    """What could have been meant."""
+    runs = sorted(path.parent for path in folder.parent.glob("*/config.json"))
+    if not runs:
+        return "name a run's folder, or the TOML files that it was started with"
+    return f"runs there: {', '.join(map(str, runs))}"
 
 
 def _decoder(config: RunConfig) -> Callable[[Sequence[int]], str]:

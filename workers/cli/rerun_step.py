@@ -85,8 +85,10 @@ def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
     from streams.recording.bus import RecordingBus
     from workers.attach import attached
     from workers.cli.report import configuration
+    from workers.places import check_place
     from workers.replay.target import recorded_config
 
+    check_place(args.config[0])
     first = Path(args.config[0])
     if (first / "manifest.json").is_file():
         with Recording(first) as recording:

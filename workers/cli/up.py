@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
         return _dry_run(loaded)
     from workers.supervisor.up import Asked, up
 
-    words = shlex.join([*args.config, *args.overrides])
+    command = shlex.join(["up", *args.config, *args.overrides])
     return up(
-        Asked(config=config, config_words=words, is_resumed=args.resume, is_live=not args.no_live)
+        Asked(config=config, command=command, is_resumed=args.resume, is_live=not args.no_live)
     )
 
 

@@ -84,7 +84,8 @@ def check_vocabulary(
     if tokenizer.vocab_size > promised[0]:
         raise ConfigError(
             f"model.path: {folder}: the tokenizer has {tokenizer.vocab_size} tokens, "
-            f"the model only {promised[0]}: they do not belong together"
+            f"the model only {promised[0]}: they do not belong together; copy the tokenizer that "
+            "the model was trained with"
         )
 
 
@@ -102,7 +103,8 @@ def check_special_tokens(
         if tokenizer.token(token) is None:
             raise ConfigError(
                 f"model.path: {folder}: {field} of the model is {token}, and the tokenizer "
-                f"({tokenizer.vocab_size} tokens) has no such token: they do not belong together"
+                f"({tokenizer.vocab_size} tokens) has no such token: they do not belong together; "
+                "copy the tokenizer that the model was trained with"
             )
     own = tokenizer.eos_id
     if own is not None and eos_ids and own not in eos_ids:

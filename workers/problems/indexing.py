@@ -78,7 +78,7 @@ def open_index(wanted: Pass) -> Index:
         raise ConfigError(f"{wanted.name}: cannot read {wanted.title!r}: {err.strerror}") from err
 
 
-def parse(line: bytes, place: str, field: str) -> Fields:
+def parse(line: str | bytes, place: str, field: str) -> Fields:
     """The fields of a line.
 
     Raises:
@@ -87,7 +87,8 @@ def parse(line: bytes, place: str, field: str) -> Fields:
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as err:
-        raise ConfigError(f"{field}: {place}:{err.colno}: not a line of JSON: {err.msg}") from err
+        column = min(err.pos, len(err.doc.rstrip())) + 1  # a line that was cut ends in its newline
+        raise ConfigError(f"{field}: {place}:{column}: not a line of JSON: {err.msg}") from err
     except ValueError as err:  # UnicodeDecodeError
         raise ConfigError(f"{field}: {place}: not a line of JSON: {err}") from err
     if not isinstance(fields, dict):

@@ -135,6 +135,10 @@ class RowReader:
         if not self._needs_answer and not _has(fields, self._answer[0]):
             return "", ""
         name, answer = self._pick("answer", self._answer, fields, place)
+        if answer is None and self._needs_answer:
+            raise ConfigError(
+                f"{self._field}: {place}: `{name}` is null: fill it in, or leave the row out"
+            )
         return name, self._cut(answer if isinstance(answer, str) else json.dumps(answer), place)
 
     def _cut(self, answer: str, place: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from streams.errors import ConfigError
 from workers.packaged import example
+from workers.problems.indexing import parse
 from workers.project.look import LOOKED_AT, Look, look, value_at
 from workers.project.scaffold import DEMO_MODEL, Plan, relative
 from workers.tokenizer import Tokenizer
@@ -103,20 +104,10 @@ def read_rows(path: Path) -> tuple[Rows, int]:
                     continue
                 count += 1
                 if len(rows) < LOOKED_AT:
-                    rows.append(_row(line, f"{path}:{number}"))
+                    rows.append(parse(line, f"{path}:{number}", "--from"))
     except OSError as err:
         raise ConfigError(f"--from {path}: cannot be read: {err.strerror}") from err
     return rows, count
-
-
-def _row(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as err:  # UnicodeDecodeError too
-        raise ConfigError(f"{place}: not a line of JSON: {err}") from err
-    if not isinstance(row, dict):
-        raise ConfigError(f"{place}: not a JSON object: {line[:60]!r}")
-    return row
 
 
 def _chat_lines(seen: Look, *, is_small: bool) -> list[str]:

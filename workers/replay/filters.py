@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from streams.errors import ConfigError
-from streams.record import RawRecord
+from streams.record import Partition, RawRecord
 from streams.recording import NotRecordedError, Recording
 from streams.recording.facts import facts_of
 from streams.recording.selection import Range, Selection
@@ -56,10 +56,12 @@ def resolve(recording: Recording, asked: Asked) -> Selection:
     return selection
 
 
-def chosen(recording: Recording, selection: Selection) -> Iterator[RawRecord]:
-    """The records of a selection, in the order of the recording."""
+def chosen(
+    recording: Recording, selection: Selection, start: Mapping[Partition, int] | None = None
+) -> Iterator[RawRecord]:
+    """The records of a selection, in the order of the recording; from offsets `start` on."""
     is_all = selection == Selection()
-    for raw in recording.records(selection.topics):
+    for raw in recording.records(selection.topics, start=start):
         if is_all:
             yield raw
             continue
@@ -96,8 +98,8 @@ def moment(recording: Recording, text: str) -> int:
         ) from None
     if not first <= found <= last:
         raise NotRecordedError(
-            f"{text} is outside the recording, which goes from {_iso(first)} to {_iso(last)} "
-            f"(+{(last - first) / 1000:.1f})"
+            f"{text} is outside the recording, which goes from {time_text(first)} to "
+            f"{time_text(last)} (+{(last - first) / 1000:.1f})"
         )
     return found
 
@@ -171,5 +173,6 @@ def _with_samples(
     return replace(selection, samples=both)
 
 
-def _iso(ms: int) -> str:
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%S}"
+def time_text(ms: int) -> str:
+    """UTC, as it can be typed again; to a thousandth of a second."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}"

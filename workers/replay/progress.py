@@ -12,6 +12,7 @@ from streams.recording import Recording
 from workers.replay.player import Pace, Played
 
 EVERY_S = 0.1
+_NOTHING = Played(num_records=0, num_bytes=0, at_ms=0, seconds=0.0, by_topic={})
 
 
 class Bar:
@@ -52,20 +53,21 @@ class Bar:
             self.show(force=True)
             self._progress.stop()
 
-    def show(self, played: Played | None = None, *, force: bool = False) -> None:
-        """Draw it, at most ten times a second."""
+    def show(self, played: Played | None = None, *, said: str = "", force: bool = False) -> None:
+        """Draw it, at most ten times a second, with what is `said` behind it."""
         self._played = played or self._played
         if self._progress is None or (time.monotonic() < self._next_s and not force):
             return
         self._next_s = time.monotonic() + EVERY_S
-        done = self._played
-        if done is None:
-            return
+        done = self._played or _NOTHING
+        from rich.markup import escape
+
+        ahead_ms = max(0, done.at_ms - self._first_ms)
         self._progress.update(
             self._task,
-            completed=max(0, done.at_ms - self._first_ms),
+            completed=ahead_ms,
             description=f"{done.num_records:>9,} records  "
-            f"+{(done.at_ms - self._first_ms) / 1000:.1f} s  {self._speed()}",
+            f"+{ahead_ms / 1000:.1f} s  {self._speed()}" + (f"  {escape(said)}" if said else ""),
         )
 
     def _speed(self) -> str:

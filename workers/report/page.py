@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
 from streams.audit_report import AuditReport
@@ -86,7 +86,7 @@ def _head(given: ReportInput) -> str:
         (gain, "held-out accuracy"),
         (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
         (f"{sum(p.num_samples for p in steps):,}", "samples trained"),
-        (clock(seconds), "from claim to last step"),
+        (clock(seconds), "time, claim to last step"),
         (str(len(given.kills)), "processes killed"),
         (f"{given.audit.lost:,}" if given.audit else "-", "samples lost"),
     ]
@@ -116,20 +116,22 @@ def _learning(given: ReportInput) -> str:
         title="Reward and held-out accuracy by step",
         x_label=STEP,
         y_label="share of problems solved" if is_share else "reward",
-        width=940,
-        height=340,
         y_min=0.0 if is_share else None,
         y_max=1.0 if is_share else None,
         x_max=float(run.step) or None,
-        marks=[(k.step, f"{k.worker} killed") for k in given.kills],
     )
+    wide = replace(
+        frame, width=940, height=340, marks=[(k.step, f"{k.worker} killed") for k in given.kills]
+    )
+    # Shrunk to a phone its letters could not be read, so a phone gets a chart of its own.
+    narrow = replace(frame, marks=[(k.step, k.worker) for k in given.kills])
     keys = [("held-out accuracy", "a"), ("reward of the training batch", "b")]
     keys += [("process killed", "kill")] if given.kills else []
-    redone = "".join(f"<li>{escape(line)}</li>" for line in redone_lines(run.redone))
+    redone = "".join(f"<p class=muted>{escape(line)}</p>" for line in redone_lines(run.redone))
     return (
-        f"<h2>Learning</h2><figure>{line_chart(series, frame)}"
-        f"<figcaption>{legend(keys)}</figcaption></figure>"
-        f"{f'<ul class=muted>{redone}</ul>' if redone else ''}"
+        f'<h2>Learning</h2><figure><div class="on-wide">{line_chart(series, wide)}</div>'
+        f'<div class="on-narrow">{line_chart(series, narrow)}</div>'
+        f"<figcaption>{legend(keys)}</figcaption></figure>{redone}"
     )
 
 
@@ -200,7 +202,9 @@ def _staleness(given: ReportInput) -> str:
             tokens.update(point.staleness)
         source = "as the steps recorded it"
     total = sum(tokens.values())
-    rows = [(f"{k} behind", {"tokens": 100 * v / total}) for k, v in sorted(tokens.items())]
+    rows = [
+        (f"{k} behind", {"tokens": round(100 * v / total, 1)}) for k, v in sorted(tokens.items())
+    ]
     bound = "" if given.audit is None else f"; bound {given.audit.max_staleness}"
     note = f"share of trained tokens by versions since they were sampled, {source}{bound}"
     return _figure("Staleness", note, bars(rows, "%", "Share of trained tokens"))

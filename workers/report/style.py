@@ -12,10 +12,11 @@ body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 64rem; background:
   color: var(--ink); font: 15px/1.55 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2.5rem 0 .5rem; }
 p { margin: .4rem 0; } .muted, .none, figcaption small { color: var(--muted); }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem;
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(8rem, 1fr)); gap: .75rem;
   margin: 1.25rem 0; padding: 0; list-style: none; }
 .figures li { background: var(--panel); border-radius: 8px; padding: .7rem .9rem; }
 .figures b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+.figures li:first-child { grid-column: span 2; }
 .figures span { color: var(--muted); font-size: .85rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
   gap: 1.5rem 2rem; }
@@ -42,7 +43,9 @@ table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { text-align: left; padding: .4rem .6rem .4rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th { color: var(--muted); font-weight: 500; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; } .wide td:first-child { white-space: nowrap; }
+.on-narrow { display: none; }
+@media (max-width: 40rem) { .on-wide { display: none; } .on-narrow { display: block; } }
 td.num, th.num { text-align: right; font-variant-numeric: tabular-nums; }
 code, pre { font: 13px/1.5 ui-monospace, monospace; }
 pre { background: var(--panel); border-radius: 8px; padding: .9rem; overflow-x: auto; }

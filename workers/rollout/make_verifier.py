@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
 import inspect
@@ -120,10 +121,12 @@ class _Maker:
         elif colon and function.isidentifier() and re.fullmatch(r"\w+(\.\w+)*", place):
             module = place
         else:
-            known = ", ".join([*JUDGES, *CHILD_JUDGES, SUM])
+            known = [*JUDGES, *CHILD_JUDGES, SUM]
+            near = difflib.get_close_matches(verifier, known, n=1)
             raise ConfigError(
-                f"{field} must be one of {known}, or `file.py:function` or `module:function`, "
-                f"got {verifier!r}"
+                f"{field} must be one of {', '.join(known)}, or `file.py:function` or "
+                f"`module:function`, got {verifier!r}"
+                + (f"; did you mean {near[0]!r}?" if near else "")
             )
         return Function(
             name=function,

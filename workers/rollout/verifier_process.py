@@ -172,10 +172,19 @@ def _check_signature(function: Callable[..., object], options: Reply, file: str)
     except TypeError as err:
         name = getattr(function, "__name__", "it")
         extra = f" and the options {', '.join(options)} by keyword" if options else ""
+        wanted = f"{WANTED[:-1]}, *, {', '.join(options)})" if options else WANTED
         raise UnusableError(
             f"{place_of(function, file)}: {name}{signature} cannot be called with {WANTED}{extra}: "
-            f"{err}"
+            f"{err}; write `def {name}{wanted}:`"
         ) from None
+
+
+def _told(error: Exception) -> str:
+    """An error of loading, and what to do where that is known."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg}"  # its own text repeats file and line
+    missing = f"; install it into {sys.prefix}" if isinstance(error, ModuleNotFoundError) else ""
+    return f"{type(error).__name__}: {error}{missing}"
 
 
 def _sum(parts: dict[Any, object]) -> object:
@@ -234,8 +243,7 @@ def main(fd: int, spec: Reply) -> None:
         link.send({"error": str(err)})
         return
     except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
-        place = where(err, spec.get("file", ""))
-        link.send({"error": f"{place}: {type(err).__name__}: {err}"})
+        link.send({"error": f"{where(err, spec.get('file', ''))}: {_told(err)}"})
         return
     spec = {**spec, "file": file}
     link.send({"ready": place_of(function, file)})

@@ -28,7 +28,7 @@ class Ended:
     """A run that is over, for now."""
 
     config: RunConfig
-    config_words: str  # files and overrides as typed
+    command: str  # what started it, from `up` on, as typed
     outcome: Outcome
     failure: Failure | None
     num_killed: int
@@ -90,9 +90,9 @@ def failure_lines(failure: Failure | None) -> Sequence[str]:
 
 def next_commands(ended: Ended) -> Sequence[str]:
     """Three commands that make sense now."""
-    words, config = ended.config_words, ended.config
+    command, config = ended.command, ended.config
     program = program_name()
-    resume = f"{program} up {words} --resume"
+    resume = f"{program} {command} --resume"
     if ended.outcome is Outcome.COMPLETE:
         resume += f" --steps {config.trainer.steps * 2}"
     seed = config.run.seed + 1
@@ -101,8 +101,8 @@ def next_commands(ended: Ended) -> Sequence[str]:
         other += f" --run.dir {config.run.dir}-seed{seed}"
     return (
         resume,
-        f"{program} audit {words}",
-        f"{program} up {without(words, 'run.id', 'run.seed', 'run.dir')} {other}",
+        f"{program} audit {shlex.quote(config.folder)}",
+        f"{program} {without(command, 'run.id', 'run.seed', 'run.dir')} {other}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Asked:
     """What the user typed."""
 
     config: RunConfig
-    config_words: str  # as typed, for commands to try
+    command: str  # what starts it, from `up` on, as typed: for commands to try
     is_resumed: bool
     is_live: bool
 
@@ -104,7 +105,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
             outlasting(watcher.catch_up, keeper)
         ended = Ended(
             config=config,
-            config_words=asked.config_words,
+            command=asked.command,
             outcome=outcome,
             failure=fleet.failure,
             num_killed=fleet.num_killed,
@@ -130,6 +131,8 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
         yield None
         return
     broker = embedded_broker(config)
+    if sys.stdout.isatty():  # on a busy machine nothing else would be seen for a while
+        show(f"starting Apache Kafka in {broker.folder} ...")
     state = broker.attach_or_start()
     show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
     try:
@@ -148,7 +151,7 @@ def _refuse_started(bus: Bus, asked: Asked) -> None:
     if is_started and not asked.is_resumed:
         raise ConfigError(
             f"run.id {asked.config.run.id!r} has steps already: continue it with "
-            f"`rlstreams up {asked.config_words} --resume`, "
+            f"`rlstreams {asked.command} --resume`, "
             "or begin another run with `--run.id NAME`"
         )
 

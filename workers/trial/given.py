@@ -14,6 +14,7 @@ from typing import Any
 
 from streams.errors import ConfigError
 from workers.config import RunConfig
+from workers.problems.indexing import parse
 from workers.problems.open import first_rows
 from workers.problems.row import Row
 from workers.prompts.issue import text_of
@@ -60,11 +61,8 @@ def judge_given(verifier: Verifier, given: Sequence[Given]) -> list[Completion]:
 
 
 def _fields(line: str, place: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except ValueError as err:
-        raise ConfigError(f"{place}: not a line of JSON: {err}") from err
-    if not isinstance(fields, dict) or not isinstance(fields.get("completion"), str):
+    fields = dict(parse(line, place, "--reward-only"))
+    if not isinstance(fields.get("completion"), str):
         raise ConfigError(f'{place}: wanted {{"completion": TEXT, "row": N}}, got {line[:80]}')
     row = fields.get("row", 1)
     if not isinstance(row, int) or row < 1:

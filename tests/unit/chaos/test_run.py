@@ -10,7 +10,14 @@ from streams import crash_points
 from streams.errors import ConfigError
 from workers.bootstrap import arm_crash_point, await_broker
 from workers.chaos.run import victims
-from workers.config import BrokerSection, LogprobSection, RolloutSection, RunConfig, RunSection
+from workers.config import (
+    BrokerSection,
+    EngineSection,
+    LogprobSection,
+    RolloutSection,
+    RunConfig,
+    RunSection,
+)
 
 OURS = RunConfig(rollout=RolloutSection(workers=2), logprob=LogprobSection(workers=3))
 THEIRS = RunConfig(broker=BrokerSection(bootstrap="127.0.0.1:9"))
@@ -22,6 +29,18 @@ def test_all_can_be_struck_but_a_broker_that_is_not_ours() -> None:
     assert counts | {"broker": 1} == victims(OURS, [])
     assert {"logprob": 3, "broker": 1} == victims(OURS, ["logprob", "broker"])
     assert "broker" not in victims(THEIRS, [])
+
+
+def test_model_servers_can_be_struck_where_the_workers_start_them() -> None:
+    """One for each rollout worker; not those of somebody else."""
+    rollout = RolloutSection(workers=2, engine="vllm")
+    assert {"server": 2} == victims(RunConfig(rollout=rollout), ["server"])
+    theirs = RunConfig(rollout=rollout, engine=EngineSection(urls=("http://a:1", "http://b:1")))
+    assert "server" not in victims(theirs, [])
+    with pytest.raises(ConfigError, match=r"the server, but those of engine\.urls are not ours"):
+        victims(theirs, ["server"])
+    with pytest.raises(ConfigError, match="samples in the worker's process: strike rollout"):
+        victims(OURS, ["server"])
 
 
 def test_a_victim_that_cannot_be_is_refused() -> None:

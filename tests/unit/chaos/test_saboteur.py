@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +21,12 @@ from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.unit.supervisor.small import DEADLINE_S, Scripts, all_up, until
 from workers.chaos import saboteur as module
-from workers.chaos.plan import Fault, FaultKind
+from workers.chaos.plan import SERVER, Fault, FaultKind
 from workers.chaos.saboteur import Saboteur
+from workers.chaos.servers import kill_server
 from workers.chaos.sweep import Sweep
 from workers.config import RunConfig
+from workers.engines.served.process import pid_file
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.watcher import Watcher
@@ -159,6 +164,39 @@ def test_a_fault_strikes_early_enough_for_all_to_fit(stage: Stage) -> None:
     stage.until(one, lambda: len(one.journal.strikes) == 1)
     one.tick(is_running=True)
     assert 1 == len(one.journal.strikes)
+
+
+def test_a_period_is_kept_whatever_step_it_is(stage: Stage) -> None:
+    """Nothing strikes early because the run nears its end, nor waits for a step."""
+    kills = [fault("rollout", FaultKind.KILL)] * (module.FAULTS_PER_STEP + 1)
+    later = fault("rollout", FaultKind.KILL, wait_s=1000.0)
+    one = Saboteur([*kills, later], 0.0, lambda *_: 0, is_periodic=True)
+    stage.begin(one)
+    stage.say(STEPS, trainer_started(step_target=6), step_completed(5))
+    stage.until(one, lambda: len(one.journal.strikes) == len(kills))
+    one.tick(is_running=True)
+    assert len(kills) == len(one.journal.strikes)
+
+
+def test_a_model_server_is_killed_beneath_its_worker(stage: Stage, tmp_path: Path) -> None:
+    """Its process is named beside its log; one that does not run now has its turn later."""
+    one = saboteur(fault(SERVER, FaultKind.KILL))
+    stage.begin(one)
+    one.tick(is_running=True)
+    assert [] == one.journal.strikes
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pid_file(tmp_path / "logs" / "vllm-0.log").write_text(f"{server.pid}\n")
+    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    assert -signal.SIGKILL == server.wait(DEADLINE_S)
+    assert all_up(stage.fleet)
+    assert 0 == stage.fleet.num_killed
+
+
+@pytest.mark.parametrize("text", ["", "x", "999999999"])
+def test_a_server_that_cannot_be_found_is_not_struck(tmp_path: Path, text: str) -> None:
+    """Half-written, or of a process that is gone."""
+    pid_file(tmp_path / "sglang-1.log").write_text(text)
+    assert not kill_server(tmp_path / "rollout-1.log", 1)
 
 
 def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:

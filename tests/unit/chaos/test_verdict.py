@@ -8,6 +8,7 @@ from typing import Any
 from streams.audit_report import AuditReport
 from streams.views import RunState
 from tests.factories import (
+    policy_loaded,
     prompt,
     scored,
     step_completed,
@@ -17,7 +18,7 @@ from tests.factories import (
 )
 from workers.chaos.journal import Journal, Strike, Waking
 from workers.chaos.outputs import Outputs
-from workers.chaos.plan import BROKER, Fault, FaultKind
+from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
 from workers.chaos.verdict import Seen, report
 from workers.supervisor.fleet import Exited
 
@@ -85,6 +86,20 @@ def test_recovery_ends_with_the_successors_first_work() -> None:
         "prompts": 0.5,
         "broker": 0.5,
     } == medians
+
+
+def test_a_model_server_is_back_when_its_worker_has_pulled_again() -> None:
+    """What the worker still commits of answers that it had says nothing of the server."""
+    strikes = [strike(1.0, SERVER, FaultKind.KILL)]
+    log = outputs(
+        (0.5, policy_loaded(worker="rollout-0", instance="r1")),
+        (1.1, trajectory(worker="rollout-0", instance="r1")),
+        (2.0, policy_loaded(worker="rollout-1", instance="r2")),
+        (31.0, policy_loaded(worker="rollout-0", instance="r1")),
+    )
+    made = report(seen(strikes, outputs=log))
+    assert {"server": 30.0} == {role: s.median_s for role, s in made.recovery.items()}
+    assert (1, {"server": {"kill": 1}}) == (made.processes_killed, made.faults)
 
 
 def test_a_successor_is_back_with_its_first_report() -> None:

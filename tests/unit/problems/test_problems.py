@@ -41,6 +41,7 @@ def test_a_chat_is_a_prompt(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ('{"answer": "2"}', r"rows\.jsonl:2: no `prompt` \(fields: answer\)"),
+        ('{"prompt": "a", "answer": ', r"rows\.jsonl:2:26: not a line of JSON"),
         ("{", r"rows\.jsonl:2:2: not a line of JSON"),
         ("[1]", r"rows\.jsonl:2: not a JSON object: \[1\]"),
         ('{"prompt": ""}', r"rows\.jsonl:2: `prompt` must be text .* got \"\""),
@@ -95,6 +96,14 @@ def test_presets_know_the_columns_of_others(
 ) -> None:
     """Data sets made for other systems are read as they are."""
     assert answer == dataset(tmp_path, row, preset=preset).row(0).answer
+
+
+def test_an_answer_that_is_null_is_refused_where_answers_are_wanted(tmp_path: Path) -> None:
+    """As text it would be `null`; where no column is named, rows need no answer."""
+    rows = [{"prompt": "?", "gold": 1}, {"prompt": "?!", "gold": None}]
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:2: `gold` is null: fill it in, or leave"):
+        dataset(tmp_path, *rows, columns=ColumnsSection(answer="gold"))
+    assert 2 == len(dataset(tmp_path, {"prompt": "?"}, {"prompt": "?!", "answer": None}))
 
 
 def test_a_missing_column_lists_what_is_there(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_gsm8k_is_named_and_its_rows_are_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b'{"prompt": "a", "answer": "b"}\n{\n', r"my\.jsonl:2: not a line of JSON"),
+        (b'{"prompt": "a", "answer": "b"}\n{\n', r"my\.jsonl:2:2: not a line of JSON"),
         (b"[1]\n", r"my\.jsonl:1: not a JSON object"),
         (b"\n\n", r"my\.jsonl has no rows"),
         (b"\xff\n", r"my\.jsonl:1: not a line of JSON"),

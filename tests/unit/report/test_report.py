@@ -15,7 +15,9 @@ from streams.errors import ConfigError
 from streams.views import Restart, ViewState
 from tests.html_pages import Balance
 from tests.unit.report.sample_run import audit_report, report_input, views_at
+from workers.attach import attached
 from workers.cli.report import configuration
+from workers.config_load import load
 from workers.report.collect import kill_marks
 from workers.report.page import render
 from workers.report.svg import Frame, Series, bars, line_chart, number, ticks
@@ -147,6 +149,23 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     """It names the folder and what is missing."""
     with pytest.raises(ConfigError, match=r"no config\.json"):
         configuration([str(tmp_path)], [])
+
+
+def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    """Beside the folder that was named; without any, what may be named at all."""
+    with pytest.raises(ConfigError, match="demmo: name a run's folder, or the TOML files"):
+        configuration([str(tmp_path / "demmo")], [])
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo/config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"there is no .*demmo: runs there: .*demo$"):
+        configuration([str(tmp_path / "demmo")], [])
+
+
+def test_a_run_that_never_started_is_told_so(tmp_path: Path) -> None:
+    """Starting an empty broker, as a worker is told to, would show nothing."""
+    config = load([], [f"--run.dir={tmp_path}", "--run.id=never"])
+    with pytest.raises(ConfigError, match="run never has left no log under"), attached(config):
+        pass
 
 
 def test_a_runs_folder_brings_its_own_configuration(tmp_path: Path) -> None:

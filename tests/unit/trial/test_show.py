@@ -143,7 +143,7 @@ def test_a_wrong_signature_is_shown_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("{", r"completions\.jsonl:1: not a line of JSON"),
+        ("{", r"completions\.jsonl:1:2: not a line of JSON"),
         ('{"text": "a"}', r'completions\.jsonl:1: wanted \{"completion": TEXT, "row": N\}'),
         ('{"completion": "a", "row": 0}', r"counts the rows of data\.train from 1, got 0"),
         ('{"completion": "a", "row": 9999}', r"row 9999 of data\.train, which has 2048 rows"),

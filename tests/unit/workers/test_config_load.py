@@ -84,6 +84,9 @@ def test_override_types():
         ("[broker]\nreplication = 3", r"broker.replication is 3, but broker.bootstrap is empty"),
         ("[rollout]\nmax_new_tokens = 20000", r"the longest sample would fit no micro-batch"),
         ("[broker.options]\n'sasl.password' = 'x'", r"'?sasl.password is a secret: give it as env"),
+        ("[broker]\nsasl_mechanism = 'PLAIN'", r"broker.sasl_mechanism; broker has bootstrap, "),
+        ("[rollout]\nengin = 'x'", r"rollout.engin; did you mean rollout.engine\?"),
+        ("[[demo.kills]]\nrole = 1\nat = 0", r"must be an array of tables, .* at \[0\].role"),
         ("[trainer\nsteps = 3", r"run.toml:1:9: malformed TOML"),
         ("[trainer]\nsteps = ", r"run.toml:2:9: malformed TOML"),
         ("[trainer]\nname = 'x", r"run.toml:2:\d+: malformed TOML"),
@@ -120,6 +123,30 @@ def test_the_file_that_holds_the_error_is_named(tmp_path):
         load([good, bad])
     assert "bad.toml" in str(raised.value)
     assert "good.toml" not in str(raised.value)
+
+
+def test_two_files_that_disagree_are_both_named(tmp_path):
+    """Each field with the file, line and column that set it."""
+    small = write(tmp_path, "[prompts]\ngroup_size = 4", "small.toml")
+    strict = write(tmp_path, "[trainer]\nmin_group_samples = 8", "strict.toml")
+    with pytest.raises(ConfigError) as raised:
+        load([small, strict])
+    assert f"{small}:2:1, {strict}:2:1: trainer.min_group_samples is 8, but" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("holds", "advice"),
+    [
+        ("run.toml", r"x is a folder; name its .*x/run.toml"),
+        ("config.json", "x is a folder; of a run: name the TOML files that it was started with"),
+        ("notes.txt", "x is a folder; a CONFIG is a TOML file"),
+    ],
+)
+def test_a_folder_is_no_file(tmp_path, holds, advice):
+    """A project, a run, or neither: each is told what to name."""
+    write(tmp_path / "x", "", holds)
+    with pytest.raises(ConfigError, match=advice):
+        load([tmp_path / "x"])
 
 
 def test_missing_file(tmp_path):

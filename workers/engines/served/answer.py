@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from schemas.events import NO_VERSION
 from workers.engines.base import Experts, FinishReason, GeneratedSegment
 from workers.engines.served.wire import Answer, AnswerError, Span
 
@@ -191,3 +192,14 @@ def cut(
         )
         row = last_row
     return segments
+
+
+def empty_segment(held: Held | None, reason: FinishReason) -> GeneratedSegment:
+    """What a request is answered with that never left."""
+    return GeneratedSegment(
+        token_ids=np.zeros(0, np.int32),
+        logprobs=np.zeros(0, np.float32),
+        policy_version=held.policy_version if held else NO_VERSION,
+        weight_hash=held.weight_hash if held else "",
+        finish_reason=reason,
+    )

@@ -22,13 +22,14 @@ from workers.engines.base import (
     PauseMode,
     SampleRequest,
 )
-from workers.engines.served.answer import Held, ModelShape
-from workers.engines.served.http import ServerGoneError
+from workers.engines.served.answer import Held, ModelShape, empty_segment
+from workers.engines.served.http import ServerError, ServerGoneError
 from workers.engines.served.keeper import Keeper
 from workers.engines.served.process import ServerProcess
 from workers.engines.served.request import room
+from workers.engines.served.router import Router
 from workers.engines.served.routing import Place, choose
-from workers.engines.served.server import Server, empty_segment
+from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
 from workers.engines.validation import check_request
 from workers.weights.channel import Pulled, WeightChannel, WeightError
@@ -55,6 +56,7 @@ class ServedEngine:
         servers: Sequence[tuple[Server, ServerProcess | None]],
         note: Callable[[str], None] = lambda _: None,
         on_close: Callable[[], None] = lambda: None,
+        router: Router | None = None,
     ) -> None:
         """Nothing is started before `start`.
 
@@ -63,12 +65,14 @@ class ServedEngine:
             servers: each with its process, or None if somebody else runs it.
             note: told what happens to servers, for the log.
             on_close: releases what the servers' deliveries share.
+            router: in front of all of them, for generation.
         """
         self._settings = settings
         self._shape = shape
         self._longest = max_tokens
         self._keepers = [Keeper(s, settings, p, self.dispatch, note) for s, p in servers]
         self._on_close = on_close
+        self._router = router
         self._floor = NO_VERSION  # the newest version that was ever in service
         self._waiting: deque[_Ticket] = deque()
         self._tasks: list[asyncio.Task[None]] = []
@@ -156,9 +160,11 @@ class ServedEngine:
             return
         try:
             segments = await server.ask(request)
-        except ServerGoneError:
-            server.doubt()
-            self._keeper_of(server).look()
+        except ServerError as err:
+            for keeper in self._suspects(server, err):
+                if isinstance(err, ServerGoneError):
+                    keeper.server.doubt()
+                keeper.look()
             raise
         finally:
             self.dispatch()
@@ -230,12 +236,16 @@ class ServedEngine:
             self._waiting.popleft().server.set_result(None)
         await asyncio.gather(*(server.close() for server in self._servers))
         await asyncio.gather(*(asyncio.to_thread(keeper.close) for keeper in self._keepers))
+        if self._router is not None:
+            await self._router.http.close()
         self._on_close()
 
     def dispatch(self) -> None:
         """Give waiting requests to servers that may take them."""
         self._floor = max(self._floor, self.policy_version)
         while self._waiting:
+            if self._router is not None and not self._are_equal():
+                return
             places = [
                 Place(url=s.url, in_flight=s.in_flight, limit=self._settings.limit)
                 for s in self._servers
@@ -251,6 +261,16 @@ class ServedEngine:
     @property
     def _servers(self) -> list[Server]:
         return [keeper.server for keeper in self._keepers]
+
+    def _are_equal(self) -> bool:
+        """A router may pick any: whether all are open and hold the same."""
+        return all(s.is_open for s in self._servers) and len({s.held for s in self._servers}) == 1
+
+    def _suspects(self, server: Server, err: ServerError) -> list[Keeper]:
+        """Whose server may be lost: behind a router it is not known who failed."""
+        if self._router is not None:
+            return self._keepers
+        return [self._keeper_of(server)] if isinstance(err, ServerGoneError) else []
 
     def _keeper_of(self, server: Server) -> Keeper:
         return next(keeper for keeper in self._keepers if keeper.server is server)

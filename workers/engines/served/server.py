@@ -13,10 +13,8 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from schemas.events import NO_VERSION, PolicyPublished
-from workers.engines.base import FinishReason, GeneratedSegment, PauseMode, SampleRequest
+from schemas.events import PolicyPublished
+from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
 from workers.engines.served.answer import (
     Asked,
     Held,
@@ -29,6 +27,7 @@ from workers.engines.served.dialect import Dialect, dialect_of
 from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
 from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.request import wanted_of
+from workers.engines.served.router import Router
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.wire import Answer, AnswerError, Span, Wanted, joined
 from workers.weights.channel import Pulled, WeightChannel, WeightError
@@ -53,7 +52,12 @@ class Server:
     """One server; belongs to the engine's event loop."""
 
     def __init__(
-        self, url: str, settings: ServedSettings, shape: ModelShape, delivery: Delivery
+        self,
+        url: str,
+        settings: ServedSettings,
+        shape: ModelShape,
+        delivery: Delivery,
+        router: Router | None = None,
     ) -> None:
         """Nothing is asked before `meet`."""
         self.url = url
@@ -65,6 +69,9 @@ class Server:
         self._settings = settings
         self._shape = shape
         self._delivery = delivery
+        self._router = router
+        if router is not None:
+            router.servers.append(self.http)
         self._dialect: Dialect = dialect_of(settings.kind)
         self._labels: dict[str, Held] = {}
         self._running: set[_Running] = set()
@@ -119,8 +126,10 @@ class Server:
                 f"server {self.url} is {facts.name}, which rlstreams was not run with (only with "
                 f"{', '.join(TESTED[facts.kind])}): set engine.allow_untested = true to use it"
             )
+        if self._router is not None:
+            self._router.check(facts)
         await self._delivery.prepare(self.http, self._dialect, facts)
-        self.held, self._labels = None, {}
+        self.held, self._labels = None, self._no_labels()
         self.facts, self.why_shut = facts, "holds no version that we gave it"
         self._is_doubted = False
 
@@ -137,7 +146,7 @@ class Server:
     def lose(self, why: str) -> None:
         """It died or does not answer: shut it, and end what it was asked."""
         self.facts, self.held, self.why_shut = None, None, why
-        self._labels = {}
+        self._labels = self._no_labels()
         for running in list(self._running):
             if running.task is not None:
                 running.task.cancel(why)
@@ -160,7 +169,7 @@ class Server:
             answer = await self._heard(running)
             return self._cut(running, answer)
         except AnswerError as err:
-            if isinstance(err, UnknownVersionError):
+            if isinstance(err, UnknownVersionError) and self._router is None:
                 self.held, self.why_shut = None, f"answered with weights that are not ours: {err}"
             raise ServerError(
                 f"server {self.url}: request {request.sample_id} ({wanted.request_id}): {err}"
@@ -178,11 +187,11 @@ class Server:
             running.is_aborted = True
             if self.facts is None:
                 continue
-            told = await self._dialect.abort(
-                self.http, self.facts, running.wanted.request_id, self._settings.answer_s
-            )
-            if not told and running.task is not None:
-                running.task.cancel()
+            request_id, answer_s = running.wanted.request_id, self._settings.answer_s
+            for http in (self.http,) if self._router is None else self._router.servers:
+                told = await self._dialect.abort(http, self.facts, request_id, answer_s)
+                if not told and running.task is not None:
+                    running.task.cancel()
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling, and shut the gate until `resume`."""
@@ -225,6 +234,10 @@ class Server:
         assert self.facts is not None
         return self.facts.max_tokens
 
+    def _no_labels(self) -> dict[str, Held]:
+        """Those that were given to others count too where a router picks."""
+        return {} if self._router is None else self._router.labels
+
     async def _answer(self, running: _Running) -> Answer:
         """The whole answer; in pieces from a server that reports no spans."""
         assert self.facts is not None
@@ -233,7 +246,8 @@ class Server:
         what = f"request {running.sample_id} ({running.wanted.request_id})"
         deadline_s = self._settings.request_s
         if not stream:
-            found = await self.http.post(route, body, deadline_s, what=what)
+            http = self.http if self._router is None else self._router.http
+            found = await http.post(route, body, deadline_s, what=what)
             return self._dialect.answer(found)
         async for event in self.http.stream(route, body, deadline_s, what=what):
             part = self._dialect.piece(event, running.num_tokens)
@@ -385,14 +399,3 @@ class Server:
             label = (self.held or running.begun_with).label
             if running.num_tokens > begun:
                 running.borders.append(Span(label, begun, running.num_tokens))
-
-
-def empty_segment(held: Held | None, reason: FinishReason) -> GeneratedSegment:
-    """What a request is answered with that never left."""
-    return GeneratedSegment(
-        token_ids=np.zeros(0, np.int32),
-        logprobs=np.zeros(0, np.float32),
-        policy_version=held.policy_version if held else NO_VERSION,
-        weight_hash=held.weight_hash if held else "",
-        finish_reason=reason,
-    )

@@ -1,0 +1,176 @@
+"""A router in front: it picks the server, and the promises about versions hold all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from streams.errors import ConfigError
+from tests.contract.engine_rigs import collect, request, tokens
+from tests.servers.fake_router import FakeRouter
+from tests.servers.fake_server import FakeServer
+from tests.servers.world import World
+from tests.unit.served.test_gate import until
+from workers.config import EngineSection, RolloutSection, RunConfig
+from workers.engines.base import EngineError
+from workers.engines.served.engine import ServedEngine
+from workers.served_engine import router_of
+
+GENERATE = "/inference/v1/generate"
+LONG_S = 60.0
+
+
+@pytest.fixture
+def servers(world: World) -> list[FakeServer]:
+    return [world.serve(), world.serve()]
+
+
+@pytest.fixture
+def router(servers: list[FakeServer]) -> Iterator[FakeRouter]:
+    made = FakeRouter([server.url for server in servers])
+    yield made
+    made.close()
+
+
+def test_requests_go_through_it_and_control_calls_to_each_server(
+    world: World, servers: list[FakeServer], router: FakeRouter
+) -> None:
+    """Pulls, pauses, labels: none of them is left to a router's choice."""
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        answers = [await collect(engine, request(f"{i}/0/0")) for i in range(4)]
+        assert {0} == {s.policy_version for segments in answers for s in segments}
+        await engine.pull(world.publish(1), world.channel)
+        assert {1} == {s.policy_version for s in await collect(engine, request("9/0/0"))}
+
+    world.run(scenario, router=router.url)
+    assert {GENERATE} == set(router.asked)
+    assert 5 == len(router.asked) == sum(len(server.asked) for server in servers)
+    assert all(server.asked for server in servers)
+    for server in servers:
+        routes = [path.partition("?")[0] for path in server.called]
+        assert 2 == routes.count("/collective_rpc") == routes.count("/update_weight_version")
+
+
+def test_no_request_leaves_before_all_hold_the_same_version(
+    world: World, servers: list[FakeServer], router: FakeRouter
+) -> None:
+    """The router could pick the one that is still in the middle of its pull."""
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        await until(lambda: not engine.wants(world.publish(0)), "one has not pulled", LONG_S)
+        servers[1].slow_routes["/collective_rpc"] = LONG_S
+        pull = asyncio.create_task(engine.pull(world.publish(1), world.channel))
+        await until(lambda: engine.policy_version == 1, "the first has not pulled", LONG_S)
+        early = asyncio.create_task(collect(engine, request("1/0/0")))
+        await until(lambda: bool(engine._waiting), "it does not wait", LONG_S)
+        assert [] == router.asked
+        early.cancel()
+        pull.cancel()
+        await asyncio.gather(early, pull, return_exceptions=True)
+
+    world.run(scenario, router=router.url, pull_s=LONG_S)
+
+
+def test_an_answer_of_weights_that_are_not_ours_is_refused(
+    world: World, servers: list[FakeServer], router: FakeRouter
+) -> None:
+    """A server that came back with random weights before anybody noticed, or a stranger."""
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        await until(lambda: not engine.wants(world.publish(0)), "one has not pulled", LONG_S)
+        for server in servers:
+            server.core.label = "default"
+        with pytest.raises(EngineError, match="default"):
+            await collect(engine, request("1/0/0"))
+
+    world.run(scenario, router=router.url)
+
+
+def test_a_dead_server_shuts_all_until_it_is_back(
+    world: World, servers: list[FakeServer], router: FakeRouter
+) -> None:
+    """It comes back with random weights, which the router would ask."""
+
+    async def scenario(engine: ServedEngine) -> None:
+        published = world.publish(0)
+        await engine.pull(published, world.channel)
+        await until(lambda: not engine.wants(published), "one has not pulled", LONG_S)
+        await asyncio.to_thread(servers[1].kill)
+        await until(lambda: len(engine.up()) == 1, "its death was not noticed", LONG_S)
+        early = asyncio.create_task(collect(engine, request("1/0/0")))
+        await until(lambda: bool(engine._waiting), "it does not wait", LONG_S)
+        assert [] == router.asked
+        await asyncio.to_thread(servers[1].restart)
+        await until(lambda: engine.wants(published), "it is not met again", LONG_S)
+        assert not early.done()
+        await engine.pull(published, world.channel)
+        assert tokens(await early)
+
+    world.run(scenario, router=router.url)
+
+
+def test_an_abort_reaches_the_server_that_has_the_request(
+    world: World, servers: list[FakeServer], router: FakeRouter
+) -> None:
+    """Nobody here knows which it is, so all are told."""
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        await until(lambda: not engine.wants(world.publish(0)), "one has not pulled", LONG_S)
+        for server in servers:
+            server.core.step_s = 0.05
+        running = asyncio.create_task(collect(engine, request("1/0/0", max_new_tokens=100)))
+        await until(lambda: any(s.core.jobs for s in servers), "nothing runs", LONG_S)
+        await engine.abort("1/0/0")
+        assert 100 > len(tokens(await running))
+
+    world.run(scenario, router=router.url)
+
+
+def test_a_server_that_names_no_versions_cannot_stand_behind_one(world: World) -> None:
+    """Which server answered, and so which version, would be a guess."""
+    server = world.serve("vllm-0.25.1")
+
+    async def scenario(engine: ServedEngine) -> None:
+        with pytest.raises(EngineError, match=r"vllm/0\.25\.1 behind router http.* clear engine"):
+            await engine.pull(world.publish(0), world.channel)
+
+    world.run(scenario, router="http://127.0.0.1:1")
+    assert [] == server.asked
+
+
+def test_each_worker_has_a_router_of_its_own() -> None:
+    """Servers are dealt out to workers, so routers are too."""
+    urls, routers = ("http://a:1", "http://b:1"), ("http://r:1", "http://r:2")
+    config = RunConfig(
+        rollout=RolloutSection(workers=2), engine=EngineSection(urls=urls, routers=routers)
+    )
+    found = [router_of(config, ordinal) for ordinal in range(2)]
+    assert list(routers) == [router.url for router in found if router is not None]
+    assert router_of(RunConfig(), 0) is None
+    one = RunConfig(rollout=RolloutSection(workers=2), engine=EngineSection(urls=urls))
+    assert router_of(one, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "workers", "reason"),
+    [
+        ({"urls": ("http://a:1",), "routers": ("http://r:1",)}, 2, "1 routers for 2 rollout"),
+        ({"routers": ("http://r:1",)}, 1, "engine.urls is empty"),
+        ({"urls": ("http://a:1",), "routers": ("r",)}, 1, "engine.routers must be like"),
+    ],
+)
+def test_a_router_that_cannot_be_is_refused(
+    engine: dict[str, tuple[str, ...]], workers: int, reason: str
+) -> None:
+    """By field, with what to do."""
+    with pytest.raises(ConfigError, match=reason):
+        router_of(
+            RunConfig(rollout=RolloutSection(workers=workers), engine=EngineSection(**engine)), 0
+        )

@@ -1,0 +1,65 @@
+"""What to say when a run or a recording is not where the user says: what there is instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from streams.errors import ConfigError
+from streams.recording.manifest import MANIFEST_FILE
+from streams.run_folder import CONFIG_FILE
+
+RUNS, RECORDINGS = "runs", "recordings"
+_SHOWN = 8
+_MARKS = {RUNS: CONFIG_FILE, RECORDINGS: MANIFEST_FILE}
+
+
+def check_place(name: str, kinds: Sequence[str] = (RUNS, RECORDINGS)) -> None:
+    """See that `name` is a folder of one of these kinds; anything that is a file passes.
+
+    Raises:
+        ConfigError: it is not; names the runs and the recordings that are there.
+    """
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_file():
+        return
+    if path.is_dir() and any((path / _MARKS[kind]).is_file() for kind in kinds):
+        return
+    raise ConfigError(f"{_what(path, kinds)}; {_instead(path)}")
+
+
+def _what(path: Path, kinds: Sequence[str]) -> str:
+    if not path.exists():
+        return f"{path} is not there"
+    wanted = " nor ".join(f"a {kind[:-1]}" for kind in kinds)
+    lacks = " and no ".join(_MARKS[kind] for kind in kinds)
+    is_other = next((k for k in _MARKS if k not in kinds and (path / _MARKS[k]).is_file()), "")
+    if is_other:
+        return f"{path} is a {is_other[:-1]}, not {wanted}"
+    if RECORDINGS in kinds and any(path.glob("*/*.avro")):
+        return (
+            f"{path} holds container files of a recording, but its {MANIFEST_FILE}, which says of "
+            "what run they are, is missing"
+        )
+    return f"{path} is {'neither ' if len(kinds) > 1 else 'not '}{wanted}: it has no {lacks}"
+
+
+def _instead(path: Path) -> str:
+    """Runs and recordings beside the path, and where commands put them."""
+    found = {kind: _folders((path.parent, Path(kind)), mark) for kind, mark in _MARKS.items()}
+    every = [name for names in found.values() for name in names]
+    if not every:
+        return "there are no runs in runs/ and no recordings in recordings/ of this folder"
+    near = difflib.get_close_matches(str(path), every, 1, cutoff=0.75)
+    listed = [f"{kind}: {_some(names)}" for kind, names in found.items() if names]
+    return (f"did you mean {near[0]}? " if near else "") + "there are " + "; ".join(listed)
+
+
+def _folders(parents: Iterable[Path], mark: str) -> list[str]:
+    return sorted({str(file.parent) for parent in parents for file in parent.glob(f"*/{mark}")})
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
