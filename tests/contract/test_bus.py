@@ -28,6 +28,7 @@ from tests.contract.polling import (
 )
 
 TORN_WITHIN_S = 0.8
+TRIES = 10  # one of them is not held up, on the busiest machine
 
 # Transactions.
 
@@ -198,17 +199,16 @@ def test_a_torn_record_is_given_out_as_far_as_it_came(cluster: Cluster):
     for index in range(2):
         transaction.send("t", 0, b"k", b"part", dict(part_headers({}, "id", index, 3)))
     transaction.commit()
-    with cluster.bus().reader({P0: 0}) as reader:
-        read(reader, 1)
-        waited_s = []
-        for _ in range(3):  # the shortest counts: a busy machine makes some of them long
-            reader.seek({P0: 1})
+    waited_s = []
+    while not waited_s or (waited_s[-1] > TORN_WITHIN_S and len(waited_s) < TRIES):
+        with cluster.bus().reader({P0: 0}) as reader:
+            read(reader, 1)
             begun_s = time.monotonic()
             (torn,) = read(reader, 1)
             waited_s.append(time.monotonic() - begun_s)
-        assert min(waited_s) < TORN_WITHIN_S
-        assert (b"partpart", b"2/3") == (bytes(torn.value), torn.headers["rlstreams-part"])
-        reaches(reader, P0, 4)
+            assert (b"partpart", b"2/3") == (bytes(torn.value), torn.headers["rlstreams-part"])
+            reaches(reader, P0, 4)
+    assert waited_s[-1] < TORN_WITHIN_S, waited_s
 
 
 def test_keys_choose_partitions_by_murmur2(cluster: Cluster):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +34,13 @@ class Log:
 
     warning = info
 
+    def wait_for(self, event: str, count: int) -> None:
+        """Until it was told so often."""
+        until_s = time.monotonic() + DEADLINE_S
+        while self.events.count(event) < count:
+            assert time.monotonic() < until_s, f"{count} times {event}: {self.events}"
+            time.sleep(0.005)
+
 
 @dataclass
 class Stand:
@@ -57,9 +65,9 @@ class Stand:
         return dict(channel.pull(published, DEADLINE_S))
 
 
-def serving(epoch: int = EPOCH) -> Stand:
+def serving(epoch: int = EPOCH, window_s: float = 0.5) -> Stand:
     log = Log()
-    limits = Limits(window_s=0.5, form_s=60.0, stall_s=60.0)
+    limits = Limits(window_s=window_s, form_s=60.0, stall_s=60.0)
     server = CollectiveWeightServer("gloo", host="127.0.0.1", secret=SECRET, log=log, limits=limits)
     server.open(epoch)
     return Stand(server, log)
@@ -101,17 +109,23 @@ def test_training_on_does_not_change_what_is_served(
     assert float(stand.pull(channel, published)["scale"]) == 0.0
 
 
-def test_pullers_that_are_ready_together_share_one_broadcast(stand: Stand) -> None:
+def test_pullers_that_are_ready_together_share_one_broadcast() -> None:
     """Three pulls, one `weights_sent`; a group that stands is used again."""
+    stand = serving(window_s=2.0)  # it ends as soon as all that are connected have asked
     channels = [CollectiveWeightChannel("gloo", SECRET) for _ in range(3)]
     with ThreadPoolExecutor(3) as pool:
         for version in (0, 1):
             published = stand.publish(version)
-            received = list(pool.map(lambda c, p=published: stand.pull(c, p), channels))
-            assert {weight_hash(r) for r in received} == {published.weight_hash}
+            pulls = [pool.submit(lambda c, p: dict(c.pull(p, DEADLINE_S)), c, published)
+                     for c in channels]  # fmt: skip
+            stand.log.wait_for("puller_joined", 3)
+            for channel in channels:
+                stand.ask(channel, version)
+            assert {weight_hash(pull.result()) for pull in pulls} == {published.weight_hash}
     for channel in channels:
         channel.close()
-    assert stand.log.events.count("weights_sent") <= 4  # a straggler may go alone the first time
+    stand.server.close()
+    assert stand.log.events.count("weights_sent") <= 4  # six, if nothing were shared
 
 
 def test_a_number_never_gets_a_second_content(stand: Stand) -> None:
@@ -147,6 +161,7 @@ def test_a_wrong_secret_is_refused(stand: Stand) -> None:
     stranger = CollectiveWeightChannel("gloo", "a guess")
     with pytest.raises(WeightError, match="the secret is not this run's"):
         stand.pull(stranger, stand.publish(0))
+    stand.log.wait_for("puller_refused", 1)
     assert stand.log.events == ["puller_refused"]
 
 
