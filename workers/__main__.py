@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
+from typing import NoReturn
 
 from workers.cli.arguments import Help
 from workers.ending import end_within
@@ -58,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
     parser = parser_of_all()
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse(parser, args, unknown[0])
     if overrides and not hasattr(args, "config"):
         parser.error(f"{args.command} reads no configuration, so {overrides[0]} has no meaning")
     args.overrides = overrides
@@ -118,6 +121,31 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: object) -> None:
         given = {"allow_abbrev": False, "formatter_class": Help, **kwargs}
         super().__init__(**given)  # type: ignore[arg-type]
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """As argparse does, but with what was meant instead of a long list."""
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(choice) for choice in action.choices]
+        raise argparse.ArgumentError(action, f"there is no {value}{_meant(str(value), names)}")
+
+
+def _meant(word: str, names: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, names, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; it is one of {', '.join(names)}"
+
+
+def _refuse(parser: argparse.ArgumentParser, args: argparse.Namespace, word: str) -> NoReturn:
+    """End with the usage of the command that does not know an option or a word."""
+    while nested := [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]:
+        parser = nested[0].choices[getattr(args, nested[0].dest)]
+    if not word.startswith("-"):
+        parser.error(f"{word} is more than it takes")
+    known = [name for action in parser._actions for name in action.option_strings]
+    option = word.partition("=")[0]
+    parser.error(f"there is no option {option}{_meant(option, known)}")
 
 
 class _Version(argparse.Action):

@@ -29,7 +29,9 @@ _STATE_STYLES = {
     "draining": "yellow",
     "silent": "bold red",
     "down": "bold red",
+    "ended": "bright_black",
 }
+_ENDING = ("finishing", "draining")  # states of the run in which a process may end
 _ROLE_ORDER = ("prompts", "rollout", "logprob", "trainer")
 
 
@@ -150,13 +152,14 @@ def _worker_row(
 ) -> Iterator[Text]:
     state = worker.state if worker else "starting"
     if process is not None and not process.is_alive:
-        state = "down"
+        # Towards its end a run has workers that are done: red is for those that are missed.
+        state = "ended" if given.state in _ENDING else "down"
     version = worker.policy_version if worker else NO_VERSION
     restarts = process.restarts if process else worker.restarts if worker else 0
     yield Text(name)
     yield Text(state, _STATE_STYLES.get(state, ""))
     yield Text("-" if version == NO_VERSION else str(version))
-    yield Text(_rate(worker, given) if state not in ("down", "silent") else "-")
+    yield Text(_rate(worker, given) if state not in ("down", "ended", "silent") else "-")
     yield Text(str(restarts), "bold red" if restarts else "bright_black")
 
 

@@ -135,7 +135,10 @@ def run_show(args: argparse.Namespace) -> int:
     def print_it(bus: Bus, config: RunConfig) -> int:
         view = read_letters(bus, config.deadlines.commit_s, keep_bytes=is_wanted).view
         letters = [letter for letter in view.letters if is_wanted(letter.event)]
-        print("\n\n".join(whole(view, letter) for letter in letters) or f"no letter on {words[0]}")
+        print(
+            "\n\n".join(whole(view, letter) for letter in letters)
+            or f"no dead letter of {words[0]}"
+        )
         return 0 if letters else 1
 
     return _on_bus([w for w in args.config if w not in words], args.overrides, print_it)

@@ -44,6 +44,15 @@ def drawn(given: LiveInput, width: int = 80, height: int = 24) -> list[str]:
     return console.export_text().splitlines()
 
 
+@pytest.mark.parametrize(
+    ("state", "shown"), [("running", "down"), ("finishing", "ended"), ("draining", "ended")]
+)
+def test_a_worker_that_is_gone_is_missed_only_while_the_run_goes_on(state: str, shown: str) -> None:
+    """At the end of a run each process ends, and nothing is wrong."""
+    (row,) = [line for line in drawn(live_input(state=state)) if line.startswith("│ rollout-1")]
+    assert shown == row.split()[2]
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 60)])
 def test_the_screen_fills_the_terminal_and_no_more(width: int, height: int) -> None:
     """Every line fits, and there are as many as the terminal has."""

@@ -63,6 +63,27 @@ def test_usage_errors_exit_with_2(words, capsys):
     assert "usage: rlstreams" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "usage", "told"),
+    [
+        (["adit"], "rlstreams", "argument COMMAND: there is no adit; did you mean audit?"),
+        (["audit", "--jsn"], "rlstreams audit", "there is no option --jsn; did you mean --json?"),
+        (["up", "--step=3"], "rlstreams up", "there is no option --step; did you mean --steps?"),
+        (["config", "shw"], "rlstreams config", "there is no shw; did you mean show?"),
+        (["diff", "a", "b", "c"], "rlstreams diff", "c is more than it takes"),
+        (["inspect", "--worst", "x"], "rlstreams inspect", "x; it is one of mismatch, reward, s"),
+    ],
+)
+def test_a_word_that_is_not_known_is_answered_with_what_was_meant(words, usage, told, capsys):
+    """Under the usage of the command that was asked, not of the whole program."""
+    with pytest.raises(SystemExit) as raised:
+        main(words)
+    assert 2 == raised.value.code
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: {usage} ")
+    assert told in said
+
+
 def test_version(capsys):
     """It names the program, installed or not."""
     with pytest.raises(SystemExit) as raised:

@@ -125,15 +125,6 @@ def test_the_file_that_holds_the_error_is_named(tmp_path):
     assert "good.toml" not in str(raised.value)
 
 
-def test_two_files_that_disagree_are_both_named(tmp_path):
-    """Each field with the file, line and column that set it."""
-    small = write(tmp_path, "[prompts]\ngroup_size = 4", "small.toml")
-    strict = write(tmp_path, "[trainer]\nmin_group_samples = 8", "strict.toml")
-    with pytest.raises(ConfigError) as raised:
-        load([small, strict])
-    assert f"{small}:2:1, {strict}:2:1: trainer.min_group_samples is 8, but" in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("holds", "advice"),
     [
