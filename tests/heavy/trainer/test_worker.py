@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from schemas.events import (
     DeadLetter,
@@ -33,7 +35,9 @@ from workers.context import Context
 from workers.runtime import OwnerAliveError
 from workers.trainer.training import Training
 from workers.trainer.worker import TrainerWorker
+from workers.weights.channel import Manifest
 from workers.weights.file import FileWeightServer
+from workers.weights.layout import weight_hash
 
 
 def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) -> None:
@@ -57,6 +61,48 @@ def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) 
     assert [(p.policy_version, p.weight_hash) for p in published[1:]] == [
         (s.policy_version, s.weight_hash) for s in done
     ]
+
+
+class Asked(FileWeightServer):
+    """Notes which weights the trainer holds when it publishes, and when it asks to change them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, keep=4)
+        self.live: Mapping[str, torch.Tensor] = {}
+        self.told: list[tuple[str, str]] = []
+
+    def publish(
+        self,
+        policy_version: int,
+        weights: Mapping[str, torch.Tensor],
+        known_hash: str | None = None,
+    ) -> Manifest:
+        self.live = weights
+        self.told.append(("publish", weight_hash(weights)))
+        return super().publish(policy_version, weights, known_hash)
+
+    def before_change(self) -> None:
+        self.told.append(("ask", weight_hash(self.live)))
+
+
+def test_weights_change_only_when_their_server_lets_them(tmp_path: Path) -> None:
+    """It is asked before every step, while they are still what was published."""
+    log, config, server = make_log(), make_config(tmp_path), Asked(tmp_path / "weights")
+    trainer = make_trainer(log, config, server=server)
+    for version in range(2):
+        send(log, *(scored(version, sample, version) for sample in range(2)))
+        run_steps(log, trainer, version + 1)
+    turn_until(trainer, lambda: len(server.told) == 5)
+    trainer.close()
+    hashes = [weights for what, weights in server.told if what == "publish"]
+    assert 3 == len(set(hashes))
+    assert [
+        ("publish", hashes[0]),
+        ("ask", hashes[0]),
+        ("publish", hashes[1]),
+        ("ask", hashes[1]),
+        ("publish", hashes[2]),
+    ] == server.told
 
 
 def test_a_successor_redoes_the_steps_and_gets_the_recorded_hash(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from workers.config_trainer import TrainerSection
 from workers.context import Context
 from workers.trainer.training import Trained, Training
 from workers.trainer.worker import TrainerWorker
+from workers.weights.channel import WeightServer
 from workers.weights.file import FileWeightServer
 from workers.weights.layout import weight_hash
 
@@ -65,13 +66,15 @@ def make_trainer(
     takeover: bool = False,
     bus: Bus | None = None,
     hardware: type[Training] = Training,
+    server: WeightServer | None = None,
 ) -> TrainerWorker:
     bus = bus or MemoryBus(log, "demo")
     context = Context(
         config=config, bus=bus, role="trainer", ordinal=0, instance=instance, takeover=takeover
     )
     training = hardware(Path(config.model.path), config.trainer, threads=1)
-    return TrainerWorker(context, bus, training, FileWeightServer(context.folder / "weights", 4))
+    server = server or FileWeightServer(context.folder / "weights", 4)
+    return TrainerWorker(context, bus, training, server)
 
 
 class OtherHardware(Training):

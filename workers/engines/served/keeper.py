@@ -106,7 +106,7 @@ class Keeper:
         except ServerError as err:
             self._fail(str(err))  # it answers, and is not what was asked for
             return
-        if self._process is not None and self._process.running_s > self._settings.start_s:
+        if self._process is not None and self._process.starting_s > self._settings.start_s:
             self._fail(f"not ready within {self._settings.start_s:g} s: {self._why_not}")
 
     async def _check(self) -> None:

@@ -58,6 +58,11 @@ class ServerProcess:
         """Since its start."""
         return time.monotonic() - self._started_s
 
+    @property
+    def starting_s(self) -> float:
+        """Since its start, while it runs and never held a version; else 0."""
+        return self.running_s if self.is_running and not self._was_in_service else 0.0
+
     def in_service(self) -> None:
         """It holds a version: whatever ends it now, its start did not fail."""
         self._was_in_service = True
