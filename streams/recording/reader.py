@@ -203,8 +203,6 @@ class Recording(Closing):
         if not path.exists():
             self._problems.append(f"{file.name} is missing: {_num(file.num_records)}")
             return False
-        if path.stat().st_size < file.size_bytes:
-            self._problems.append(self._cut(file, path.stat().st_size))
         try:
             reader = self._reader(file)
             if (found := Kind.of(reader.header, file.name)) != file.kind:
@@ -214,6 +212,8 @@ class Recording(Closing):
         except (RecordingError, OSError) as err:
             self._problems.append(f"{err} ({_num(file.num_records)})")
             return False
+        if path.stat().st_size < file.size_bytes:
+            self._problems.append(self._cut(file, path.stat().st_size))
         return True
 
     def _cut(self, file: IndexedFile, size_bytes: int) -> str:

@@ -158,7 +158,8 @@ class Player:
         if self._seek is not None and self.pace.go_to_ms is not None:
             to_ms, self.pace.go_to_ms = self.pace.go_to_ms, None
             self._left = iter(self._seek(self._at_ms, to_ms))
-            self._next, self._clock_ms = None, None
+            self._next, self._clock_ms, self._at_ms = None, None, to_ms
+            self._on_progress(self.played)
         if self._next is None:
             self._next = next(self._left, None)
         return self._next
