@@ -114,6 +114,8 @@ class Recording(Closing):
         """One partition's records by offset, from offset `start` on."""
         files = [f for f in self.files if f.kind.partition == partition]
         streams = [self.file_records(file, start, self._on_damage) for file in files]
+        if len(streams) == 1:
+            return streams[0]
         return heapq.merge(*streams, key=lambda raw: raw.position.offset)
 
     def events(self, kind: type[E], topics: Collection[str] = ()) -> Iterator[Record[E]]:

@@ -21,6 +21,7 @@ REPLAY_HEADER = "rlstreams-replay-of"
 MAX_ABORTS = 5
 STREAM_BYTES = 128_000_000  # of one transaction as fast as possible
 STREAM_RECORDS = 200_000
+LOOK_BYTES = 100_000  # between two looks at the clock
 STREAM_S = 2.0  # keys are looked at between transactions
 BATCH_BYTES = 32_000_000  # of one transaction at a recorded speed
 BATCH_RECORDS = 10_000
@@ -169,7 +170,7 @@ class Player:
         taken: list[Outgoing] = []
 
         def flow() -> Iterator[Outgoing]:
-            num_bytes, until_s = 0, self._now_s() + STREAM_S
+            num_bytes, look_at, until_s = 0, 0, self._now_s() + STREAM_S
             while (raw := self._next or next(self._left, None)) is not None:
                 self._next = None
                 taken.append(outgoing_of(raw, self._run))
@@ -178,8 +179,10 @@ class Player:
                 num_bytes += len(raw.value)
                 if num_bytes >= STREAM_BYTES or len(taken) >= STREAM_RECORDS:
                     return
-                if self._now_s() >= until_s:
-                    return
+                if num_bytes >= look_at:
+                    look_at = num_bytes + LOOK_BYTES
+                    if self._now_s() >= until_s:
+                        return
 
         _insist(lambda attempt: producer.commit_stream(taken if attempt else flow()))
         self._clock_ms = float(self._at_ms)
