@@ -174,8 +174,8 @@ class Player:
             while (raw := self._next or next(self._left, None)) is not None:
                 self._next = None
                 taken.append(outgoing_of(raw, self._run))
-                yield taken[-1]
                 self._count(raw)
+                yield taken[-1]
                 num_bytes += len(raw.value)
                 if num_bytes >= STREAM_BYTES or len(taken) >= STREAM_RECORDS:
                     return
