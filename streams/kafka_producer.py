@@ -194,11 +194,11 @@ class KafkaProducer(Closing):
             raise
 
     def _stream(self, records: Iterable[Outgoing]) -> None:
-        def enqueue(*message: Any, **settings: Any) -> None:  # noqa: ANN401
+        def wait(*message: Any, **settings: Any) -> None:  # noqa: ANN401
             self._enqueue(time.monotonic() + self._commit_s, *message, **settings)
 
         self._delivery_error = None
-        stretches = Stretches(enqueue, self._prefix)
+        stretches = Stretches(self._client.produce, wait, self._prefix)
         self._client.begin_transaction()
         try:
             stretches.send(records)

@@ -50,12 +50,16 @@ class Stretches:
     """The records of one transaction.
 
     Args:
-        enqueue: takes what the client's `produce` takes; waits while its queue is full.
+        produce: of the client; raises BufferError if its queue is full.
+        wait: takes the same, and waits until there is room.
         prefix: of topics.
     """
 
-    def __init__(self, enqueue: Callable[..., None], prefix: str) -> None:
-        self._enqueue = enqueue
+    def __init__(
+        self, produce: Callable[..., None], wait: Callable[..., None], prefix: str
+    ) -> None:
+        self._produce = produce
+        self._wait = wait
         self._prefix = prefix
         self._by_place: dict[tuple[str, int], _Stretch] = {}
 
@@ -97,8 +101,9 @@ class Stretches:
         if len(record) <= PART_BYTES:  # nearly all
             if is_end:
                 settings["on_delivery"] = stretch.delivered
-            settings["headers"] = dict(record.headers)
-            self._enqueue(topic, whole(record.value), record.key, **settings)
+            headers = record.headers
+            settings["headers"] = headers if isinstance(headers, dict) else dict(headers)
+            self._enqueue(topic, whole(record.value), record.key, settings)
             stretch.num_messages += 1
             return
         count, record_id = num_parts(len(record)), secrets.token_hex(8)
@@ -107,5 +112,11 @@ class Stretches:
             settings.pop("on_delivery", None)
             if is_end and index in (0, count - 1):
                 settings["on_delivery"] = stretch.delivered
-            self._enqueue(topic, part, record.key, **settings)
+            self._enqueue(topic, part, record.key, settings)
             stretch.num_messages += 1
+
+    def _enqueue(self, topic: str, value: bytes, key: bytes, settings: dict[str, Any]) -> None:
+        try:
+            self._produce(topic, value, key, **settings)
+        except BufferError:
+            self._wait(topic, value, key, **settings)

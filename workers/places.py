@@ -26,7 +26,7 @@ def check_place(name: str, kinds: Sequence[str] = (RUNS, RECORDINGS)) -> None:
         return
     if path.is_dir() and any((path / _MARKS[kind]).is_file() for kind in kinds):
         return
-    raise ConfigError(f"{_what(path, kinds)}; {_instead(path)}")
+    raise ConfigError(f"{_what(path, kinds)}; {_instead(path, kinds)}")
 
 
 def _what(path: Path, kinds: Sequence[str]) -> str:
@@ -36,7 +36,8 @@ def _what(path: Path, kinds: Sequence[str]) -> str:
     lacks = " and no ".join(_MARKS[kind] for kind in kinds)
     is_other = next((k for k in _MARKS if k not in kinds and (path / _MARKS[k]).is_file()), "")
     if is_other:
-        return f"{path} is a {is_other[:-1]}, not {wanted}"
+        way_out = f" (make one: rlstreams record {path})" if is_other == RUNS else ""
+        return f"{path} is a {is_other[:-1]}, not {wanted}{way_out}"
     if RECORDINGS in kinds and any(path.glob("*/*.avro")):
         return (
             f"{path} holds container files of a recording, but its {MANIFEST_FILE}, which says of "
@@ -45,12 +46,12 @@ def _what(path: Path, kinds: Sequence[str]) -> str:
     return f"{path} is {'neither ' if len(kinds) > 1 else 'not '}{wanted}: it has no {lacks}"
 
 
-def _instead(path: Path) -> str:
-    """Runs and recordings beside the path, and where commands put them."""
-    found = {kind: _folders((path.parent, Path(kind)), mark) for kind, mark in _MARKS.items()}
+def _instead(path: Path, kinds: Sequence[str]) -> str:
+    """What of these kinds is beside the path, and where commands put it."""
+    found = {kind: _folders((path.parent, Path(kind)), _MARKS[kind]) for kind in kinds}
     every = [name for names in found.values() for name in names]
     if not every:
-        return "there are no runs in runs/ and no recordings in recordings/ of this folder"
+        return "there is " + " and ".join(f"no {kind[:-1]} in {kind}/" for kind in kinds) + " here"
     near = difflib.get_close_matches(str(path), every, 1, cutoff=0.75)
     listed = [f"{kind}: {_some(names)}" for kind, names in found.items() if names]
     return (f"did you mean {near[0]}? " if near else "") + "there are " + "; ".join(listed)

@@ -150,7 +150,8 @@ def read_header(file: BinaryIO, name: str) -> Header:
             raise DamagedError(f"{name}: its header is damaged: {err}") from err
     if header.codec not in (CODEC, "null"):
         raise ForeignFileError(
-            f"{name} is compressed with codec {header.codec!r}; this reads {CODEC!r} and 'null'"
+            f"{name} is compressed with codec {header.codec!r}; this reads {CODEC!r} and 'null': "
+            "rlstreams writes no other, so the file was written, or changed, by something else"
         )
     return header
 

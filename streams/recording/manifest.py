@@ -88,9 +88,7 @@ def load(folder: Path) -> Manifest:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
-        there = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else ""
-        found = f"it holds {there}" if there else "it is empty, or not there"
-        raise ForeignFileError(f"{folder} is no recording: no {MANIFEST_FILE}; {found}") from err
+        raise ForeignFileError(_no_manifest(folder)) from err
     except (OSError, ValueError) as err:
         raise DamagedError(f"{path}: bytes were changed or are missing: {err}") from err
     if not isinstance(plain, dict) or "format" not in plain:
@@ -98,7 +96,7 @@ def load(folder: Path) -> Manifest:
     if plain["format"] != FORMAT:
         raise ForeignFileError(
             f"{folder} is a recording of format {plain['format']}, this release reads {FORMAT}: "
-            "a newer rlstreams wrote it"
+            "a newer rlstreams wrote it. Update this one, or read its events with any Avro tool"
         )
     recorded = plain.pop("manifest_sha256", "")
     if recorded != _digest(plain):
@@ -107,6 +105,17 @@ def load(folder: Path) -> Manifest:
         return msgspec.convert(plain, Manifest)
     except msgspec.ValidationError as err:
         raise DamagedError(f"{path}: {err}") from err
+
+
+def _no_manifest(folder: Path) -> str:
+    if any(folder.glob("*/*.avro")):
+        return (
+            f"{folder} holds the files of a recording, but its {MANIFEST_FILE} is missing, which "
+            "says of what run they are: copy it again from where it was recorded"
+        )
+    there = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else ""
+    found = f"it holds {there}" if there else "it is empty, or not there"
+    return f"{folder} is no recording: no {MANIFEST_FILE}; {found}"
 
 
 def _digest(plain: Mapping[str, object]) -> str:

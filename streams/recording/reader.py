@@ -114,6 +114,8 @@ class Recording(Closing):
         """One partition's records by offset, from offset `start` on."""
         files = [f for f in self.files if f.kind.partition == partition]
         streams = [self.file_records(file, start, self._on_damage) for file in files]
+        if len(streams) == 1:
+            return streams[0]
         return heapq.merge(*streams, key=lambda raw: raw.position.offset)
 
     def events(self, kind: type[E], topics: Collection[str] = ()) -> Iterator[Record[E]]:
@@ -203,8 +205,6 @@ class Recording(Closing):
         if not path.exists():
             self._problems.append(f"{file.name} is missing: {_num(file.num_records)}")
             return False
-        if path.stat().st_size < file.size_bytes:
-            self._problems.append(self._cut(file, path.stat().st_size))
         try:
             reader = self._reader(file)
             if (found := Kind.of(reader.header, file.name)) != file.kind:
@@ -214,6 +214,8 @@ class Recording(Closing):
         except (RecordingError, OSError) as err:
             self._problems.append(f"{err} ({_num(file.num_records)})")
             return False
+        if path.stat().st_size < file.size_bytes:
+            self._problems.append(self._cut(file, path.stat().st_size))
         return True
 
     def _cut(self, file: IndexedFile, size_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,3 +80,18 @@ def test_what_is_not_there_is_said_with_what_is(recorded: Workspace, tmp_path: P
     )
     assert 78 == model.returncode, model.stdout
     assert str(tmp_path) in model.stdout
+
+
+def test_a_step_whose_records_are_gone_says_which(recorded: Workspace, tmp_path: Path) -> None:
+    """One line, with the file that is missing and the position that is needed."""
+    folder = tmp_path / "partial"
+    shutil.copytree(recorded.folder / "recordings/demo", folder)
+    lost = sorted(folder.glob("scored-trajectories/0-*.avro"))
+    for path in lost:
+        path.unlink()
+    found = recorded.run("rlstreams", "rerun-step", "2", str(folder), timeout_s=UP_S)
+
+    assert 78 == found.returncode, found.stdout
+    assert f"{lost[0].relative_to(folder)} is missing" in found.stdout
+    assert "cannot be read any more: scored-trajectories[0]@" in found.stdout
+    assert "Traceback" not in found.stdout

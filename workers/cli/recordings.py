@@ -72,9 +72,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _folders(folder: Path) -> list[Path]:
-    if (folder / "manifest.json").exists() or not folder.is_dir():
+    """The recordings in a folder, or itself if it is one; also those whose manifest is gone."""
+    if (folder / "manifest.json").exists() or any(folder.glob("*/*.avro")):
         return [folder]
-    return sorted(path.parent for path in folder.glob("*/manifest.json"))
+    marks = (*folder.glob("*/manifest.json"), *folder.glob("*/index.sqlite"))
+    return sorted({path.parent for path in marks})
 
 
 def _row(recording: Recording) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -92,6 +93,8 @@ def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
     first = Path(args.config[0])
     if (first / "manifest.json").is_file():
         with Recording(first) as recording:
+            for problem in recording.problems:
+                print(f"warning: {problem}", file=sys.stderr)
             yield RecordingBus(recording), recorded_config(recording), first
         return
     config = configuration(args.config, args.overrides)

@@ -83,7 +83,8 @@ class Keys:
         self.said = f"go to: {self._typed}"
 
     def _go(self, find: Callable[[int], int]) -> None:
+        asked_ms = self._pace.go_to_ms  # not there yet: two leaps are twice as far
         try:
-            self._pace.go_to_ms = find(self._now_ms())
+            self._pace.go_to_ms = find(self._now_ms() if asked_ms is None else asked_ms)
         except StreamsError as err:
             self.said = str(err)

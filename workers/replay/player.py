@@ -21,6 +21,7 @@ REPLAY_HEADER = "rlstreams-replay-of"
 MAX_ABORTS = 5
 STREAM_BYTES = 128_000_000  # of one transaction as fast as possible
 STREAM_RECORDS = 200_000
+LOOK_BYTES = 100_000  # between two looks at the clock
 STREAM_S = 2.0  # keys are looked at between transactions
 BATCH_BYTES = 32_000_000  # of one transaction at a recorded speed
 BATCH_RECORDS = 10_000
@@ -158,7 +159,8 @@ class Player:
         if self._seek is not None and self.pace.go_to_ms is not None:
             to_ms, self.pace.go_to_ms = self.pace.go_to_ms, None
             self._left = iter(self._seek(self._at_ms, to_ms))
-            self._next, self._clock_ms = None, None
+            self._next, self._clock_ms, self._at_ms = None, None, to_ms
+            self._on_progress(self.played)
         if self._next is None:
             self._next = next(self._left, None)
         return self._next
@@ -168,17 +170,19 @@ class Player:
         taken: list[Outgoing] = []
 
         def flow() -> Iterator[Outgoing]:
-            num_bytes, until_s = 0, self._now_s() + STREAM_S
+            num_bytes, look_at, until_s = 0, 0, self._now_s() + STREAM_S
             while (raw := self._next or next(self._left, None)) is not None:
                 self._next = None
                 taken.append(outgoing_of(raw, self._run))
-                yield taken[-1]
                 self._count(raw)
+                yield taken[-1]
                 num_bytes += len(raw.value)
                 if num_bytes >= STREAM_BYTES or len(taken) >= STREAM_RECORDS:
                     return
-                if self._now_s() >= until_s:
-                    return
+                if num_bytes >= look_at:
+                    look_at = num_bytes + LOOK_BYTES
+                    if self._now_s() >= until_s:
+                        return
 
         _insist(lambda attempt: producer.commit_stream(taken if attempt else flow()))
         self._clock_ms = float(self._at_ms)

@@ -18,6 +18,7 @@ from torch import Tensor
 from schemas.events import StepCompleted, TrainerStarted
 from streams.bus import Bus
 from streams.errors import ConfigError
+from streams.record import RawRecord
 from streams.topics import SCORED
 from workers.config import RunConfig
 from workers.config_load import from_json
@@ -26,6 +27,7 @@ from workers.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import STEPS_PARTITION, read_to_end
 from workers.trainer.facts import versions
+from workers.trainer.fetch import RecordGoneError
 from workers.trainer.ledger import Ledger, StepFact
 from workers.trainer.payloads import Payload, payload_of
 from workers.trainer.redo import differences, read_step, redo_step
@@ -93,14 +95,15 @@ def rerun(
         change: makes of the step's configuration that of a second re-run from the same state.
 
     Raises:
-        RerunError: no such step, another model folder, or an earlier step that is not equal.
-        RetentionError, OffsetGoneError, RecordGoneError: records that it needs are gone.
+        RerunError: no such step, another model folder, an earlier step that is not equal, or
+            records that it needs are gone.
+        RetentionError, OffsetGoneError: retention removed records that it needs.
     """
     ready = _ready(bus, config, step, checkpoints)
     training, recorded = ready.training, ready.recorded
     changed = None if change is None else change(recorded)
     _redo_before(bus, ready)
-    event, raws = read_step(bus, ready.facts[-1])
+    event, raws = _recorded(bus, ready.facts[-1])
     payloads = [payload_of(raw) for raw in raws]
     state = _State(training, event.step - 1)
     training.configure(recorded.trainer)
@@ -143,8 +146,7 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
     ledger = _ledger(bus)
     fact = ledger.steps.get(step)
     if fact is None:
-        there = f"steps 1 to {ledger.last_step}" if ledger.steps else "no completed step"
-        raise RerunError(f"step {step} was never completed: the log holds {there}")
+        raise RerunError(f"step {step} was never completed: the log holds {_held(ledger)}")
     claim = ledger.claims[fact.epoch]
     recorded = from_json(claim.config)
     try:
@@ -154,6 +156,13 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
             f"the model folder {config.model.path} cannot be used: {err}; name it with --model"
         ) from err
     saved, started_from = _start(training, ledger, claim, config, step, checkpoints)
+    missing = [number for number in range(saved + 1, step) if number not in ledger.steps]
+    if missing:
+        raise RerunError(
+            f"from {started_from} to step {step}, step {missing[0]} is not there to be redone: the "
+            f"log holds {_held(ledger)}; name a checkpoint of step {step - 1} with --checkpoints, "
+            "or record the run from its begin"
+        )
     facts = tuple(ledger.steps[number] for number in range(saved + 1, step + 1))
     check_redo(facts, bus.beginnings(SCORED.name), started_from)
     return _Ready(
@@ -169,7 +178,7 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
 def _redo_before(bus: Bus, ready: _Ready) -> None:
     """The steps between the checkpoint and the one that is asked for."""
     for fact in ready.facts[:-1]:
-        event, raws = read_step(bus, fact)
+        event, raws = _recorded(bus, fact)
         redone = redo_step(ready.training, ready.ledger, fact, event, raws)
         if redone.weight_hash != fact.weight_hash:
             raise RerunError(
@@ -177,6 +186,26 @@ def _redo_before(bus: Bus, ready: _Ready) -> None:
                 f"{redone.weight_hash[:12]}, the log says {fact.weight_hash[:12]}: "
                 f"{ready.environment or 'nothing that a claim records differs'}"
             )
+
+
+def _recorded(bus: Bus, fact: StepFact) -> tuple[StepCompleted, Sequence[RawRecord]]:
+    """A step's event and its samples.
+
+    Raises:
+        RerunError: a sample is not there any more; names its position.
+    """
+    try:
+        return read_step(bus, fact)
+    except (RecordGoneError, TimeoutError) as err:
+        raise RerunError(
+            f"step {fact.step} cannot be read any more: {err}. Retention removed it, or files of "
+            "the recording are missing; a recording made while the log held it has it"
+        ) from err
+
+
+def _held(ledger: Ledger) -> str:
+    numbers = sorted(ledger.steps)
+    return f"steps {numbers[0]} to {numbers[-1]}" if numbers else "no completed step"
 
 
 def _ledger(bus: Bus) -> Ledger:

@@ -21,6 +21,7 @@ from tests.unit.recording.recordings import (
     record,
     trajectories,
 )
+from workers.__main__ import main
 
 
 def one_file(folder: Path) -> Path:
@@ -156,6 +157,17 @@ def test_a_foreign_avro_file_in_its_place_is_named(
         fastavro.writer(file, dog, [{"age": n} for n in range(3000)], codec=codec)
 
     assert problem in " ".join(verify(tmp_path / "r").problems)
+
+
+def test_a_recording_whose_manifest_is_gone_is_still_listed_as_one(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what is missing, and status 1; also among others."""
+    (small / "manifest.json").unlink()
+    for named in (small, small.parent):
+        assert 1 == main(["recordings", str(named)])
+        said = capsys.readouterr().out
+        assert f"{small} holds the files of a recording, but its manifest.json is missing" in said
 
 
 def test_events_of_a_newer_release_are_read_as_far_as_we_know_them(tmp_path: Path) -> None:

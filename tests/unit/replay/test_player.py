@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from schemas.events import StepCompleted, Trajectory
-from streams.memory import MemoryBus
+from streams.errors import AbortedError, BrokerError
+from streams.memory import MemoryBus, MemoryProducer
 from streams.memory_log import MemoryLog
-from streams.record import RawRecord
+from streams.record import Outgoing, RawRecord
 from streams.recording import NotRecordedError, Recording
 from streams.recording.selection import Range, Selection
 from streams.topics import TOPICS
@@ -122,6 +124,51 @@ def test_the_keyboard_pauses_and_steps() -> None:
     step = raw_of(factories.step_completed(), 0)
     assert 5 == player.play([*raws[:4], step, raws[4]]).num_records
     assert [1, 5] == seen
+
+
+class Stumbling(MemoryBus):
+    """A bus whose producer's first streams are aborted after three records."""
+
+    def __init__(self, num_aborts: int) -> None:
+        log = MemoryLog()
+        for topic in TOPICS:
+            log.create(f"fresh.{topic.name}", 2)
+        super().__init__(log, "fresh")
+        self._num_aborts = num_aborts
+
+    def producer(self, transactional_id: str) -> MemoryProducer:
+        made = super().producer(transactional_id)
+        send = made.commit_stream
+
+        def stumble(records: Iterable[Outgoing]) -> None:
+            if not self._num_aborts:
+                send(records)
+                return
+            self._num_aborts -= 1
+            assert 3 == len(list(islice(records, 3)))
+            raise AbortedError("as it happens")
+
+        made.commit_stream = stumble  # type: ignore[method-assign]
+        return made
+
+
+def test_an_aborted_stream_is_sent_again_from_its_first_record(tmp_path: Path) -> None:
+    """What had been taken from the recording, then the rest: nothing lost, nothing twice."""
+    raws = record(tmp_path / "r", trajectories(20))
+    bus = Stumbling(num_aborts=2)
+    with Recording(tmp_path / "r") as recording:
+        played = Player(bus, "r", Pace(speed=math.inf)).play(recording.records())
+
+    origins = sorted(raw.headers[REPLAY_HEADER].decode() for raw in read(bus, "trajectories"))
+    assert sorted(f"r/{raw.position}" for raw in raws) == origins
+    assert 20 == played.num_records
+
+
+def test_a_stream_that_is_aborted_again_and_again_ends_the_replay() -> None:
+    """With the broker's reason."""
+    player = Player(Stumbling(num_aborts=99), "r", Pace(speed=math.inf))
+    with pytest.raises(BrokerError, match=r"5 transactions in a row .* as it happens"):
+        player.play(trajectories(20))
 
 
 def test_filters_choose_samples_with_all_that_is_about_them(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def steps_played(recording: Recording, keys: dict[int, str]) -> list[int]:
     [
         ({}, [0, 1, 2, 3, 4, 5, 6]),
         ({3: "gstep:5\r"}, [0, 1, 2, 4, 5, 6]),  # step 4's end is where step 5 begins
-        ({2: "]]"}, [0, 1, 2, 3, 4, 5, 6]),  # asked twice before it moved: one step on
+        ({2: "]]"}, [0, 1, 3, 4, 5, 6]),  # asked twice before it moved: two steps on
         ({5: "gstep:2\r"}, [0, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6]),
         ({4: "g-2\r"}, [0, 1, 2, 3, 1, 2, 3, 4, 5, 6]),
         ({4: "gstep:77\r"}, [0, 1, 2, 3, 4, 5, 6]),

@@ -1,0 +1,102 @@
+"""Folders that are named and are not there, or are something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from workers.__main__ import main
+from workers.places import RECORDINGS, RUNS, check_place
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with two runs and a recording."""
+    for name in ("runs/demo", "runs/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "recordings/demo").mkdir(parents=True)
+    (tmp_path / "recordings/demo/manifest.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(name: str, *kinds: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_place(name, kinds or (RUNS, RECORDINGS))
+    return str(caught.value)
+
+
+def test_what_is_there_passes() -> None:
+    """A run, a recording, and files, whose loader has its own say."""
+    for name in ("runs/demo", "recordings/demo", "some.toml"):
+        check_place(name)
+    check_place("recordings/demo", [RECORDINGS])
+
+
+def test_a_folder_that_is_not_there_is_answered_with_those_that_are() -> None:
+    """The nearest name first."""
+    assert (
+        "runs/demi is not there; did you mean runs/demo? "
+        "there are runs: runs/demo, runs/other; recordings: recordings/demo"
+    ) == refusal("runs/demi")
+    assert "nope is not there; there are recordings: recordings/demo" == refusal("nope", RECORDINGS)
+    assert "elsewhere/x is not there; there are runs: runs/demo, runs/other" == refusal(
+        "elsewhere/x", RUNS
+    )
+
+
+def test_a_folder_of_another_kind_says_which(here: Path) -> None:
+    """With the way from a run to a recording."""
+    assert (
+        "runs/demo is a run, not a recording (make one: rlstreams record runs/demo); "
+        "there are recordings: recordings/demo"
+    ) == refusal("runs/demo", RECORDINGS)
+    (here / "empty").mkdir()
+    assert "empty is neither a run nor a recording: it has no config.json" in refusal("empty")
+
+
+def test_an_empty_place_says_where_they_would_be(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that none is there."""
+    (here / "bare").mkdir()
+    monkeypatch.chdir(here / "bare")
+    assert "x is not there; there is no run in runs/ and no recording in recordings/ here" == (
+        refusal("x")
+    )
+
+
+def test_a_recording_without_its_manifest_is_called_one(here: Path) -> None:
+    """Its container files betray it."""
+    (here / "recordings/demo/manifest.json").rename(here / "gone.json")
+    (here / "recordings/demo/steps").mkdir()
+    (here / "recordings/demo/steps/0-StepCompleted-00.avro").write_bytes(b"")
+    assert "recordings/demo holds container files of a recording, but its manifest.json" in refusal(
+        "recordings/demo"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "3/4", "runs/demi"],
+        ["diff", "runs/demi", "runs/other"],
+        ["rerun-step", "3", "runs/demi"],
+        ["record", "runs/demi"],
+        ["export", "runs/demi", "--out", "x.jsonl"],
+        ["replay", "recordings/demi", "--into", "trainer"],
+        ["recordings", "recordings/demi"],
+    ],
+)
+def test_every_command_that_takes_a_folder_says_so(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 78, one line, no traceback."""
+    assert 78 == main(words)
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("ConfigError: ")
+    assert "demi is not there; did you mean " in said
+    assert 1 == len(said.splitlines())
