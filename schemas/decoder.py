@@ -5,7 +5,8 @@ are read in line. Repeated texts are interned straight from their bytes. Objects
 they belong to an unfrozen twin class with the same `__slots__`, whose `__class__` is then set
 (Python data model, "__slots__": allowed between classes of equal slots). And a run of steady fields
 (`STEADY`, union branches, counts) that stands in the record as it stood in an earlier one is found
-by one look-up: equal bytes have equal values and end at the same place.
+by one look-up: equal bytes have equal values and end at the same place. So is what stands before
+a tensor's data.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class _Reader:
     """
 
     def __init__(self, *, of_bytes: bool) -> None:
-        self.source = Source(**_SCOPE)
+        heads, sizes = run_tables()
+        self.source = Source(**_SCOPE, HEADS=heads, HEAD_SIZES=sizes)
         self._of_bytes = of_bytes
         self._pending: list[_Leaf | str] = []
 
@@ -116,23 +118,24 @@ class _Reader:
             self._pending.append(f"{target} = {local}")
 
     def _tensor(self, local: str, depth: int) -> None:
-        """Most have one axis and are raw: these are told by their bytes."""
-        count, start = (self.source.name() for _ in range(2))
-        self._leaf(f"{local}.dtype", "string")
-        self._leaf(count, "count")
+        """Told by the bytes before its data, which the arrays of a sample's tokens share."""
         self.flush(depth)
-        self.source.scope["ONE_AXIS_RAW"] = b"\x00\x06raw"  # end of the shape, the codec's name
-        self.source.add(depth, f"{start} = i", f"if {count} == 1:")
-        self.source.add(depth + 1, *UNSIGNED)
-        self.source.add(depth, f"if {count} == 1 and b[i:i + 5] == ONE_AXIS_RAW:", "    i += 5")
-        self.source.add(
-            depth + 1, f"{local}.shape = (n >> 1 ^ -(n & 1),)", f"{local}.codec = 'raw'"
-        )
-        self.source.add(depth, "else:")
-        self.source.add(depth + 1, f"{local}.shape, i = read_longs(b, {start}, {count})")
-        self._leaf(f"{local}.codec", "string")
-        self.flush(depth + 1)
-        self._leaf(f"{local}.data", "bytes", Buffer, steady=False)
+        fields = ", ".join(f"{local}.{name}" for name in ("dtype", "shape", "codec"))
+        count, start, add = self.source.name(), self.source.name(), self.source.add
+        at = depth
+        if self._of_bytes:
+            add(depth, "for n in HEAD_SIZES[b[i]]:", "    hit = HEADS.get(b[i:i + n])")
+            add(depth + 1, "if hit:", f"    {fields}, j = hit", "    i += n", "    j += i")
+            add(depth + 2, "break")
+            add(depth, "else:", f"    {start} = i")
+            at = depth + 1
+        add(at, *self._text(f"{local}.dtype"))
+        add(at, *self._scalar("count", None, count))
+        add(at, f"{local}.shape, i = read_longs(b, i, {count})")
+        add(at, *self._text(f"{local}.codec"), *LENGTH)
+        if self._of_bytes:
+            add(at, f"keep(HEADS, HEAD_SIZES, b, {start}, i, ({fields}, j - i))")
+        add(depth, f"{local}.data = view[i:j]", "i = j")
 
     def field(self, kind: Any, target: str, depth: int, *, steady: bool = False) -> None:  # noqa: ANN401
         shape, inner = shape_of(kind)

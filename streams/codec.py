@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from schemas import DecodeError, decode, encode
 from schemas.events import Event, Prompt, ScoredTrajectory, Trajectory
+from schemas.tensor import Buffer
+from streams.parts import PART_BYTES
 from streams.record import ID_HEADER, PART_HEADER, PURPOSE_HEADER, Outgoing, RawRecord, Record
 from streams.topic import Topic
 
@@ -23,10 +25,17 @@ def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Out
     return Outgoing(
         topic=topic.name,
         key=str(getattr(subject, topic.key)).encode(),
-        value=encode(event),
+        value=_in_few(encode(event)),
         headers=_headers(subject),
         partition=partition,
     )
+
+
+def _in_few(pieces: list[Buffer]) -> list[Buffer]:
+    """What fits into one part as one piece: it is measured and handed on several times."""
+    if sum(map(len, pieces)) > PART_BYTES:
+        return pieces
+    return [b"".join(pieces)]
 
 
 def _headers(subject: Event) -> Mapping[str, bytes]:

@@ -70,7 +70,7 @@ class Record(Generic[E_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A record to send. `value` is given in pieces, so that tensors are not joined twice."""
+    """A record to send. A large `value` is in pieces, so that tensors are not joined twice."""
 
     topic: str
     key: bytes
@@ -80,7 +80,8 @@ class Outgoing:
 
     def __len__(self) -> int:
         """Bytes of the value."""
-        return sum(map(len, self.value))
+        value = self.value
+        return len(value[0]) if len(value) == 1 else sum(map(len, value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

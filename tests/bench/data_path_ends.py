@@ -1,9 +1,12 @@
 """The two ends of the data path, ours and the bare client's, under the same settings.
 
-Ours: events through the codec and `KafkaBus`, with the positions of a group member and its done
-set in every transaction. Bare: the same confluent-kafka client with ready bytes, no headers and
-no delivery reports, `np.frombuffer` at the other end; what is above its maximum size goes in parts
-that the reader joins. Its bytes are made before the clock starts.
+Ours: events through the codec, the outbox that roles have and `KafkaBus`, with the positions of a
+group member and its done set in every transaction; the next one is encoded while one is under way,
+as in the loop of a role. Without transactions: the same records through the client alone; it looks
+at each one's delivery report, as whoever must not lose one does. Bare: the same confluent-kafka
+client with ready bytes, no headers and no delivery reports, `np.frombuffer` at the other end; what
+is above its maximum size goes in parts that the reader joins. Its bytes are made before the clock
+starts.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from streams.record import Committed, Partition, RawRecord
 from streams.topics import TRAJECTORIES
 from streams.tracker import Tracker
 from tests.bench.codec import payload
+from workers.outbox import Finished, Outbox
+from workers.runtime import IDLE_S
 
 RUN = "bench"
 INPUT = "inputs"  # the small topic whose positions are committed
@@ -45,7 +50,7 @@ class Payload:
     name: str
     shape: tuple[int, ...]  # tokens, and with routed experts layers and top-k
     pool: int  # different samples that take turns
-    per_transaction: int  # what the bare client sends in about 100 ms on two cores
+    per_transaction: int  # what is sent in about 100 ms on two cores
     light_hz: float  # of the latency rounds
     light_messages: int
 
@@ -54,13 +59,18 @@ PAYLOADS = {
     p.name: p
     for p in (
         Payload(
-            name="S", shape=(1024,), pool=256, per_transaction=2048, light_hz=50, light_messages=100
+            name="S", shape=(1024,), pool=256, per_transaction=2560, light_hz=50, light_messages=100
         ),
         Payload(
-            name="M", shape=(16384,), pool=64, per_transaction=160, light_hz=50, light_messages=100
+            name="M", shape=(16384,), pool=64, per_transaction=224, light_hz=50, light_messages=100
         ),
         Payload(
-            name="L", shape=(8192, 48, 8), pool=8, per_transaction=8, light_hz=10, light_messages=30
+            name="L",
+            shape=(8192, 48, 8),
+            pool=8,
+            per_transaction=14,
+            light_hz=10,
+            light_messages=30,
         ),
     )
 }
@@ -183,24 +193,46 @@ def _read_all(consumer: GroupConsumer) -> tuple[list[RawRecord], dict[Partition,
 
 
 class OurSender:
-    """`Producer.commit` as the loop of a role calls it."""
+    """Encoding, outbox and commit as the loop of a role has them."""
 
     def __init__(self, bootstrap: str) -> None:
         bus = KafkaBus(bootstrap, RUN)
         self._producer = bus.producer("ours")
         self._consumer = bus.consumer("ours", [INPUT])
         self._work = Work(self._consumer)
+        self._outbox = self._new_outbox()
+
+    def _new_outbox(self) -> Outbox:
+        return Outbox(self._producer, self._consumer, self._work.tracker, _never)
 
     def send(self, topic: str, samples: Sequence[Sample]) -> None:
         target = replace(TRAJECTORIES, name=topic)
-        records = [outgoing(target, sample.event) for sample in samples]
-        done = self._work.finished(len(records))
-        self._producer.commit(records, self._work.tracker.after(done), self._consumer)
-        self._work.tracker.commit(done)
+        outputs = [outgoing(target, sample.event) for sample in samples]
+        self.finish()
         self._consumer.poll(0, 0)
+        was = self._work.tracker
+        raws = self._work.finished(len(outputs))
+        if self._work.tracker is not was:  # a new lap
+            self._outbox = self._new_outbox()
+        last = len(raws) - 1  # at the end of a lap it carries what is left
+        ranges = [slice(n, n + 1 if n < last else None) for n in range(len(raws))]
+        self._outbox.add(
+            [
+                Finished(raw=raw, outputs=tuple(outputs[which]))
+                for raw, which in zip(raws, ranges, strict=True)
+            ]
+        )
+        self._outbox.commit()
 
     def finish(self) -> None:
-        """A commit has already waited."""
+        """Wait for the transaction that is under way."""
+        while not self._outbox.settle(IDLE_S):
+            pass
+        assert self._outbox.is_empty, "a transaction was aborted"
+
+
+def _never(done: Finished, why: str, _with_bytes: bool) -> Finished:
+    raise AssertionError(f"{done.raw.position} cannot be written: {why}")
 
 
 def _servers(bootstrap: str) -> dict[str, str]:
@@ -246,6 +278,10 @@ class IdempotentSender:
     def __init__(self, bootstrap: str) -> None:
         self._producer = Producer(_servers(bootstrap) | _PRODUCER)
 
+    def _reported(self, error: Any, message: Any) -> None:
+        assert error is None, error
+        assert message.offset() is not None, "acknowledged, but maybe not in the log"
+
     def send(self, topic: str, samples: Sequence[Sample]) -> None:
         target = replace(TRAJECTORIES, name=topic)
         for sample in samples:
@@ -263,7 +299,7 @@ class IdempotentSender:
     def _produce(self, name: str, part: bytes, key: bytes, headers: Any) -> None:
         while True:
             try:
-                self._producer.produce(name, part, key, headers=headers)
+                self._producer.produce(name, part, key, headers=headers, on_delivery=self._reported)
             except BufferError:
                 self._producer.poll(0.005)
             else:

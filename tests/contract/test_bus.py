@@ -15,7 +15,7 @@ from streams.errors import (
     TopicMismatchError,
 )
 from streams.parts import part_headers
-from streams.record import Outgoing
+from streams.record import Outgoing, Partition
 from tests.contract.buses import Cluster
 from tests.contract.polling import (
     P0,
@@ -44,6 +44,35 @@ def test_a_transaction_is_whole_and_tells_positions(cluster: Cluster):
         found = {r.position: bytes(r.value) for r in read(reader, 6)}
     assert {p: b"%d" % n for n, p in enumerate(positions)} == found
     assert [0, 1, 2] == [p.offset for p in positions if p.partition == 0]
+
+
+def test_a_started_commit_ends_by_itself(cluster: Cluster):
+    """It tells what a commit tells, and is readable; the next one may follow."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.producer("p") as producer, bus.reader({P0: 0}) as reader:
+        under_way = producer.start([record(b"first")])
+        deadline = time.monotonic() + 60
+        while not under_way.wait(0.1):
+            assert time.monotonic() < deadline
+        assert [P0] == [Partition(p.topic, p.partition) for p in under_way.result()]
+        producer.commit([record(b"second")])
+        assert [b"first", b"second"] == values(read(reader, 2))
+
+
+def test_a_started_commit_tells_that_its_producer_was_fenced(cluster: Cluster):
+    """At its end, and every later one at its start."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.producer("p") as older, bus.producer("p"):
+        under_way = older.start([record(b"late")])
+        deadline = time.monotonic() + 60
+        while not under_way.wait(0.1):
+            assert time.monotonic() < deadline
+        with pytest.raises(FencedError):
+            under_way.result()
+        with pytest.raises(FencedError):
+            older.commit([record(b"later")])
 
 
 def test_open_and_aborted_records_are_not_read(cluster: Cluster):

@@ -1,0 +1,55 @@
+"""A commit on a thread of its own says whether it has ended, and how."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from streams.errors import FencedError, OutcomeUnknownError
+from streams.kafka_commit import KafkaCommit
+from streams.record import Position
+
+ENOUGH_S = 60.0
+SOMEWHERE = (Position("t", 0, 7),)
+
+
+def test_it_is_under_way_until_the_call_returns() -> None:
+    """Then it tells what the call returned."""
+    go = threading.Event()
+
+    def commit() -> tuple[Position, ...]:
+        assert go.wait(ENOUGH_S)
+        return SOMEWHERE
+
+    under_way = KafkaCommit(commit, "run.rollout.0", commit_s=ENOUGH_S)
+    assert not under_way.wait(0.0)
+    go.set()
+    assert under_way.wait(ENOUGH_S)
+    assert under_way.result() == SOMEWHERE
+
+
+def test_what_the_call_raises_is_its_result() -> None:
+    """Not lost with the thread."""
+
+    def commit() -> tuple[Position, ...]:
+        raise FencedError("by a successor")
+
+    under_way = KafkaCommit(commit, "run.rollout.0", commit_s=ENOUGH_S)
+    assert under_way.wait(ENOUGH_S)
+    with pytest.raises(FencedError, match="successor"):
+        under_way.result()
+
+
+def test_a_call_that_never_returns_is_an_unknown_outcome() -> None:
+    """Far beyond its deadline the wait names the transactional id."""
+    go = threading.Event()
+
+    def commit() -> tuple[Position, ...]:
+        go.wait(ENOUGH_S)
+        return ()
+
+    under_way = KafkaCommit(commit, "run.rollout.0", commit_s=-ENOUGH_S)
+    with pytest.raises(OutcomeUnknownError, match=r"run\.rollout\.0"):
+        under_way.wait(0.0)
+    go.set()

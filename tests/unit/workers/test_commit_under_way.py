@@ -1,0 +1,148 @@
+"""While a transaction is under way, a stage's loop collects what finishes and does not poll."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from streams.errors import FencedError
+from streams.memory import Ended, MemoryBus, MemoryProducer
+from streams.memory_log import Fault, MemoryLog
+from streams.record import Committed, Outgoing, Partition, Position
+from streams.topics import PROMPTS
+from tests.unit.roles.stand import turn_until
+from tests.unit.workers.test_stage import HeldStage, issue, make_log, outputs
+from workers.config import RunConfig
+from workers.context import Context
+from workers.stage import StageLoop
+
+
+class Held:
+    """A commit that a test lets go on."""
+
+    def __init__(self, commit: Callable[[], Sequence[Position]]) -> None:
+        self._commit = commit
+        self._ended: Ended | None = None
+
+    def go_on(self) -> None:
+        self._ended = Ended(self._commit)
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._ended is not None
+
+    def result(self) -> Sequence[Position]:
+        assert self._ended is not None
+        return self._ended.result()
+
+
+class SlowProducer(MemoryProducer):
+    """What it starts is under way until a test lets it go on."""
+
+    held: list[Held]
+
+    def start(  # type: ignore[override]
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: Any = None,
+    ) -> Held:
+        self.held.append(Held(lambda: self.commit(records, consumed, consumer)))
+        return self.held[-1]
+
+
+class SlowBus(MemoryBus):
+    """Keeps the commits that were started."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log, "run")
+        self.held: list[Held] = []
+
+    def producer(self, transactional_id: str) -> SlowProducer:
+        producer = SlowProducer(self._log, "run", f"run.{transactional_id}", self._part_bytes)
+        producer.held = self.held
+        return producer
+
+
+def started(*names: str) -> tuple[MemoryLog, HeldStage, SlowBus, StageLoop]:
+    """A loop that has begun the samples `names`."""
+    log, stage = make_log(), HeldStage()
+    issue(log, *names)
+    bus = SlowBus(log)
+    context = Context(config=RunConfig(), bus=bus, role="rollout", ordinal=0, instance="i")
+    loop = StageLoop(context, bus, stage, PROMPTS.name, interval_s=0.0)
+    turn_until(loop, lambda: sorted(stage.begun) == sorted(names))
+    return log, stage, bus, loop
+
+
+def test_what_finishes_meanwhile_goes_into_the_next_transaction() -> None:
+    """It is collected at once, and committed once the first has ended."""
+    log, stage, bus, loop = started("0/0", "0/1")
+    stage.released = ["0/0"]
+    turn_until(loop, lambda: len(bus.held) == 1)
+    stage.released = ["0/1"]
+    loop.turn()
+    assert (stage.begun, len(bus.held), outputs(log)) == ({}, 1, [])
+    bus.held[0].go_on()
+    turn_until(loop, lambda: len(bus.held) == 2)
+    assert outputs(log) == ["0/0"]
+    bus.held[1].go_on()
+    turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
+
+
+def test_nothing_is_polled_until_it_has_ended() -> None:
+    """A poll could take part in a rebalance that the transaction knows nothing of."""
+    log, stage, bus, loop = started("0/0")
+    stage.released = ["0/0"]
+    turn_until(loop, lambda: len(bus.held) == 1)
+    issue(log, "1/0")
+    for _ in range(5):
+        loop.turn()
+    assert stage.begun == {}
+    bus.held[0].go_on()
+    turn_until(loop, lambda: list(stage.begun) == ["1/0"])
+
+
+def test_an_abort_is_told_when_it_has_ended_and_sent_again() -> None:
+    """And so is what finished meanwhile; alone, until it is known which record is at fault."""
+    log, stage, bus, loop = started("0/0", "0/1")
+    log.fail_next_commit("run.rollout.0", Fault.BEFORE)
+    stage.released = ["0/0"]
+    turn_until(loop, lambda: len(bus.held) == 1)
+    stage.released = ["0/1"]
+    loop.turn()
+    bus.held[0].go_on()
+    turn_until(loop, lambda: len(bus.held) == 2)
+    assert outputs(log) == []
+    bus.held[1].go_on()
+    turn_until(loop, lambda: len(bus.held) == 3)
+    assert outputs(log) == ["0/0"]
+    bus.held[2].go_on()
+    turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
+
+
+def test_a_zombie_learns_of_its_successor_at_the_end_of_its_commit() -> None:
+    """The successor came while the commit was under way."""
+    log, stage, bus, loop = started("0/0")
+    stage.released = ["0/0"]
+    turn_until(loop, lambda: len(bus.held) == 1)
+    MemoryBus(log, "run").producer("rollout.0")
+    bus.held[0].go_on()
+    with pytest.raises(FencedError):
+        loop.turn()
+    assert outputs(log) == []
+
+
+def test_a_drained_loop_waits_for_its_last_transaction() -> None:
+    """It is done only when that has ended."""
+    log, stage, bus, loop = started("0/0")
+    stage.released = ["0/0"]
+    turn_until(loop, lambda: len(bus.held) == 1)
+    loop.drain()
+    loop.turn()
+    assert not loop.done
+    bus.held[0].go_on()
+    turn_until(loop, lambda: loop.done)
+    loop.close()
+    assert outputs(log) == ["0/0"]
