@@ -241,7 +241,7 @@ def _where_in(why: str) -> str:
     said, at, entry = why.partition(" - at ")
     if at:
         return f" ({said} at {entry.strip('`').removeprefix('$')})"
-    return "" if why.startswith("Expected") else f" ({why})"
+    return "" if why.startswith(("Expected", "Invalid enum")) else f" ({why})"
 
 
 def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401

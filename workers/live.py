@@ -81,6 +81,10 @@ class PlainLines:
         self._message = ""
         self._num_points = 0
 
+    def skip_to(self, step: int) -> None:
+        """Tell of the steps after this one only: a run that goes on has told of the others."""
+        self._step = step
+
     def new(self, given: LiveInput) -> Iterator[str]:
         """What happened since the last call."""
         curve = given.views.evaluation.curve
@@ -134,6 +138,10 @@ class LiveView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def skip_to(self, step: int) -> None:
+        """Where a run that goes on begins; a screen shows its whole curve all the same."""
+        self._lines.skip_to(step)
 
     def update(self, given: LiveInput) -> None:
         """Show this now."""

@@ -82,6 +82,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         watcher = Watcher(bus, config, is_live=asked.is_live, decode=decode)
         with watcher, Keyboard() as keyboard:
             watcher.catch_up()
+            watcher.begin()
             _say_changes(watcher, config)
             fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
             stack.callback(fleet.close)

@@ -171,6 +171,10 @@ class Watcher:
         run = self._views.run.state
         return 0 < run.step_target <= run.step
 
+    def begin(self) -> None:
+        """From here on this start of the run makes the steps; those before are not told again."""
+        self._live.skip_to(self._views.run.state.step)
+
     def say(self, text: str) -> None:
         """Show a sentence until the next one."""
         # Two sentences between two drawings are both shown: neither is lost to a reader of lines.

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from streams.views import ViewState
 from tests.unit.report.sample_run import decode, views_at
-from workers.live import LiveView, Screen
+from workers.live import LiveView, PlainLines, Screen
 from workers.live_curve import Line, chart
 from workers.live_input import LiveInput, ProcessInfo, TopicLag
 from workers.viewing import KillMark, clock, spelled
@@ -144,3 +144,11 @@ def test_values_outside_the_chart_are_drawn_at_its_edge() -> None:
 def test_a_clock_is_short(seconds: float, expected: str) -> None:
     """Hours only where there are some."""
     assert expected == clock(seconds)
+
+
+def test_a_run_that_goes_on_tells_only_of_new_steps() -> None:
+    """Each step that an earlier start has told of would be a line again, hundreds of them."""
+    lines = PlainLines()
+    lines.skip_to(32)
+    told = [line for line in lines.new(live_input(num_steps=34)) if line.startswith("step ")]
+    assert ["33/60", "34/60"] == [line.split()[1] for line in told]
