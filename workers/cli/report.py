@@ -62,8 +62,6 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     names = names or [config_here()]
     check_place(names[0], [RUNS])
     folder = Path(names[0])
-    if not folder.exists():
-        raise ConfigError(f"there is no {folder}: {_runs_beside(folder)}")
     if not folder.is_dir():
         return load(names, overrides)
     if len(names) > 1 or overrides:
@@ -71,14 +69,6 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     config = from_json((folder / "config.json").read_text(encoding="utf-8"))
     # The folder may have been moved, or named from elsewhere, since it was written.
     return replace(config, run=replace(config.run, dir=str(folder)))
-
-
-def _runs_beside(folder: Path) -> str:
-    """What could have been meant."""
-    runs = sorted(path.parent for path in folder.parent.glob("*/config.json"))
-    if not runs:
-        return "name a run's folder, or the TOML files that it was started with"
-    return f"runs there: {', '.join(map(str, runs))}"
 
 
 def _decoder(config: RunConfig) -> Callable[[Sequence[int]], str]:

@@ -153,11 +153,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     """Beside the folder that was named; without any, what may be named at all."""
-    with pytest.raises(ConfigError, match="demmo: name a run's folder, or the TOML files"):
+    with pytest.raises(ConfigError, match="demmo is not there; there "):
         configuration([str(tmp_path / "demmo")], [])
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo/config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"there is no .*demmo: runs there: .*demo$"):
+    with pytest.raises(ConfigError, match=r"demmo is not there; did you mean .*/demo\?"):
         configuration([str(tmp_path / "demmo")], [])
 
 

@@ -15,13 +15,7 @@ from dataclasses import dataclass, field
 
 from schemas.events import PolicyPublished
 from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
-from workers.engines.served.answer import (
-    Asked,
-    Held,
-    ModelShape,
-    UnknownVersionError,
-    cut,
-)
+from workers.engines.served.answer import Asked, Held, ModelShape, UnknownVersionError, cut
 from workers.engines.served.delivery import Delivery, DeliveryError, Order
 from workers.engines.served.dialect import Dialect, dialect_of
 from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
