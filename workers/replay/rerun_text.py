@@ -68,6 +68,11 @@ def _change(found: Rerun, change: Change) -> list[str]:
         ),
         f"weights {found.again.weight_hash[:12]} as it was, {change.weight_hash[:12]} changed; "
         f"cosine between the two updates {change.cosine:.6f}",
+        *(
+            ["the same weights, bit for bit: in this step the change makes no difference"]
+            if found.again.weight_hash == change.weight_hash
+            else []
+        ),
     ]
 
 
