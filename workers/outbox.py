@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streams.bus import Commit, GroupConsumer, Producer
 from streams.errors import AbortedError, BrokerError, RefusedError
@@ -30,11 +30,10 @@ class Finished:
 
     raw: RawRecord
     outputs: tuple[Outgoing, ...] = ()
+    num_bytes: int = field(init=False)  # of the outputs; summed once, asked several times
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the outputs."""
-        return sum(map(len, self.outputs))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_bytes", sum(map(len, self.outputs)))
 
 
 # The letter that takes the place of outputs that cannot be written: (what, why, with its bytes).
