@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from schemas.events import Event, StepCompleted
 from streams.record import Partition
 from streams.topics import SCORED
-from streams.view_run import EpochGate
+from streams.views.run import EpochGate
 
 USED_UP = 0.5  # share of its retention after which a record that is needed is told of
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from streams.lineage import Lineage, Outcome, SampleId
-from streams.lineage_hops import Hop, hops, staleness
-from streams.lineage_read import read_lineages
-from streams.lineage_tokens import TokenTable, token_table
+from streams.lineage.fold import Lineage, Outcome, SampleId
+from streams.lineage.hops import Hop, hops, staleness
+from streams.lineage.read import read_lineages
+from streams.lineage.tokens import TokenTable, token_table
 from streams.recorded_log import RecordedLog, is_recording
 from streams.run_folder import RunFolder
 from streams.run_log import BusLog, RunLog

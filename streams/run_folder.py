@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streams.broker import EmbeddedBroker
+from streams.broker.embedded import EmbeddedBroker
 from streams.bus import Bus
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
@@ -64,7 +64,7 @@ class RunFolder:
             ConfigError: no broker is named, and none ever ran in this folder.
             BrokerError: the broker cannot be reached or started.
         """
-        from streams.kafka import KafkaBus
+        from streams.kafka.bus import KafkaBus
 
         options = {name: resolve_secret(value) for name, value in self.options.items()}
         if self.bootstrap:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from streams.done_set import covered
 from streams.record import Committed, Partition, Position
-from streams.view_hops import HopsState, OpenSample, WorkerHop
-from streams.view_workers import SILENT_S
+from streams.views.hops import HopsState, OpenSample, WorkerHop
+from streams.views.workers import SILENT_S
 
 START_S = 600.0  # a large model takes its time to load; until then a role is starting
 _NAMED = 3  # workers and groups that a sentence lists

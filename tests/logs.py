@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streams.memory_log import MemoryLog
+from streams.memory.log import MemoryLog
 from streams.topics import TOPICS
 
 

@@ -2,7 +2,7 @@
 
 A command is a module of `workers/cli` with `add(subparsers)`; it sets `run=` to a function that
 takes the parsed arguments and returns an exit status. A command that has `args.config` also gets
-`args.overrides`: every `--a.b VALUE` on the line, for `workers.config_load.load`.
+`args.overrides`: every `--a.b VALUE` on the line, for `workers.config.load.load`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workers.cli.arguments import Help
-from workers.ending import end_within
+from workers.loop.ending import end_within
 
 COMMANDS = (
     "demo",
@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)  # noqa: T201
         return 78
     from streams.errors import StreamsError
+    from workers.loop.runtime import OwnerAliveError, exit_status, explain
     from workers.project import config_here
-    from workers.runtime import OwnerAliveError, exit_status, explain
 
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
     parser = parser_of_all()

@@ -15,13 +15,13 @@ from streams.errors import ConfigError
 from streams.run_folder import BROKER_FOLDER
 from streams.secrets import resolve_secret
 from streams.topic_plan import TopicPlan
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.context import Context
 from workers.hub import model_folder
-from workers.runtime import Role
+from workers.loop.runtime import Role
 
 if TYPE_CHECKING:
-    from streams.broker import EmbeddedBroker
+    from streams.broker.embedded import EmbeddedBroker
     from workers.engines.base import Engine
     from workers.weights.channel import WeightChannel, WeightServer
 
@@ -66,7 +66,7 @@ OUTAGE_S = 60.0  # how long a worker waits for an unreachable broker
 
 def open_bus(config: RunConfig, *, outage_s: float = OUTAGE_S) -> Bus:
     """The run's bus."""
-    from streams.kafka import KafkaBus
+    from streams.kafka.bus import KafkaBus
 
     return KafkaBus(
         bootstrap_of(config),
@@ -104,8 +104,8 @@ def client_options(config: RunConfig) -> Mapping[str, str]:
 
 def embedded_broker(config: RunConfig) -> EmbeddedBroker:
     """The broker under the run's folder; started or not."""
-    from streams.broker import EmbeddedBroker
-    from streams.broker_config import FSYNC
+    from streams.broker.config import FSYNC
+    from streams.broker.embedded import EmbeddedBroker
 
     return EmbeddedBroker(
         Path(config.folder) / BROKER_FOLDER,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streams.bus import Bus
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

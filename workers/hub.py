@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streams.errors import ConfigError
-from workers.config_data import HUB
+from workers.config.data import HUB
 
 # No pickles, no copies of the weights in other formats.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]

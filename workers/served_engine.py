@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streams.errors import ConfigError
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.context import Context
 from workers.engines.base import EngineError, PauseMode
 from workers.engines.served.command import Start, StartCommand, start_command

@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from streams.broker.jars import classpath, lock_file
 from streams.errors import ConfigError
-from streams.jars import classpath, lock_file
 
 HERE = Path(__file__).parent
 PUBLIC_BASE = "debian:bookworm-slim"

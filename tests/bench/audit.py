@@ -35,15 +35,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from confluent_kafka import Consumer, TopicPartition
 
 from schemas import decode
-from streams.admin import apply
-from streams.audit import Auditor, Helpers
-from streams.audit_classes import Classes, Coverage, Reached
-from streams.audit_fold import AuditFold
-from streams.audit_rows import Sieve
-from streams.audit_sources import LARGE, spare_collector
-from streams.broker import EmbeddedBroker
+from streams.audit.auditor import Auditor, Helpers
+from streams.audit.classes import Classes, Coverage, Reached
+from streams.audit.fold import AuditFold
+from streams.audit.rows import Sieve
+from streams.audit.sources import LARGE, spare_collector
+from streams.broker.embedded import EmbeddedBroker
 from streams.codec import outgoing
-from streams.kafka import _CONSUMER, KafkaBus
+from streams.kafka.admin import apply
+from streams.kafka.bus import _CONSUMER, KafkaBus
 from streams.record import Committed, Outgoing, Partition, Position, RawRecord
 from streams.topic import Topic
 from streams.topic_plan import TopicPlan

@@ -24,14 +24,14 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from schemas import Trajectory
 from streams.bus import GroupConsumer, Polled
 from streams.codec import decoded, outgoing
-from streams.kafka import _CONSUMER, _PRODUCER, KafkaBus
+from streams.kafka.bus import _CONSUMER, _PRODUCER, KafkaBus
 from streams.parts import PART_BYTES, num_parts, part_headers, split
 from streams.record import Committed, Partition, RawRecord
 from streams.topics import TRAJECTORIES
 from streams.tracker import Tracker
 from tests.bench.codec import payload
-from workers.outbox import Finished, Outbox
-from workers.runtime import IDLE_S
+from workers.loop.outbox import Finished, Outbox
+from workers.loop.runtime import IDLE_S
 
 RUN = "bench"
 INPUT = "inputs"  # the small topic whose positions are committed

@@ -20,11 +20,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from streams.admin import apply
-from streams.broker import EmbeddedBroker
-from streams.broker_config import FSYNC
+from streams.broker.config import FSYNC
+from streams.broker.embedded import EmbeddedBroker
 from streams.bus import Bus
-from streams.kafka import KafkaBus
+from streams.kafka.admin import apply
+from streams.kafka.bus import KafkaBus
 from streams.record import Outgoing
 from streams.topic_plan import TopicPlan
 from streams.topics import TRAJECTORIES

@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import PolicyPublished
-from streams.admin import apply
-from streams.broker import EmbeddedBroker
-from streams.kafka import KafkaBus
+from streams.broker.embedded import EmbeddedBroker
+from streams.kafka.admin import apply
+from streams.kafka.bus import KafkaBus
 from streams.topic_plan import TopicPlan
 from tests.bench.hardware import hardware
 from tests.unit.roles.stand import EXAMPLE, LengthVerifier
-from workers.config import RunConfig
-from workers.config_load import load
+from workers.config.load import load
+from workers.config.run import RunConfig
 from workers.context import Context
 from workers.engines.base import Sampling
 from workers.engines.fake import FakeEngine, fake_weights
-from workers.reporter import Reporter
+from workers.loop.reporter import Reporter
 from workers.rollout.sampling import Sampler
 from workers.rollout.worker import make_worker
 from workers.tokenizer import Tokenizer

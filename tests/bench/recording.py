@@ -32,10 +32,10 @@ from pathlib import Path
 import numpy as np
 
 from schemas.events import ScoredTrajectory, Tensor
-from streams.admin import apply
-from streams.broker import EmbeddedBroker
+from streams.broker.embedded import EmbeddedBroker
 from streams.codec import decoded, outgoing
-from streams.kafka import KafkaBus
+from streams.kafka.admin import apply
+from streams.kafka.bus import KafkaBus
 from streams.parts import whole
 from streams.record import Outgoing, Partition, Position, RawRecord
 from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter

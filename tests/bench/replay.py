@@ -37,10 +37,10 @@ import confluent_kafka
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from streams.admin import apply
-from streams.broker import EmbeddedBroker
+from streams.broker.embedded import EmbeddedBroker
 from streams.codec import decoded, outgoing
-from streams.kafka import _CONSUMER, _PRODUCER, KafkaBus
+from streams.kafka.admin import apply
+from streams.kafka.bus import _CONSUMER, _PRODUCER, KafkaBus
 from streams.parts import num_parts, split
 from streams.record import Partition, Position, RawRecord
 from streams.recording import Manifest, Recording, RecordingWriter

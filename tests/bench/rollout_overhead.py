@@ -27,24 +27,24 @@ import numpy as np
 
 from schemas.events import Tensor, Trajectory
 from streams.codec import decoded, outgoing
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.record import RawRecord
 from streams.topics import POLICY_VERSIONS, PROMPTS, TOPICS, TRAJECTORIES
 from tests.bench.hardware import hardware
 from tests.contract.engine_rigs import announced, version_weights
 from tests.servers.real import long_model, real_engine, vllm_server
 from tests.unit.roles.stand import EXAMPLE, make_prompt
-from workers.config_load import load
+from workers.config.load import load
 from workers.context import Context
 from workers.engines.base import Sampling
 from workers.engines.served.request import seed_of
 from workers.engines.served.vllm import VllmDialect
 from workers.engines.served.wire import Wanted
+from workers.loop.stage import StageLoop
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.sampling import Sampler
 from workers.rollout.worker import make_worker
-from workers.stage import StageLoop
 from workers.tokenizer import Tokenizer
 from workers.weights.file import FileWeightChannel, FileWeightServer
 

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from schemas.events import StepCompleted
-from streams.audit import AuditReport, audit
+from streams.audit.auditor import AuditReport, audit
 from streams.codec import decoded
-from streams.kafka import KafkaBus
-from streams.kafka_reader import KafkaReader
+from streams.kafka.bus import KafkaBus
+from streams.kafka.reader import KafkaReader
 from streams.topics import STEPS
 from tests.e2e.command import UP_S, Started, Workspace
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.admin import apply, listing
+from streams.kafka.admin import apply, listing
 from streams.topic_plan import TopicPlan
 from tests.cluster.cluster import NUM_NODES, Cluster, Fault
 from tests.cluster.run import ClusterRun

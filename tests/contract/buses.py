@@ -16,11 +16,11 @@ from confluent_kafka.admin import (
 )
 
 from streams.bus import Bus, GroupConsumer
-from streams.kafka import KafkaBus
-from streams.kafka_consumer import KafkaGroupConsumer
-from streams.memory import MemoryBus
-from streams.memory_consumer import MemoryGroupConsumer
-from streams.memory_log import MemoryLog, State, Transaction
+from streams.kafka.bus import KafkaBus
+from streams.kafka.consumer import KafkaGroupConsumer
+from streams.memory.bus import MemoryBus
+from streams.memory.consumer import MemoryGroupConsumer
+from streams.memory.log import MemoryLog, State, Transaction
 from streams.parts import Message
 from streams.record import Committed, Partition
 

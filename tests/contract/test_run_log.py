@@ -9,8 +9,8 @@ import pytest
 
 from schemas import DecodeError
 from schemas.events import Prompt, ScoredTrajectory, StepCompleted, Trajectory
-from streams.lineage import SampleId
-from streams.lineage_read import read_lineages
+from streams.lineage.fold import SampleId
+from streams.lineage.read import read_lineages
 from streams.recorded_log import RecordedLog
 from streams.run_log import BusLog, RunLog, topic_of
 from streams.topics import DEAD_LETTERS, STEPS, TRAJECTORIES

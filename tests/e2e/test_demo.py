@@ -13,8 +13,8 @@ from schemas.events import StepCompleted, TrainerStarted
 from streams.codec import decoded
 from streams.topics import STEPS
 from tests.e2e.command import CONFIG, Workspace
-from workers.attach import attached
-from workers.config_load import load
+from workers.config.load import load
+from workers.runs.attach import attached
 
 STEPS_AT_FIRST = 12
 SAMPLES_PER_STEP = 16 * 8

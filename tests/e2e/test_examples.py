@@ -7,8 +7,8 @@ from pathlib import Path
 from schemas.events import StepCompleted
 from streams.codec import decoded
 from tests.e2e.command import UP_S, Workspace
-from workers.attach import attached
-from workers.config_load import from_json
+from workers.config.load import from_json
+from workers.runs.attach import attached
 
 EXAMPLES = "infra/examples"
 

@@ -8,8 +8,8 @@ import time
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from streams.admin_ask import NO_OPTIONS, asked
 from streams.errors import BrokerError
+from streams.kafka.admin_ask import NO_OPTIONS, asked
 from tests.faults.proxied import Proxied
 from tests.faults.proxy import Weather
 

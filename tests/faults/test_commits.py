@@ -7,11 +7,11 @@ import time
 import pytest
 
 from schemas.events import WorkerReport
-from streams.admin import apply
 from streams.bus import Producer
 from streams.codec import decoded, outgoing
 from streams.errors import BrokerError, OutcomeUnknownError
-from streams.kafka import ANSWER_S, KafkaBus
+from streams.kafka.admin import apply
+from streams.kafka.bus import ANSWER_S, KafkaBus
 from streams.record import Outgoing
 from streams.topic_plan import TopicPlan
 from streams.topics import WORKER_EVENTS

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.faults.proxied import Proxied
 from tests.faults.proxy import Weather
 from tests.integration.test_roles_on_broker import Site, end
-from workers.runtime import Exit
+from workers.loop.runtime import Exit
 
 NUM_GROUPS = 90
 MORE = 25  # samples that are done in each weather, so several commits

@@ -30,7 +30,7 @@ from tests.servers.recorded import Recorder
 from tests.servers.replayed import head_of
 from tests.servers.scenario import PROMPTS, exercise
 from tests.servers.served import settings
-from workers.config_load import load
+from workers.config.load import load
 from workers.engines.base import PauseMode, TokenSequence
 from workers.engines.builtin_scorer import BuiltinScorer
 from workers.engines.model import load_model, weights_of

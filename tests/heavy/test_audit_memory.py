@@ -5,9 +5,9 @@ from __future__ import annotations
 import tracemalloc
 
 from schemas.events import ClosedGroups
-from streams.audit_fold import AuditFold
-from streams.audit_rows import Rows
-from streams.audit_table import place_of
+from streams.audit.fold import AuditFold
+from streams.audit.rows import Rows
+from streams.audit.table import place_of
 from streams.record import Position
 from tests.factories import sample_ref, step_completed, trainer_started
 from tests.unit.streams.audit_log import CONFIG

@@ -10,7 +10,7 @@ import pytest
 
 from streams.errors import ConfigError
 from tests.unit.problems.rows import everything, problems, write
-from workers.config_data import GymSection
+from workers.config.data import GymSection
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(20)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workers.__main__ import main
-from workers.config_load import load
+from workers.config.load import load
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
 # Nothing of their own to try: overlays, and one that needs a connection and an extra package.

@@ -13,7 +13,7 @@ import torch
 from tests import families
 from tests.contract.engine_rigs import announced, collect, drive, request
 from tests.unit.trainer.trainer_builders import random_samples
-from workers.config_trainer import TrainerSection
+from workers.config.trainer import TrainerSection
 from workers.engines import selfcheck
 from workers.engines.attention import Attention, attention_of
 from workers.engines.base import EngineError, SampleRequest, TokenSequence

@@ -10,7 +10,7 @@ import torch
 
 from tests import families
 from tests.unit.trainer.trainer_builders import random_samples
-from workers.config_trainer import LoraSection, TrainerSection
+from workers.config.trainer import LoraSection, TrainerSection
 from workers.engines.model import load_model, load_weights
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest

@@ -14,7 +14,7 @@ DEMO_MODEL = ROOT / "infra/examples/demo/model"
 
 HANGS = """
 import threading
-from workers.runtime import Stop, run
+from workers.loop.runtime import Stop, run
 class Hangs:
     done = False
     def turn(self): self.ask_the_broker()
@@ -26,7 +26,7 @@ run(Hangs(), Stop(), turn_s=0.2)
 LINGERS = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from workers.ending import end_within
+from workers.loop.ending import end_within
 ThreadPoolExecutor(1).submit(threading.Event().wait)
 end_within(7, 0.1)
 """

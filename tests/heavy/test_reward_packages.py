@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.problems.rows import problems
 from tests.unit.rollout.test_judges import rewards, verifier
-from workers.config_data import GymSection
+from workers.config.data import GymSection
 from workers.rollout.reward import RewardError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from pathlib import Path
 
-from workers.config import RunConfig
-from workers.config_load import resolved_json
+from workers.config.load import resolved_json
+from workers.config.run import RunConfig
 from workers.supervisor.child import ChildSpec, ForkSpawner, PlainSpawner, log_tail
 
 
@@ -15,7 +15,9 @@ def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> Non
     config = tmp_path / "config.json"
     config.write_text(resolved_json(RunConfig()).replace('"seed"', '"sead"'))
     context = multiprocessing.get_context("forkserver")
-    for number, spawner in enumerate((PlainSpawner(), ForkSpawner(context, "workers.runtime"))):
+    for number, spawner in enumerate(
+        (PlainSpawner(), ForkSpawner(context, "workers.loop.runtime"))
+    ):
         spec = ChildSpec(
             role="prompts", ordinal=number, config=config, log=tmp_path / f"{number}.log",
             instance="i",

@@ -7,16 +7,16 @@ from functools import partial
 import confluent_kafka
 import pytest
 
-from streams.admin import apply
-from streams.audit import Helpers, audit
+from streams.audit.auditor import Helpers, audit
 from streams.codec import outgoing
-from streams.kafka import KafkaBus
-from streams.kafka_transactions import hanging
+from streams.kafka.admin import apply
+from streams.kafka.bus import KafkaBus
+from streams.kafka.transactions import hanging
 from streams.topic_plan import TopicPlan
 from streams.topics import PROMPTS
 from tests.contract.polling import within
 from tests.factories import prompt
-from workers.config import RunConfig, RunSection
+from workers.config.run import RunConfig, RunSection
 from workers.supervisor.stall_facts import held_by
 
 GROUPS, SIZE = 6, 2

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from schemas.events import TrainerStarted
-from streams.admin import apply
 from streams.codec import outgoing
-from streams.kafka import KafkaBus
+from streams.kafka.admin import apply
+from streams.kafka.bus import KafkaBus
 from streams.topic_plan import TopicPlan
 from streams.topics import STEPS
 from tests import factories

@@ -15,8 +15,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from streams.broker import EmbeddedBroker
-from streams.broker_config import FENCED, HOST
+from streams.broker.config import FENCED, HOST
+from streams.broker.embedded import EmbeddedBroker
 from streams.errors import BrokerError, ConfigError
 from workers.__main__ import main
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from schemas.events import ClosedGroups, DeadLetter, Event, Prompt
-from streams.admin import apply
 from streams.codec import decoded, outgoing
+from streams.kafka.admin import apply
 from streams.topic import Topic
 from streams.topics import (
     CONTROL,
@@ -27,15 +27,15 @@ from tests.integration import stranger
 from tests.unit.roles.stand import EXAMPLE, LengthVerifier, make_prompt
 from workers import bootstrap
 from workers.__main__ import main
-from workers.config_load import load, resolved_json
+from workers.config.load import load, resolved_json
 from workers.context import Context
 from workers.engines.base import Sampling
 from workers.engines.fake import FakeEngine, FakeScorer, fake_weights
 from workers.logprob.worker import make_worker as make_logprob
+from workers.loop.runtime import Role
 from workers.prompts.worker import PromptsWorker
 from workers.rollout.sampling import Sampler
 from workers.rollout.worker import make_worker as make_rollout
-from workers.runtime import Role
 from workers.tokenizer import Tokenizer
 from workers.trainer.admission import Admission
 from workers.trainer.intake import Intake

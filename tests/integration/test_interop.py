@@ -12,10 +12,10 @@ import pytest
 from schemas.avro import FOLDER
 from schemas.events import EVENTS, Event, Prompt, Trajectory
 from schemas.shapes import to_plain
-from streams.admin import apply
 from streams.codec import decoded, outgoing
 from streams.done_set import encode_done
-from streams.kafka import KafkaBus
+from streams.kafka.admin import apply
+from streams.kafka.bus import KafkaBus
 from streams.record import Committed, Outgoing, Partition
 from streams.topic import Topic
 from streams.topic_plan import TopicPlan

@@ -12,20 +12,20 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from schemas.events import ScoredTrajectory, Trajectory
-from streams.admin import apply
-from streams.audit import audit
+from streams.audit.auditor import audit
 from streams.bus import Bus
 from streams.codec import decoded, outgoing
+from streams.kafka.admin import apply
 from streams.topic_plan import TopicPlan
 from streams.topics import POLICY_VERSIONS, PROMPTS, STEPS, TRAJECTORIES
 from tests import factories
 from tests.integration.worker_process import work
 from tests.unit.roles.stand import EXAMPLE, make_prompt
 from workers.bootstrap import open_bus
-from workers.config import RunConfig
-from workers.config_load import load, resolved_json
+from workers.config.load import load, resolved_json
+from workers.config.run import RunConfig
 from workers.engines.fake import fake_weights
-from workers.runtime import Exit
+from workers.loop.runtime import Exit
 from workers.weights.file import FileWeightServer
 
 GROUP_SIZE = 4

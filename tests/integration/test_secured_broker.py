@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from streams.admin import apply, listing
-from streams.broker import EmbeddedBroker
+from streams.broker.embedded import EmbeddedBroker
 from streams.codec import decoded, outgoing
 from streams.errors import BrokerError
-from streams.kafka_facts import broker_facts
+from streams.kafka.admin import apply, listing
+from streams.kafka.facts import broker_facts
 from streams.topics import STEPS, TOPICS
 from tests.factories import trainer_started
 from workers.bootstrap import client_options, open_bus, topic_plan
-from workers.config import RunConfig
-from workers.config_load import load
+from workers.config.load import load
+from workers.config.run import RunConfig
 from workers.doctor.broker import broker_checks
 from workers.doctor.check import Level
 

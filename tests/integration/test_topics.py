@@ -11,8 +11,8 @@ from kafka.admin import ConfigResource, KafkaAdminClient
 
 from schemas.avro import fingerprint
 from schemas.events import EVENTS
-from streams.admin import apply, broker_version_warning, listing
 from streams.errors import BrokerError, TopicMismatchError
+from streams.kafka.admin import apply, broker_version_warning, listing
 from streams.topic_plan import TopicPlan
 from streams.topics import TOPICS
 from workers.__main__ import main

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from schemas.events import Event, PolicyPublished, RedoDrifted, StepCompleted, StepsRedone
-from streams.admin import apply
 from streams.codec import decoded, outgoing
-from streams.kafka import KafkaBus
+from streams.kafka.admin import apply
+from streams.kafka.bus import KafkaBus
 from streams.topic_plan import TopicPlan
 from streams.topics import POLICY_VERSIONS, SCORED, STEPS
 from tests.heavy.trainer.trainer_stand import EXAMPLE, scored
-from workers.config_load import load, resolved_json
-from workers.runtime import Exit
+from workers.config.load import load, resolved_json
+from workers.loop.runtime import Exit
 from workers.weights.file import FileWeightChannel
 
 NUM_STEPS = 4

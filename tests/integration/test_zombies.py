@@ -13,7 +13,7 @@ import pytest
 
 from streams.topics import SCORED
 from tests.integration.test_roles_on_broker import DEADLINE_S, SLOW_S, Site, end
-from workers.runtime import Exit
+from workers.loop.runtime import Exit
 
 SESSION_S = 3.0  # of the embedded broker's groups
 TRANSACTION_S = 1.0

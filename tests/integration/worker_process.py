@@ -12,15 +12,15 @@ from pathlib import Path
 
 from streams.bus import Bus
 from streams.crash_points import CrashPoint, Hook, arm, arm_from
-from streams.kafka import KafkaBus
+from streams.kafka.bus import KafkaBus
 from tests.unit.roles.stand import LengthVerifier
-from workers import runtime
-from workers.config import RunConfig
-from workers.config_load import from_json
+from workers.config.load import from_json
+from workers.config.run import RunConfig
 from workers.context import Context
 from workers.engines.base import Sampling, Scores, TokenSequence
 from workers.engines.fake import FakeEngine, FakeScorer
 from workers.logprob.worker import make_worker as make_logprob
+from workers.loop import runtime
 from workers.rollout.sampling import Sampler
 from workers.rollout.worker import make_worker as make_rollout
 from workers.tokenizer import Tokenizer

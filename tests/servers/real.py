@@ -20,7 +20,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from tests.servers.served import settings
-from workers.config_load import load
+from workers.config.load import load
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import Kind
 from workers.engines.served.http import ServerHttp

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from workers import control, stage
+from workers.loop import control, stage
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from workers.chaos.report import machine
 from workers.chaos.saboteur import Saboteur
 from workers.chaos.sweep import Sweep
 from workers.chaos.verdict import Seen, report
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.run import Outcome
 from workers.supervisor.sabotage import Scene

@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.audit_report import AuditReport, BreachKind
-from streams.views import RunState
+from streams.audit.report import AuditReport, BreachKind
+from streams.views.feed import RunState
 from workers.chaos.journal import Journal, Strike
 from workers.chaos.outputs import Outputs
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
 from workers.chaos.report import ChaosReport, Redone, Spread, Zombies
-from workers.runtime import Exit
+from workers.loop.runtime import Exit
 from workers.supervisor.fleet import Exited
 from workers.supervisor.restart import described
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from workers.cli.arguments import add_run, examples
 
 if TYPE_CHECKING:
-    from streams.audit import Auditor, Hanging
-    from streams.audit_report import Breach
+    from streams.audit.auditor import Auditor, Hanging
+    from streams.audit.report import Breach
     from streams.bus import Bus
-    from workers.config import RunConfig
+    from workers.config.run import RunConfig
 
 FOLLOW_EVERY_S = 5.0
 DONE = "done"  # the trainer's last heartbeat says so
@@ -76,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log keeps its promises, else 1."""
     from dataclasses import replace
 
-    from streams.audit import SETTLE_S
-    from streams.audit_sources import spare_collector
-    from workers.attach import attached
+    from streams.audit.auditor import SETTLE_S
+    from streams.audit.sources import spare_collector
     from workers.cli.report import configuration
+    from workers.runs.attach import attached
 
     settle_s = SETTLE_S if args.settle is None else args.settle
     config = configuration(args.config, args.overrides)
@@ -123,7 +123,7 @@ def show(text: str) -> None:
 def _auditor(bus: Bus, config: RunConfig, num_processes: int) -> Auditor:
     from functools import partial
 
-    from streams.audit import Auditor, Helpers
+    from streams.audit.auditor import Auditor, Helpers
     from workers.bootstrap import open_bus
 
     helpers = None
@@ -134,7 +134,7 @@ def _auditor(bus: Bus, config: RunConfig, num_processes: int) -> Auditor:
 
 def _hanging(config: RunConfig) -> Hanging:
     def ask() -> Sequence[Breach]:
-        from streams.kafka_transactions import hanging
+        from streams.kafka.transactions import hanging
         from workers.bootstrap import bootstrap_of, client_options
 
         return hanging(bootstrap_of(config), config.run.id, options=client_options(config))

@@ -41,7 +41,7 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it; `status` and `stop` answer 1 if no broker runs there."""
-    from streams.broker import EmbeddedBroker
+    from streams.broker.embedded import EmbeddedBroker
 
     broker = EmbeddedBroker(Path(args.dir), args.port, args.jars_dir)
     if args.action == "start":

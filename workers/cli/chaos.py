@@ -88,7 +88,7 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run it; 0 only if all faults happened and nothing broke."""
     from workers.chaos.run import Wish, chaos
-    from workers.config_load import load
+    from workers.config.load import load
     from workers.supervisor.up import Asked
 
     overrides = [*args.overrides, "--demo.kills=[]"]  # the plan kills enough

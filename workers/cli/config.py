@@ -47,7 +47,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Print what a run with these files and overrides would be told."""
-    from workers.config_load import load_with_origins, resolved_json
+    from workers.config.load import load_with_origins, resolved_json
 
     loaded = load_with_origins(args.config, args.overrides)
     resolved = resolved_json(loaded.config)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def run_schema(args: argparse.Namespace) -> int:
     """Print the schema."""
     del args
-    from workers.config_schema import json_schema
+    from workers.config.schema import json_schema
 
     print(json.dumps(json_schema(), indent=2))
     return 0
@@ -72,7 +72,7 @@ def run_schema(args: argparse.Namespace) -> int:
 def run_fields(args: argparse.Namespace) -> int:
     """Print the page."""
     del args
-    from workers.config_docs import page
+    from workers.config.docs import page
 
     print(page(), end="")
     return 0
@@ -80,7 +80,7 @@ def run_fields(args: argparse.Namespace) -> int:
 
 def toml_lines(tree: Mapping[str, Any], origins: Mapping[str, str], name: str = "") -> list[str]:
     """The tree as TOML, with `# origin` behind each value that is not a default."""
-    from workers.config_docs import toml_key, toml_value
+    from workers.config.docs import toml_key, toml_value
 
     lines = [f"[{name}]"] if name else []
     tables = []
@@ -101,8 +101,8 @@ def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[
         ConfigError: there is no such field.
     """
     from streams.errors import ConfigError
-    from workers.config_docs import field_docs, section_docs, toml_value
-    from workers.config_fields import FieldError, field_type, split_name
+    from workers.config.docs import field_docs, section_docs, toml_value
+    from workers.config.fields import FieldError, field_type, split_name
 
     keys = name.split(".")
     try:
@@ -134,7 +134,7 @@ def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[
 
 def _is_inline(name: str) -> bool:
     """Whether a table is a value of somebody's, inside of a free one."""
-    from workers.config_fields import field_type, is_free_table
+    from workers.config.fields import field_type, is_free_table
 
     *above, _ = name.split(".")
     return bool(above) and is_free_table(field_type(above))

@@ -13,7 +13,7 @@ from workers.cli.arguments import add_run, examples
 if TYPE_CHECKING:
     from schemas.events import DeadLetter
     from streams.bus import Bus
-    from workers.config import RunConfig
+    from workers.config.run import RunConfig
 
 _WHICH = "LETTER: by its sample or by its record's place; "
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
@@ -181,8 +181,8 @@ def run_requeue(args: argparse.Namespace) -> int:
 def _on_bus(
     names: Sequence[str], overrides: Sequence[str], work: Callable[[Bus, RunConfig], int]
 ) -> int:
-    from workers.attach import attached
     from workers.cli.report import configuration
+    from workers.runs.attach import attached
 
     config = configuration(names, overrides)
     with attached(config) as bus:

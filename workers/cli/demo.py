@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def asked(args: argparse.Namespace) -> Asked:
     """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
-    from workers.config_load import load
+    from workers.config.load import load
     from workers.packaged import example
     from workers.supervisor.up import Asked
 

@@ -62,10 +62,10 @@ def _opened(name: str) -> Iterator[Recording]:
     """A recording, or one made in a temporary folder of what a run's topics hold now."""
     from streams.recording import Recording
     from streams.recording.selection import Selection
-    from workers.attach import attached
     from workers.cli.report import configuration
-    from workers.places import check_place
     from workers.replay.record import Wanted, record
+    from workers.runs.attach import attached
+    from workers.runs.places import check_place
 
     check_place(name)
     if (Path(name) / "manifest.json").is_file():

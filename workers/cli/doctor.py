@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from workers.cli.arguments import add_run, examples
 
 if TYPE_CHECKING:
-    from workers.config import RunConfig
+    from workers.config.run import RunConfig
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

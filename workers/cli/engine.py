@@ -52,7 +52,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run_command(args: argparse.Namespace) -> int:
     """Print it."""
     from streams.errors import ConfigError
-    from workers.config_load import load
+    from workers.config.load import load
     from workers.engines.served.facts import TESTED, Kind
     from workers.served_engine import Where, command_of, where_installed
 

@@ -12,7 +12,7 @@ from workers.cli.arguments import add_run, examples
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from workers.sources import Opened
+    from workers.runs.sources import Opened
 
 SAMPLES = "samples"
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.out:
         raise ConfigError("export needs --out FILE.parquet, --out FILE.jsonl, or --out -")
     from workers.export.write import check_name, write
-    from workers.sources import opened
+    from workers.runs.sources import opened
 
     check_name(args.out)
     with opened(args.config, args.overrides, args.tokenizer) as source:

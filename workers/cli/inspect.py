@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from workers.cli.arguments import add_run, examples
 
 if TYPE_CHECKING:
-    from streams.lineage import Lineage
+    from streams.lineage.fold import Lineage
     from streams.run_log import RunLog
     from workers.inspect.choose import Query
     from workers.inspect.story import Story
@@ -77,7 +77,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Show them; 1 if the log knows none."""
     from workers.inspect.story import story
-    from workers.sources import opened
+    from workers.runs.sources import opened
 
     wanted = [w for w in args.config if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
     names = [w for w in args.config if w not in wanted]
@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> list[Lineage]:
     from streams.errors import ConfigError
-    from streams.lineage import SampleId
-    from streams.lineage_read import read_lineages
+    from streams.lineage.fold import SampleId
+    from streams.lineage.read import read_lineages
     from workers.inspect.choose import choose
 
     query = _query(args)

@@ -13,7 +13,7 @@ from workers.cli.ranges import add_selection
 if TYPE_CHECKING:
     from streams.bus import Bus
     from streams.recording.recorder import Progress
-    from workers.config import RunConfig
+    from workers.config.run import RunConfig
     from workers.replay.record import Made, Wanted
 
 
@@ -49,10 +49,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Record and say what is there; 0 once the recording is sealed."""
-    from workers.attach import attached
     from workers.cli.report import configuration
+    from workers.loop.runtime import Stop
     from workers.replay.record import record
-    from workers.runtime import Stop
+    from workers.runs.attach import attached
 
     config = configuration(args.config, args.overrides)
     stop = Stop()

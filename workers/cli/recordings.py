@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """List; 1 if something is missing or was changed, or nothing is recorded there."""
     from streams.recording import Recording, RecordingError
     from streams.recording.verify import verify
-    from workers.places import check_place
+    from workers.runs.places import check_place
 
     for name in args.folders:
         if not Path(name).is_dir():

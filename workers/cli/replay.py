@@ -83,8 +83,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Play; 0 if everything asked for was played, and with --into only if nothing differs."""
     from streams.recording import Recording
-    from workers.places import RECORDINGS, check_place
     from workers.replay.filters import resolve
+    from workers.runs.places import RECORDINGS, check_place
 
     check_place(args.recording, [RECORDINGS])
     with Recording(args.recording) as recording:

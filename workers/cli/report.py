@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from workers.cli.arguments import add_run, examples
 
 if TYPE_CHECKING:
-    from workers.config import RunConfig
+    from workers.config.run import RunConfig
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the files and say where they are."""
     from datetime import UTC, datetime
 
-    from workers.attach import attached
     from workers.report.collect import collect, write
+    from workers.runs.attach import attached
 
     config = configuration(args.config, args.overrides)
     made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
@@ -55,9 +55,9 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     from dataclasses import replace
 
     from streams.errors import ConfigError
-    from workers.config_load import from_json, load
-    from workers.places import RUNS, check_place
+    from workers.config.load import from_json, load
     from workers.project import config_here
+    from workers.runs.places import RUNS, check_place
 
     names = names or [config_here()]
     check_place(names[0], [RUNS])
@@ -74,8 +74,8 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
 def _decoder(config: RunConfig) -> Callable[[Sequence[int]], str]:
     from streams.errors import ConfigError
     from workers.hub import model_folder
+    from workers.live.words import spell
     from workers.tokenizer import Tokenizer, TokenizerError
-    from workers.viewing import spell
 
     try:
         return Tokenizer.load(model_folder(config.model.path)).decode

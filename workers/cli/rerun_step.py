@@ -15,7 +15,7 @@ from workers.cli.arguments import add_run, examples
 
 if TYPE_CHECKING:
     from streams.bus import Bus
-    from workers.config import RunConfig
+    from workers.config.run import RunConfig
     from workers.trainer.rerun import Rerun
 
 
@@ -84,10 +84,10 @@ def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
     """The log, a configuration, and the folder that may hold checkpoints and weights."""
     from streams.recording import Recording
     from streams.recording.bus import RecordingBus
-    from workers.attach import attached
     from workers.cli.report import configuration
-    from workers.places import check_place
     from workers.replay.target import recorded_config
+    from workers.runs.attach import attached
+    from workers.runs.places import check_place
 
     check_place(args.config[0])
     first = Path(args.config[0])

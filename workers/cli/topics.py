@@ -30,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Do it; `list` answers 1 if a topic is missing."""
-    from streams.admin import apply, listing
+    from streams.kafka.admin import apply, listing
     from workers.bootstrap import bootstrap_of, client_options, topic_plan
     from workers.cli.report import configuration
 

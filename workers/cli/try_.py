@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from workers.cli.arguments import add_config, examples
 
 if TYPE_CHECKING:
-    from workers.config import RunConfig
+    from workers.config.run import RunConfig
     from workers.rollout.reward import Verifier
 
 
@@ -54,7 +54,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Print it all; 1 if an answer could not be judged."""
-    from workers.config_load import load
+    from workers.config.load import load
     from workers.rollout.make_verifier import make_verifier
 
     config = load(args.config, args.overrides)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from workers.cli.arguments import add_config, add_no_live, examples
 
 if TYPE_CHECKING:
-    from workers.config_load import Loaded
+    from workers.config.load import Loaded
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +42,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 0 only if the run is complete and the audit finds nothing."""
-    from workers.config_load import check_secrets, load_with_origins
+    from workers.config.load import check_secrets, load_with_origins
 
     overrides = list(args.overrides)
     if args.steps is not None:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dry_run(loaded: Loaded) -> int:
-    from workers.dry_run import write
+    from workers.config.dry_run import write
     from workers.supervisor.fleet_size import num_workers
 
     broker = loaded.config.broker.bootstrap or "an embedded one, not started"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from workers.cli.arguments import examples
 
 if TYPE_CHECKING:
-    from workers.config import RunConfig
+    from workers.config.run import RunConfig
 
 BROKER_S = 60.0  # longest wait for a broker that is being started again
 ROLES = ("prompts", "rollout", "logprob", "trainer")
@@ -53,11 +53,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Work until done, drained or failed; the status says which (`workers.runtime.Exit`)."""
+    """Work until done, drained or failed; the status says which (`workers.loop.runtime.Exit`)."""
     import uuid
 
-    from workers import runtime
     from workers.context import Context
+    from workers.loop import runtime
 
     stop = runtime.Stop()
     stop.on_signals()
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
     from workers.bootstrap import arm_crash_point, await_broker, make_role, open_bus
-    from workers.stall import turn_limit_s
+    from workers.loop.stall import turn_limit_s
 
     try:
         arm_crash_point(args.crash_at)
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> RunConfig:
     """From TOML files, or from the one JSON file that `up` wrote."""
-    from workers.config_load import from_json, load
+    from workers.config.load import from_json, load
 
     first = Path(args.config[0])
     if first.suffix == ".json":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streams.admin import version_warning
-from streams.kafka_facts import BrokerFacts, broker_facts
+from streams.kafka.admin import version_warning
+from streams.kafka.facts import BrokerFacts, broker_facts
 from streams.topic import Retention, Topic
 from streams.topic_plan import FLUSH
 from streams.topics import STEPS, TOPICS
 from workers.bootstrap import client_options, open_bus, topic_plan
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.doctor.check import Check, fail, ok, warn
 from workers.doctor.kept import kept_check
 from workers.doctor.replicas import replication_check

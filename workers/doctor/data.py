@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from streams.errors import ConfigError
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.doctor.check import Check, ok
 from workers.doctor.model import ModelFolder
 from workers.problems.open import first_rows, open_problems, prompt_encoder

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from streams.errors import BrokerError, ConfigError, StreamsError
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.doctor.check import Check, Level, fail, ok, warn
 from workers.doctor.data import data_checks, verifier_check
 from workers.doctor.machine import machine, port
@@ -52,7 +52,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         pass
     verifier_check(config)
     if config.broker.bootstrap:
-        from streams.admin_ask import refuse_silence
+        from streams.kafka.admin_ask import refuse_silence
 
         refuse_silence(config.broker.bootstrap)
         return
@@ -74,7 +74,7 @@ def _model(config: RunConfig) -> tuple[ModelFolder | None, list[Check]]:
 
 def _embedded(config: RunConfig) -> str | None:
     """Where the run's own broker serves; None: it does not run."""
-    from streams.broker import EmbeddedBroker
+    from streams.broker.embedded import EmbeddedBroker
     from streams.run_folder import BROKER_FOLDER
 
     state = EmbeddedBroker(Path(config.folder) / BROKER_FOLDER).status()

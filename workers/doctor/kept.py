@@ -7,12 +7,12 @@ import time
 from streams.bus import Bus
 from streams.codec import now_ms
 from streams.errors import DeadlineError
-from streams.kafka_facts import BrokerFacts
+from streams.kafka.facts import BrokerFacts
 from streams.record import Partition
 from streams.redo_needs import NeedsView, Retention, retention_problems
 from streams.topic import Topic
 from streams.topics import STEPS
-from streams.views import Feed
+from streams.views.feed import Feed
 from workers.doctor.check import Check, fail, ok, warn
 
 READ_S = 30.0  # longest wait for the next record of `steps`

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.doctor.check import Check, fail, ok, probed, warn
 
 OLDEST_PYTHON = (3, 11)
@@ -76,7 +76,7 @@ def packages() -> Check:
 
 def java() -> Check:
     """A Java runtime for the embedded broker."""
-    from streams.java import find_java, java_version
+    from streams.broker.java import find_java, java_version
 
     path = find_java()
     return ok("java", f"{java_version(path)} at {path}")
@@ -84,7 +84,7 @@ def java() -> Check:
 
 def jars(jars_dir: str) -> Check:
     """The jars of the embedded broker; nothing is fetched here."""
-    from streams.jars import KAFKA_VERSION, cache_folder, classpath, num_missing
+    from streams.broker.jars import KAFKA_VERSION, cache_folder, classpath, num_missing
 
     if jars_dir:
         found = classpath(jars_dir)
@@ -102,7 +102,7 @@ def jars(jars_dir: str) -> Check:
 
 def port(number: int, *, is_broker_up: bool) -> Check:
     """Whether the embedded broker can listen where it is told to."""
-    from streams.broker_ports import is_free
+    from streams.broker.ports import is_free
 
     if is_broker_up:
         return ok("port", "the run's broker is up and has its own")

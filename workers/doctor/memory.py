@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.doctor.check import Check, fail, ok, warn
 from workers.doctor.model import FLOAT32, ModelFolder
 

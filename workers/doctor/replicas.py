@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streams.kafka_facts import BrokerFacts
+from streams.kafka.facts import BrokerFacts
 from streams.topics import TOPICS
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.doctor.check import Check, fail, ok, warn
 
 _NAME = "replicas"

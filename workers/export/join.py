@@ -10,10 +10,10 @@ from pathlib import Path
 
 from schemas.events import DeadLetter, GroupsDropped, Prompt, StepCompleted
 from streams.bus import Closing
-from streams.lineage import Outcome
+from streams.lineage.fold import Outcome
 from streams.run_log import RunLog
 from streams.topics import STEPS
-from streams.view_run import EpochGate
+from streams.views.run import EpochGate
 
 _TABLES = """
 CREATE TABLE prompts (group_id TEXT PRIMARY KEY, prompt TEXT, expected TEXT, metadata TEXT,

@@ -20,8 +20,8 @@ from schemas.events import (
     TensorError,
     Trajectory,
 )
-from streams.lineage import Outcome
-from streams.lineage_tokens import TokenTable, mismatch, token_table
+from streams.lineage.fold import Outcome
+from streams.lineage.tokens import TokenTable, mismatch, token_table
 from streams.run_log import RunLog
 from workers.export.event_table import named
 from workers.export.join import Join, Known

@@ -11,13 +11,13 @@ from enum import StrEnum
 
 from schemas.events import ScoredTrajectory, StepCompleted, TensorError, Trajectory
 from streams.errors import ConfigError
-from streams.lineage import SampleId
-from streams.lineage_tokens import mismatch
+from streams.lineage.fold import SampleId
+from streams.lineage.tokens import mismatch
 from streams.recorded_log import RecordedLog
 from streams.recording.facts import Facts
 from streams.run_log import RunLog
 from streams.topics import STEPS
-from streams.view_run import EpochGate
+from streams.views.run import EpochGate
 
 
 class Measure(StrEnum):

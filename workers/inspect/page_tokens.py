@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streams.lineage_tokens import TokenTable
+from streams.lineage.tokens import TokenTable
 from workers.inspect.page_style import NUM_VERSION_COLORS
 from workers.inspect.scale import (
     DIFFERENCE_BOUNDS,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.events import NO_VERSION, TensorError
-from streams.lineage import Lineage
-from streams.lineage_hops import Hop, hops, staleness
-from streams.lineage_tokens import TokenTable, mismatch, token_table
+from streams.lineage.fold import Lineage
+from streams.lineage.hops import Hop, hops, staleness
+from streams.lineage.tokens import TokenTable, mismatch, token_table
 from workers.inspect.words import NUMBERS, Spelling, words
 
 _WORTH_TELLING = 1e-3  # nats

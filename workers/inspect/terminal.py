@@ -12,8 +12,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from streams.lineage import Outcome
-from streams.lineage_hops import Hop
+from streams.lineage.fold import Outcome
+from streams.lineage.hops import Hop
 from workers.inspect.scale import DIFFERENCE_BOUNDS, level
 from workers.inspect.story import Story
 from workers.report.svg import number

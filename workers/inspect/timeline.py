@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from streams.lineage_hops import Hop
+from streams.lineage.hops import Hop
 from workers.inspect.terminal import seconds_text
 from workers.report.svg import number, ticks
 

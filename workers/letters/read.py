@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from schemas.events import DeadLetter
 from streams.bus import Bus
 from streams.errors import DeadlineError
-from streams.view_letters import LETTER_TOPICS, LettersView
-from streams.views import Feed
+from streams.views.feed import Feed
+from streams.views.letters import LETTER_TOPICS, LettersView
 
 POLL_S = 0.1
 

@@ -15,8 +15,8 @@ from schemas.events import ReplacementRequested
 from streams.bus import Bus
 from streams.codec import now_ms, outgoing
 from streams.topics import DEAD_LETTERS
-from streams.view_letters import Fate, LettersView
-from workers.validation import is_group_number
+from streams.views.letters import Fate, LettersView
+from workers.loop.validation import is_group_number
 
 TRANSACTIONAL_ID = "operator"
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from schemas import DecodeError, decode
 from schemas.events import DeadLetter, Tensor, TensorError
-from streams.view_letters import Letter, LettersView
+from streams.views.letters import Letter, LettersView
 
 DUMP_BYTES = 256
 SHOWN_VALUES = 12  # of an array

@@ -21,17 +21,17 @@ from streams.crash_points import CrashPoint, reach
 from streams.record import Outgoing, Position, RawRecord, Record
 from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from workers.context import Context
-from workers.dead_letters import Reason, dead_letter
 from workers.engines.base import Scorer
 from workers.logprob.bisect import score_in_halves
 from workers.logprob.scoring import Load, num_tokens, plan_anchors, score_window
 from workers.logprob.versions import Anchor
 from workers.logprob.windows import is_prescribed, next_window
-from workers.policy import PolicyFollower
-from workers.pulls import PullLog
-from workers.reporter import Reporter
-from workers.stage import Finished, StageLoop
-from workers.validation import check_trajectory
+from workers.loop.dead_letters import Reason, dead_letter
+from workers.loop.reporter import Reporter
+from workers.loop.stage import Finished, StageLoop
+from workers.loop.validation import check_trajectory
+from workers.policy.pulls import PullLog
+from workers.policy.view import PolicyFollower
 from workers.weights.channel import Pulled, WeightChannel, WeightError
 
 Scored = ScoredTrajectory | Exception  # why it could not be scored

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from streams.jars import cache_folder
+from streams.broker.jars import cache_folder
 
 REMEMBERED_BYTES = 32 << 20  # hashing a smaller file takes less than a tenth of a second
 

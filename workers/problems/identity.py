@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from streams.errors import ConfigError
-from workers.config_data import DataSection
+from workers.config.data import DataSection
 from workers.problems.files import content_hash
 from workers.problems.sources import Kind, source_of
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
+from streams.broker.jars import cache_folder
 from streams.errors import ConfigError
-from streams.jars import cache_folder
 from workers.problems.files import REMEMBERED_BYTES, content_hash, signature
 from workers.problems.index import (
     HELD_OUT,

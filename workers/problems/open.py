@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streams.errors import ConfigError
-from workers.config import RunConfig
-from workers.config_data import DataSection
+from workers.config.data import DataSection
+from workers.config.run import RunConfig
 from workers.hub import model_folder
 from workers.problems.dataset import Dataset
 from workers.problems.files import Signature, content_hash, signature

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streams.errors import ConfigError
-from workers.config_data import DataSection, Example
+from workers.config.data import DataSection, Example
 
 ChatMessages: TypeAlias = list[dict[str, Any]]
 PromptText: TypeAlias = str | ChatMessages

@@ -20,10 +20,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from streams.broker.jars import cache_folder
 from streams.errors import ConfigError
-from streams.jars import cache_folder
 from streams.secrets import resolve_secret
-from workers.config_data import GYM, HUB, DataSection
+from workers.config.data import GYM, HUB, DataSection
 from workers.problems.files import content_hash, files_below
 from workers.problems.row import Fields
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.errors import ConfigError
-from workers.config_data import ColumnsSection, DataSection
+from workers.config.data import ColumnsSection, DataSection
 
 PROMPTS = ("prompt", "question", "problem", "query", "instruction", "input", "messages", "text")
 ANSWERS = (

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from schemas.events import ReplacementRequested
 from streams.bus import Bus
 from streams.topics import DEAD_LETTERS, PROMPTS
-from workers.foreign import ForeignRecords
+from workers.loop.foreign import ForeignRecords
 from workers.prompts.issue import PlannedGroup
 from workers.prompts.issued import find_prompt
 from workers.prompts.pacing import Ledger, Replacement

@@ -19,11 +19,12 @@ from streams.errors import AbortedError, BrokerError, ConfigError
 from streams.record import Outgoing
 from streams.topics import PROMPTS, STEPS
 from workers.context import Context
-from workers.control import RUNNING, ControlFollower
 from workers.engines.folder import max_tokens_of
-from workers.foreign import ForeignRecords
 from workers.hub import model_folder
 from workers.log import get as get_log
+from workers.loop.control import RUNNING, ControlFollower
+from workers.loop.foreign import ForeignRecords
+from workers.loop.reporter import Reporter
 from workers.problems.identity import data_hashes
 from workers.problems.limits import PromptEncoder
 from workers.problems.open import open_problems, prompt_encoder
@@ -32,7 +33,6 @@ from workers.prompts.issue import PlannedGroup, PromptWriter
 from workers.prompts.issued import Issued, read_issued
 from workers.prompts.pacing import Ledger, evaluation_due
 from workers.prompts.replacing import Replacements
-from workers.reporter import Reporter
 
 POLL_S = 0.05
 MAX_POLL = 1000
@@ -41,7 +41,7 @@ MAX_ABORTS = 5  # in a row, before the process gives up and starts again
 
 
 class PromptsWorker:
-    """One `prompts` worker; implements `workers.runtime.Role`.
+    """One `prompts` worker; implements `workers.loop.runtime.Role`.
 
     Args:
         encoder: the tokenizer; None: the model folder's.

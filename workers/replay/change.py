@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from streams.errors import ConfigError
-from workers.config import RunConfig
-from workers.config_load import from_json, resolved_json
+from workers.config.load import from_json, resolved_json
+from workers.config.run import RunConfig
 
 # What a step computes with, once its samples are chosen. Everything else was decided before.
 CHANGEABLE = ("trainer.loss.", "trainer.optimizer.")

@@ -14,8 +14,8 @@ from schemas.events import (
 )
 from streams.recording import NotRecordedError, Recording
 from streams.topics import STEPS
-from workers.config import RunConfig
-from workers.config_load import from_json
+from workers.config.load import from_json
+from workers.config.run import RunConfig
 from workers.trainer.ledger import Ledger
 
 

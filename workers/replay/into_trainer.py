@@ -18,7 +18,7 @@ from schemas.events import DeadLetter, DroppedGroup, StepCompleted
 from streams.record import Outgoing, Position
 from streams.recording import NotRecordedError, Recording
 from streams.topics import SCORED, STEPS
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.replay.history import History, eras, history_of
 from workers.replay.player import outgoing_of
 from workers.replay.solo import Feeder, Outputs, SoloRole

@@ -17,8 +17,8 @@ from streams.errors import BrokerError
 from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from streams.recording.recorder import DONE, ORDER, Progress, Recorder
 from streams.recording.selection import Selection
-from workers.config import RunConfig
-from workers.config_load import resolved_json
+from workers.config.load import resolved_json
+from workers.config.run import RunConfig
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
 QUIET_S = 5.0  # after the trainer is done: the last evaluation may still come in

@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from streams.admin import apply
 from streams.bus import Bus
 from streams.errors import ConfigError
+from streams.kafka.admin import apply
 from streams.recording import Recording
 from streams.topics import SCHEMAS, TOPICS
 from workers.bootstrap import bootstrap_of, client_options, embedded_broker, open_bus, topic_plan
-from workers.config import RunConfig
-from workers.config_load import from_json, resolved_json
+from workers.config.load import from_json, resolved_json
+from workers.config.run import RunConfig
 
 CONFIG_FILE = "config.json"
 

@@ -13,7 +13,7 @@ from schemas import encode
 from schemas.events import Endpoint, PolicyPublished
 from streams.record import Outgoing, Record
 from streams.recording import Recording
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.replay.player import outgoing_of
 from workers.weights.file import CHANNEL, FileWeightServer, file_name
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from streams.audit import audit
+from streams.audit.auditor import audit
 from streams.bus import Bus
 from streams.errors import DeadlineError
-from streams.views import Feed, Restart, StepPoint, Views
+from streams.views.feed import Feed, Restart, StepPoint, Views
+from workers.live.words import KillMark, spell
 from workers.report.page import ReportInput, render
-from workers.viewing import KillMark, spell
 
 PAGE_FILE = "report.html"
 CURVE_FILE = "curve.png"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
-from streams.audit_report import AuditReport
-from streams.views import Answer, StepPoint, ViewState
+from streams.audit.report import AuditReport
+from streams.views.feed import Answer, StepPoint, ViewState
+from workers.live.words import KillMark, clock, redone_lines, spell, spelled, step_seconds
 from workers.report.style import CSS
 from workers.report.svg import Frame, Series, bars, legend, line_chart, number
-from workers.viewing import KillMark, clock, redone_lines, spell, spelled, step_seconds
 
 STEP = "optimizer step"
 _SMOOTH = 5  # steps that throughput is averaged over

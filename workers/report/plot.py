@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from workers.live.words import KillMark
 from workers.report.page import ReportInput
-from workers.viewing import KillMark
 
 _Axes: TypeAlias = Any  # matplotlib is not typed here
 _INK, _MUTED, _GRID = "#24292f", "#8c959f", "#e4e7eb"

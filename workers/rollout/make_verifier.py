@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streams.errors import ConfigError
-from workers.config_options import Option
-from workers.config_reward import SUM, RewardSection
+from workers.config.options import Option
+from workers.config.reward import SUM, RewardSection
 from workers.rollout.judges import JUDGES
 from workers.rollout.reward import Judge, Judgement, Metadata, RewardError, RuleVerifier, Verifier
 from workers.rollout.user_verifier import Function, UserVerifier

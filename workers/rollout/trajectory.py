@@ -9,7 +9,7 @@ import numpy as np
 from schemas.events import Prompt, Segment, Tensor, Trajectory
 from streams.codec import now_ms
 from streams.record import Position
-from workers.config import RolloutSection
+from workers.config.run import RolloutSection
 from workers.context import Context
 from workers.engines.base import Experts, GeneratedSegment
 from workers.rollout.sampling import Rollout

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.errors import ConfigError
-from workers.config_options import Option
+from workers.config.options import Option
 from workers.rollout.reward import Judgement, Metadata, RewardError
 
 START_S = 60.0  # a user's file may import a large library

@@ -16,17 +16,17 @@ from streams.crash_points import CrashPoint, reach
 from streams.record import Outgoing, RawRecord, Record
 from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from workers.context import Context
-from workers.dead_letters import dead_letter
 from workers.engines.base import Engine, EngineError, PromptTooLongError
 from workers.engines.thread import EngineThread
-from workers.policy import PolicyFollower
-from workers.pulls import PullLog
-from workers.reporter import Reporter
+from workers.loop.dead_letters import dead_letter
+from workers.loop.reporter import Reporter
+from workers.loop.stage import Finished, StageLoop
+from workers.loop.validation import check_prompt
+from workers.policy.pulls import PullLog
+from workers.policy.view import PolicyFollower
 from workers.rollout.reward import RewardError
 from workers.rollout.sampling import Rollout, Sampler
 from workers.rollout.trajectory import trajectory_of
-from workers.stage import Finished, StageLoop
-from workers.validation import check_prompt
 from workers.weights.channel import Pulled, WeightChannel, WeightError
 
 PULL_RETRY_S = 1.0

@@ -15,7 +15,7 @@ from signal import SIGKILL, Signals
 from types import TracebackType
 from typing import Self
 
-from streams.broker import START_S, EmbeddedBroker
+from streams.broker.embedded import START_S, EmbeddedBroker
 from streams.errors import BrokerError, DeadlineError, StreamsError
 
 CHECK_S = 1.0

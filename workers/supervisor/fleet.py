@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from workers.runtime import Exit
+from workers.loop.runtime import Exit
 from workers.supervisor.child import Child, ChildSpec, Spawner, log_tail
 from workers.supervisor.restart import Action, Decision, RestartPolicy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 
 
 def num_workers(config: RunConfig) -> dict[str, int]:

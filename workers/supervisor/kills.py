@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.config_operation import Kill
+from workers.config.operation import Kill
 
 
 class KillPlan:

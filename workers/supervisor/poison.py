@@ -18,8 +18,8 @@ from schemas.events import (
     GroupsDropped,
     StepCompleted,
 )
-from workers.config import RunConfig
-from workers.validation import is_group_number
+from workers.config.run import RunConfig
+from workers.loop.validation import is_group_number
 
 STEPS_WORTH = 3  # of samples, where the configuration names no window
 _FINE = ""  # trained, or dropped for another reason than dead samples

@@ -1,7 +1,7 @@
 """What to do about a worker that ended: pure; the clock is passed in.
 
-Statuses are those of `workers.runtime.Exit` (design, section 5, Supervision); a negative one is
-the signal that killed the process.
+Statuses are those of `workers.loop.runtime.Exit` (design, section 5, Supervision); a negative one
+is the signal that killed the process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from workers.runtime import Exit
+from workers.loop.runtime import Exit
 
 FENCED_PAUSE_S = 3.0
 FENCED_WINDOW_S = 600.0

@@ -12,8 +12,8 @@ import time
 from enum import StrEnum
 from types import FrameType
 
-from workers.config import RunConfig
-from workers.live import ProcessInfo
+from workers.config.run import RunConfig
+from workers.live.screen import ProcessInfo
 from workers.supervisor.broker import BrokerKeeper
 from workers.supervisor.drain import Drain
 from workers.supervisor.fleet import Fleet, Worker

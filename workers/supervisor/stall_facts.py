@@ -9,9 +9,9 @@ from streams.bus import Bus
 from streams.record import Committed, Partition
 from streams.stalls import Held
 from streams.topics import PROMPTS, TRAJECTORIES
-from streams.view_workers import SILENT_S
+from streams.views.workers import SILENT_S
 from workers.bootstrap import bootstrap_of, client_options
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 
 _GROUPS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
 
@@ -48,7 +48,7 @@ def held_by(bootstrap: str, config: RunConfig) -> tuple[Held, ...]:
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
-    from streams.kafka_facts import open_transactions
+    from streams.kafka.facts import open_transactions
 
     run = config.run.id
     ages: dict[str, float] = {}

@@ -14,10 +14,10 @@ from schemas.events import Event
 from streams.codec import now_ms
 from streams.record import Record
 from streams.stalls import Blocked, Evidence, Limits, blocked, told
-from streams.view_hops import HopsState, HopsView
-from streams.view_workers import SILENT_S
-from workers.config import RunConfig
-from workers.control import RUNNING
+from streams.views.hops import HopsState, HopsView
+from streams.views.workers import SILENT_S
+from workers.config.run import RunConfig
+from workers.loop.control import RUNNING
 from workers.supervisor.question import Question
 from workers.supervisor.stall_facts import StallFacts
 

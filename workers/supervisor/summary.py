@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from streams.audit_report import AuditReport
-from streams.views import EvaluationState, ViewState
-from workers.config import RunConfig
+from streams.audit.report import AuditReport
+from streams.views.feed import EvaluationState, ViewState
+from workers.config.run import RunConfig
+from workers.live.words import redone_lines
 from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.fleet import Failure
 from workers.supervisor.run import Outcome
-from workers.viewing import redone_lines
 
 NAME = "rlstreams"
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.events import ControlState
-from streams.admin import apply, broker_version_warning
-from streams.audit import audit
-from streams.broker import EmbeddedBroker
+from streams.audit.auditor import audit
+from streams.broker.embedded import EmbeddedBroker
 from streams.bus import Bus
 from streams.codec import now_ms, outgoing
 from streams.errors import ConfigError
+from streams.kafka.admin import apply, broker_version_warning
 from streams.topics import CONTROL, STEPS
 from workers.bootstrap import (
     bootstrap_of,
@@ -24,11 +24,11 @@ from workers.bootstrap import (
     open_bus,
     topic_plan,
 )
-from workers.config import RunConfig
-from workers.config_load import resolved_json
-from workers.control import RUNNING
+from workers.config.load import resolved_json
+from workers.config.run import RunConfig
 from workers.doctor.diagnose import preflight
 from workers.hub import model_folder
+from workers.loop.control import RUNNING
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.fleet import Fleet

@@ -23,9 +23,9 @@ from streams.codec import now_ms
 from streams.errors import BrokerError, DeadlineError
 from streams.run_folder import BROKER_FOLDER
 from streams.topics import CONTROL
-from streams.views import WATCHED, Feed, Views, ViewState
-from workers.config import RunConfig
-from workers.live import KillMark, LiveInput, LiveView, ProcessInfo
+from streams.views.feed import WATCHED, Feed, Views, ViewState
+from workers.config.run import RunConfig
+from workers.live.screen import KillMark, LiveInput, LiveView, ProcessInfo
 from workers.supervisor.limits_watch import LimitsWatch, ask_holdings
 from workers.supervisor.poison import PoisonWatch
 from workers.supervisor.stall_facts import ask_facts

@@ -33,7 +33,7 @@ from schemas.events import (
     MaskedSegment,
 )
 from streams.record import Partition, Position
-from workers.config_trainer import TrainerSection
+from workers.config.trainer import TrainerSection
 from workers.trainer.closed import ClosedSet
 from workers.trainer.groups import DeadSample, Group, SeenSample
 

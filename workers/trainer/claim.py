@@ -27,8 +27,8 @@ from streams.errors import DeadlineError
 from streams.record import Partition
 from streams.topics import STEPS
 from workers.context import Context
-from workers.foreign import ForeignRecords
-from workers.runtime import OwnerAliveError
+from workers.loop.foreign import ForeignRecords
+from workers.loop.runtime import OwnerAliveError
 from workers.trainer.ledger import Ledger
 
 STEPS_PARTITION = Partition(STEPS.name, 0)

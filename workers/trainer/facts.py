@@ -14,8 +14,8 @@ from streams.bus import Bus
 from streams.codec import now_ms
 from streams.errors import ConfigError
 from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
-from workers.config import RunConfig
-from workers.config_load import from_json, resolved_json
+from workers.config.load import from_json, resolved_json
+from workers.config.run import RunConfig
 from workers.context import Context
 from workers.hub import model_folder
 from workers.problems.identity import data_hashes

@@ -15,9 +15,9 @@ from streams.codec import decoded
 from streams.record import Partition, Position, RawRecord
 from streams.topics import DEAD_LETTERS, SCORED
 from workers.context import Context
-from workers.dead_letters import refusal
-from workers.foreign import ForeignRecords
-from workers.reporter import Reporter
+from workers.loop.dead_letters import refusal
+from workers.loop.foreign import ForeignRecords
+from workers.loop.reporter import Reporter
 from workers.trainer.admission import Admission
 from workers.trainer.fetch import POLL_BYTES, PollSize
 from workers.trainer.groups import DeadSample, SeenSample

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workers.config_trainer import LossSection
+from workers.config.trainer import LossSection
 
 LOG_RATIO_LIMIT = 20.0  # exp of it is finite in float32, with room for products
 

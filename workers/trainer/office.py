@@ -28,7 +28,7 @@ from streams.errors import AbortedError, BrokerError
 from streams.record import Outgoing
 from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from workers.context import Context
-from workers.reporter import Reporter
+from workers.loop.reporter import Reporter
 from workers.trainer.admission import Plan
 from workers.trainer.redo import Redone
 from workers.trainer.training import Trained

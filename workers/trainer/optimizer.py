@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from workers.config_trainer import LossSection, OptimizerSection
+from workers.config.trainer import LossSection, OptimizerSection
 from workers.engines.attention import Mask
 from workers.engines.model import causal_mask
 from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens

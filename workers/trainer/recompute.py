@@ -15,9 +15,9 @@ from pathlib import Path
 
 from streams.bus import Bus
 from streams.errors import ConfigError
-from workers.config import RunConfig
-from workers.foreign import ForeignRecords
+from workers.config.run import RunConfig
 from workers.hub import model_folder
+from workers.loop.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import STEPS_PARTITION, read_to_end
 from workers.trainer.ledger import Ledger

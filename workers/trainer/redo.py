@@ -19,7 +19,7 @@ from streams.codec import decoded
 from streams.errors import ConfigError
 from streams.record import Position, RawRecord
 from streams.topics import SCORED
-from workers.config_load import from_json
+from workers.config.load import from_json
 from workers.trainer.fetch import RecordGoneError, fetch
 from workers.trainer.ledger import Ledger, StepFact
 from workers.trainer.payloads import payload_of

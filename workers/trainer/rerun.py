@@ -20,10 +20,10 @@ from streams.bus import Bus
 from streams.errors import ConfigError
 from streams.record import RawRecord
 from streams.topics import SCORED
-from workers.config import RunConfig
-from workers.config_load import from_json
+from workers.config.load import from_json
+from workers.config.run import RunConfig
 from workers.engines.base import EngineError
-from workers.foreign import ForeignRecords
+from workers.loop.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import STEPS_PARTITION, read_to_end
 from workers.trainer.facts import versions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from schemas.events import StepCompleted
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.trainer.packing import micro_batch_borders
 from workers.trainer.payloads import Payload
 from workers.trainer.training import Trained

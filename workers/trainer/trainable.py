@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from workers.config_trainer import LoraSection
+from workers.config.trainer import LoraSection
 from workers.engines.model import load_weights, weights_of
 from workers.weights.layout import weight_hash
 

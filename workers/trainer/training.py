@@ -16,7 +16,7 @@ import numpy as np
 from schemas.events import MaskedSegment
 from streams.crash_points import CrashPoint, reach
 from streams.errors import ConfigError
-from workers.config_trainer import TrainerSection
+from workers.config.trainer import TrainerSection
 from workers.engines.attention import attention_of
 from workers.engines.folder import read_config, vocab_size_of
 from workers.engines.model import configure_torch, load_model, numerics_of, weights_of

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from schemas.events import TRAIN, DeadLetter, ScoredTrajectory, SegmentScore, Trajectory
-from workers.validation import check_logprobs, check_trajectory, is_group_number
+from workers.loop.validation import check_logprobs, check_trajectory, is_group_number
 
 ANCHORS = ("sampled", "nearby", "behavior")
 

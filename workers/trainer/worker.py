@@ -13,9 +13,9 @@ from streams.crash_points import CrashPoint, reach
 from streams.record import Partition
 from streams.topics import POLICY_PULLS
 from workers.context import Context
-from workers.foreign import ForeignRecords
 from workers.log import get as get_log
-from workers.reporter import Reporter
+from workers.loop.foreign import ForeignRecords
+from workers.loop.reporter import Reporter
 from workers.trainer.admission import Admission, Plan
 from workers.trainer.claim import claim
 from workers.trainer.facts import make_claim, versions

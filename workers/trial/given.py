@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.errors import ConfigError
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.problems.indexing import parse
 from workers.problems.open import first_rows
 from workers.problems.row import Row

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schemas.events import Prompt
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.engines.base import EngineError, FinishReason, GeneratedSegment, Sampling
 from workers.engines.builtin import BuiltinEngine
 from workers.engines.folder_channel import FolderChannel

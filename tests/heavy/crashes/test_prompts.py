@@ -13,7 +13,7 @@ from schemas.events import ClosedGroups
 from streams import crash_points
 from streams.crash_points import CrashPoint, Hook
 from streams.errors import OutcomeUnknownError
-from streams.memory_log import Fault
+from streams.memory.log import Fault
 from streams.topics import DEAD_LETTERS
 from tests.factories import dropped_group, groups_dropped, replacement_requested
 from tests.unit.prompts.world import World, started, step, turns

@@ -11,8 +11,8 @@ from schemas.events import TrainerStarted
 from streams.bus import Producer, Reader
 from streams.codec import outgoing
 from streams.errors import ConfigError, FencedError
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.record import Outgoing, Partition, RawRecord
 from streams.topics import SCORED, STEPS
 from tests import factories
@@ -28,9 +28,9 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.context import Context
-from workers.runtime import OwnerAliveError
+from workers.loop.runtime import OwnerAliveError
 from workers.trainer.claim import Claimed, claim
 from workers.trainer.ledger import Ledger
 

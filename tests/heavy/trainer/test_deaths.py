@@ -10,8 +10,8 @@ import pytest
 
 from schemas.events import DeadLetter, GroupsDropped, PolicyPublished, StepsRedone
 from streams.crash_points import CrashPoint, arm
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
@@ -25,7 +25,7 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.trainer.checkpoint import CheckpointStore
 from workers.trainer.recompute import recompute
 from workers.weights.file import FileWeightChannel

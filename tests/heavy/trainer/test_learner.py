@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.trainer_builders import TinyModel, random_samples
-from workers.config_trainer import LossSection, OptimizerSection
+from workers.config.trainer import LossSection, OptimizerSection
 from workers.engines.model import configure_torch
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.record import Partition, Position, RawRecord
 from streams.topics import SCORED
 from tests.heavy.trainer.trainer_stand import (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from schemas.events import PolicyPublished, RedoDrifted, StepsRedone
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.topics import POLICY_VERSIONS, STEPS
 from tests.heavy.trainer.trainer_stand import (
     OtherHardware,
@@ -23,8 +23,8 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.config import RunConfig
-from workers.runtime import Exit, exit_status
+from workers.config.run import RunConfig
+from workers.loop.runtime import Exit, exit_status
 from workers.trainer.recompute import recompute
 from workers.trainer.redo import RedoError, differences
 from workers.trainer.worker import TrainerWorker

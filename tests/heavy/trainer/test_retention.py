@@ -21,7 +21,7 @@ from tests.heavy.trainer.trainer_stand import (
     send,
     turn_until,
 )
-from workers.runtime import Exit, exit_status
+from workers.loop.runtime import Exit, exit_status
 from workers.trainer.checkpoint import CheckpointStore
 from workers.trainer.ledger import StepFact
 from workers.trainer.retention import (

@@ -17,7 +17,7 @@ from schemas.events import (
 )
 from streams.codec import outgoing
 from streams.errors import FencedError
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
@@ -32,7 +32,7 @@ from tests.heavy.trainer.trainer_stand import (
     turn_until,
 )
 from workers.context import Context
-from workers.runtime import OwnerAliveError
+from workers.loop.runtime import OwnerAliveError
 from workers.trainer.training import Training
 from workers.trainer.worker import TrainerWorker
 from workers.weights.channel import Manifest

@@ -12,7 +12,7 @@ import pytest
 from schemas.events import PolicyPublished
 from streams.crash_points import CrashPoint, arm
 from streams.errors import FencedError
-from streams.memory_log import MemoryLog
+from streams.memory.log import MemoryLog
 from streams.topics import POLICY_VERSIONS, STEPS
 from tests.heavy.trainer.trainer_stand import (
     make_config,
@@ -24,8 +24,8 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.config import RunConfig
-from workers.runtime import Exit, exit_status
+from workers.config.run import RunConfig
+from workers.loop.runtime import Exit, exit_status
 from workers.trainer.checkpoint import CheckpointStore
 from workers.trainer.worker import TrainerWorker
 from workers.weights.channel import WeightError

@@ -22,15 +22,15 @@ from schemas.events import (
 )
 from streams.bus import Bus
 from streams.codec import decoded, outgoing
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.record import Outgoing
 from streams.topics import DEAD_LETTERS, SCORED, STEPS
 from tests import factories
 from tests.logs import made_log
-from workers.config import RunConfig
-from workers.config_load import load
-from workers.config_trainer import TrainerSection
+from workers.config.load import load
+from workers.config.run import RunConfig
+from workers.config.trainer import TrainerSection
 from workers.context import Context
 from workers.trainer.training import Trained, Training
 from workers.trainer.worker import TrainerWorker

@@ -10,7 +10,7 @@ from streams import crash_points
 from streams.errors import ConfigError
 from workers.bootstrap import arm_crash_point, await_broker
 from workers.chaos.run import victims
-from workers.config import (
+from workers.config.run import (
     BrokerSection,
     EngineSection,
     LogprobSection,

@@ -14,7 +14,7 @@ import pytest
 
 from schemas.events import Event
 from streams.codec import outgoing
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.topic import Topic
 from streams.topics import STEPS, WORKER_EVENTS
 from tests.factories import step_completed, trainer_started, worker_report
@@ -25,7 +25,7 @@ from workers.chaos.plan import SERVER, Fault, FaultKind
 from workers.chaos.saboteur import Saboteur
 from workers.chaos.servers import kill_server
 from workers.chaos.sweep import Sweep
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.engines.served.process import pid_file
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.sabotage import Sabotage, Scene

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from streams.audit_report import AuditReport
-from streams.views import RunState
+from streams.audit.report import AuditReport
+from streams.views.feed import RunState
 from tests.factories import (
     policy_loaded,
     prompt,

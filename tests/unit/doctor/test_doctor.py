@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from streams.broker.jars import num_missing
 from streams.codec import outgoing
 from streams.errors import BrokerError, ConfigError
-from streams.jars import num_missing
-from streams.kafka_facts import BrokerFacts, OpenTransaction, TopicFacts
-from streams.memory import MemoryBus
+from streams.kafka.facts import BrokerFacts, OpenTransaction, TopicFacts
+from streams.memory.bus import MemoryBus
 from streams.redo_needs import Kept
 from streams.topics import STEPS, TOPICS
 from tests.factories import step_completed
 from tests.logs import made_log
 from workers.__main__ import main
 from workers.bootstrap import topic_plan
-from workers.config import RunConfig
-from workers.config_load import load
+from workers.config.load import load
+from workers.config.run import RunConfig
 from workers.doctor import broker, machine, replicas
 from workers.doctor.check import Check, Level, probed
 from workers.doctor.diagnose import diagnose, preflight

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streams.errors import ConfigError
-from workers.config import RunConfig
-from workers.config_load import load
+from workers.config.load import load
+from workers.config.run import RunConfig
 from workers.doctor.check import Level
 from workers.doctor.memory import RoleMemory, estimate, memory_check, table
 from workers.doctor.model import model_checks, read_model

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streams.kafka_facts import BrokerFacts, Copies, TopicFacts
+from streams.kafka.facts import BrokerFacts, Copies, TopicFacts
 from streams.topics import TOPICS
-from workers.config_load import load
+from workers.config.load import load
 from workers.doctor.check import Level
 from workers.doctor.replicas import replication_check
 

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from tests import families
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 
 DOCS = Path(__file__).parents[3] / "infra" / "docs"
 SECTIONS = {field.name for field in fields(RunConfig)}

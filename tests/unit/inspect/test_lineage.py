@@ -7,9 +7,9 @@ import random
 import pytest
 
 from schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
-from streams.lineage import Lineage, LineageFold, Outcome, SampleId, is_group
-from streams.lineage_hops import hops, staleness
-from streams.lineage_read import read_lineages
+from streams.lineage.fold import Lineage, LineageFold, Outcome, SampleId, is_group
+from streams.lineage.hops import hops, staleness
+from streams.lineage.read import read_lineages
 from streams.topics import TOPICS
 from tests.unit.inspect import told_run
 

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from schemas.events import Tensor, Trajectory
-from streams.lineage import SampleId
-from streams.lineage_read import read_lineages
+from streams.lineage.fold import SampleId
+from streams.lineage.read import read_lineages
 from tests import factories as f
 from tests.html_pages import Balance
 from tests.unit.inspect import told_run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from schemas.events import ScoredTrajectory, TensorError, Trajectory
-from streams.lineage_tokens import mismatch, token_table
+from streams.lineage.tokens import mismatch, token_table
 from tests import factories as f
 from tests.unit.inspect import told_run
 from workers.inspect.scale import DIFFERENCE_BOUNDS, level, signed_level

@@ -10,8 +10,8 @@ import numpy as np
 from schemas.events import AbsentSample, Event, Tensor
 from streams.bus import Bus
 from streams.codec import outgoing
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.record import Outgoing, Partition
 from streams.recording import Manifest, RecordedTopic, RecordingWriter
 from streams.run_log import BusLog, topic_of

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.events import ClosedGroups, ReplacementRequested
 from streams.codec import decoded, outgoing
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.topics import DEAD_LETTERS, PROMPTS, STEPS
 from tests.factories import (
     dead_letter,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from schemas import encode
 from schemas.events import DeadLetter, Event
-from streams.view_letters import LettersView
+from streams.views.letters import LettersView
 from tests.factories import NOW_MS, dead_letter, dropped_group, groups_dropped, trajectory
 from workers.letters.text import hex_dump, json_line, table, whole
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workers.config_data import DataSection
+from workers.config.data import DataSection
 from workers.problems.dataset import Dataset
 from workers.problems.open import Problems, open_problems
 from workers.problems.row import PromptText

@@ -9,7 +9,7 @@ import pytest
 
 from streams.errors import ConfigError
 from tests.unit.problems.rows import dataset, everything, problems, write
-from workers.config_data import ColumnsSection, DataSection, Example
+from workers.config.data import ColumnsSection, DataSection, Example
 from workers.problems.files import content_hash
 from workers.problems.open import FileWatch, first_rows
 

@@ -13,7 +13,7 @@ import pytest
 
 from streams.errors import ConfigError
 from tests.unit.problems.rows import problems, write
-from workers.config_data import ColumnsSection, DataSection
+from workers.config.data import ColumnsSection, DataSection
 from workers.problems.identity import data_hashes
 from workers.problems.open import first_rows
 

@@ -12,8 +12,8 @@ import pytest
 
 from streams.errors import ConfigError
 from workers.__main__ import main
-from workers.config import RunConfig
-from workers.config_load import load
+from workers.config.load import load
+from workers.config.run import RunConfig
 from workers.problems.open import first_rows
 from workers.project.look import look
 from workers.project.scaffold import run_id

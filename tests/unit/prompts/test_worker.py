@@ -10,7 +10,7 @@ import pytest
 from schemas.events import ClosedGroups
 from streams.codec import outgoing
 from streams.errors import ConfigError, FencedError
-from streams.memory_log import Fault
+from streams.memory.log import Fault
 from streams.topics import CONTROL, PROMPTS
 from tests.factories import control_state, dropped_group, groups_dropped
 from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, turns, until

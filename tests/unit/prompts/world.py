@@ -10,14 +10,14 @@ from typing import Any
 
 from schemas.events import EVALUATE, TRAIN, ClosedGroups, Event, Prompt
 from streams.codec import decoded, outgoing
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.topic import Topic
 from streams.topics import PROMPTS, STEPS, TOPICS
 from tests.factories import step_completed, trainer_started
-from workers.config import ModelSection, PromptsSection, RunConfig
-from workers.config_data import DataSection
-from workers.config_trainer import TrainerSection
+from workers.config.data import DataSection
+from workers.config.run import ModelSection, PromptsSection, RunConfig
+from workers.config.trainer import TrainerSection
 from workers.context import Context
 from workers.problems.row import ChatMessages
 from workers.prompts.worker import PromptsWorker

@@ -13,11 +13,11 @@ from schemas.events import (
     TrainerStarted,
     Trajectory,
 )
-from streams.audit import audit
+from streams.audit.auditor import audit
 from streams.bus import Bus
 from streams.codec import outgoing
 from streams.errors import OffsetGoneError, TopicMismatchError
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.record import Partition, Position, RawRecord
 from streams.recording import (
     Manifest,

@@ -8,7 +8,7 @@ import pytest
 
 from streams.errors import ConfigError
 from workers.__main__ import main
-from workers.places import RECORDINGS, RUNS, check_place
+from workers.runs.places import RECORDINGS, RUNS, check_place
 
 
 @pytest.fixture(autouse=True)

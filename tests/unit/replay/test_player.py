@@ -11,8 +11,8 @@ import pytest
 
 from schemas.events import StepCompleted, Trajectory
 from streams.errors import AbortedError, BrokerError
-from streams.memory import MemoryBus, MemoryProducer
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus, MemoryProducer
+from streams.memory.log import MemoryLog
 from streams.record import Outgoing, RawRecord
 from streams.recording import NotRecordedError, Recording
 from streams.recording.selection import Range, Selection

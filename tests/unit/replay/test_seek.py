@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from schemas.events import StepCompleted, TrainerStarted
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.record import RawRecord
 from streams.recording import NotRecordedError, Recording
 from streams.recording.selection import Range, Selection

@@ -11,7 +11,7 @@ from streams.errors import ConfigError
 from streams.recording import NotRecordedError, Recording
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record
-from workers.config_load import load, resolved_json
+from workers.config.load import load, resolved_json
 from workers.replay.change import changed_config
 from workers.replay.history import eras, history_of
 from workers.replay.steps import differences

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 
 from schemas.events import Segment, Tensor
-from streams.audit_report import AuditReport
-from streams.views import Views, ViewState
+from streams.audit.report import AuditReport
+from streams.views.feed import Views, ViewState
 from tests.factories import (
     NOW_MS,
     groups_dropped,
@@ -21,8 +21,8 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
+from workers.live.words import KillMark
 from workers.report.page import ReportInput
-from workers.viewing import KillMark
 
 STEP_MS = 1500
 WORDS = ["<pad>", "<eos>", "=", "+", ",", "~", *(str(n) for n in range(100))]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streams.views import ViewState
+from streams.views.feed import ViewState
 from tests.unit.report.sample_run import decode, views_at
-from workers.live import LiveView, PlainLines, Screen
-from workers.live_curve import Line, chart
-from workers.live_input import LiveInput, ProcessInfo, TopicLag
-from workers.viewing import KillMark, clock, spelled
+from workers.live.curve import Line, chart
+from workers.live.input import LiveInput, ProcessInfo, TopicLag
+from workers.live.screen import LiveView, PlainLines, Screen
+from workers.live.words import KillMark, clock, spelled
 
 WORKERS = ("prompts-0", "rollout-0", "rollout-1", "logprob-0", "trainer-0")
 

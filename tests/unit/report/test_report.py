@@ -10,18 +10,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from streams.audit_report import Breach, BreachKind
+from streams.audit.report import Breach, BreachKind
 from streams.errors import ConfigError
-from streams.views import Restart, ViewState
+from streams.views.feed import Restart, ViewState
 from tests.html_pages import Balance
 from tests.unit.report.sample_run import audit_report, report_input, views_at
-from workers.attach import attached
 from workers.cli.report import configuration
-from workers.config_load import load
+from workers.config.load import load
+from workers.live.words import KillMark
 from workers.report.collect import kill_marks
 from workers.report.page import render
 from workers.report.svg import Frame, Series, bars, line_chart, number, ticks
-from workers.viewing import KillMark
+from workers.runs.attach import attached
 
 
 @pytest.mark.parametrize("views", [views_at(20), ViewState()], ids=["a run", "nothing yet"])

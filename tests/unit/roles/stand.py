@@ -12,19 +12,19 @@ import numpy as np
 from schemas.events import Event, PolicyPublished, Prompt, Tensor
 from streams.bus import Bus
 from streams.codec import decoded, outgoing
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.record import Outgoing
 from streams.topics import POLICY_VERSIONS, PROMPTS
 from tests import factories
 from tests.logs import made_log
-from workers.config import RunConfig
-from workers.config_load import load
+from workers.config.load import load
+from workers.config.run import RunConfig
 from workers.context import Context
 from workers.engines.base import Sampling
 from workers.engines.fake import FakeEngine, fake_weights
+from workers.loop.runtime import Role
 from workers.rollout.reward import Judgement, RewardError
 from workers.rollout.sampling import Sampler
-from workers.runtime import Role
 from workers.tokenizer import Tokenizer
 from workers.weights.file import FileWeightServer
 

@@ -18,7 +18,7 @@ from workers.engines.base import TokenSequence
 from workers.engines.fake import FakeScorer
 from workers.logprob import worker as module
 from workers.logprob.worker import make_worker
-from workers.stage import StageLoop
+from workers.loop.stage import StageLoop
 from workers.weights.file import FileWeightChannel
 
 

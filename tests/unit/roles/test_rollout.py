@@ -13,9 +13,9 @@ from schemas.events import DeadLetter, PolicyLoaded, PullRequested, Trajectory
 from streams.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 from workers.engines.fake import FakeEngine
+from workers.loop.stage import StageLoop
 from workers.rollout import worker
 from workers.rollout.worker import make_worker
-from workers.stage import StageLoop
 from workers.weights.file import FileWeightChannel
 
 

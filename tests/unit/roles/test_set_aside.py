@@ -15,8 +15,8 @@ from streams.record import Outgoing, Partition
 from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from tests.unit.roles.stand import Stand, make_prompt, make_sampler, turn_until
 from workers.engines.fake import FakeEngine
+from workers.loop.stage import StageLoop
 from workers.rollout.worker import make_worker
-from workers.stage import StageLoop
 from workers.weights.file import FileWeightChannel
 
 

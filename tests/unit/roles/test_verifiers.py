@@ -10,7 +10,7 @@ import pytest
 from schemas.events import DeadLetter, Trajectory
 from streams.topics import DEAD_LETTERS, TRAJECTORIES
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
-from workers.config_reward import RewardSection
+from workers.config.reward import RewardSection
 from workers.engines.fake import FakeEngine
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.worker import make_worker

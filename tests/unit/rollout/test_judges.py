@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streams.errors import ConfigError
-from workers.config_reward import RewardPart, RewardSection
+from workers.config.reward import RewardPart, RewardSection
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.reward import Judgement, RewardError, Verifier
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import ConfigError
-from workers.config_reward import RewardSection
+from workers.config.reward import RewardSection
 from workers.rollout import verifier_process
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.reward import Judgement, RewardError, Verifier

@@ -6,7 +6,7 @@ import pytest
 
 from streams.errors import ConfigError
 from tests.unit.roles.stand import EXAMPLE
-from workers.config_load import load
+from workers.config.load import load
 from workers.engines.served.command import StartCommand, is_older
 from workers.engines.served.facts import Kind
 from workers.served_engine import Where, command_of

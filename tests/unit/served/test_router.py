@@ -14,7 +14,7 @@ from tests.servers.fake_router import FakeRouter
 from tests.servers.fake_server import FakeServer
 from tests.servers.world import World
 from tests.unit.served.test_gate import until
-from workers.config import EngineSection, RolloutSection, RunConfig
+from workers.config.run import EngineSection, RolloutSection, RunConfig
 from workers.engines.base import EngineError
 from workers.engines.served.engine import ServedEngine
 from workers.served_engine import router_of

@@ -14,10 +14,10 @@ from schemas.events import (
     SampleRef,
     StepCompleted,
 )
-from streams.audit_classes import Classes, Coverage, Reached
-from streams.audit_fold import AuditFold
-from streams.audit_report import AuditReport
-from streams.audit_rows import Sieve
+from streams.audit.classes import Classes, Coverage, Reached
+from streams.audit.fold import AuditFold
+from streams.audit.report import AuditReport
+from streams.audit.rows import Sieve
 from streams.done_set import encode_done
 from streams.record import Committed, Partition, Position, RawRecord
 from tests.factories import (

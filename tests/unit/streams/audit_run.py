@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from schemas.events import ClosedGroups, Event, PartitionPosition, Trajectory
 from streams.bus import Bus, GroupConsumer
 from streams.codec import outgoing
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.record import ID_HEADER, Outgoing, Position, RawRecord
 from streams.topic import Topic
 from streams.topics import (

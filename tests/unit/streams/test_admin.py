@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.admin import refuse_other_counts, version_warning
 from streams.errors import TopicMismatchError
+from streams.kafka.admin import refuse_other_counts, version_warning
 from streams.topic_plan import TopicPlan
 from streams.topics import CONTROL, PROMPTS, SCORED, STEPS, TOPICS, TRAJECTORIES, WORKER_EVENTS
 

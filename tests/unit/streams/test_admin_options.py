@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kafka.admin import KafkaAdminClient
 
-from streams.admin_options import _NAMES, admin_settings
-from streams.broker_config import FSYNC, server_properties
+from streams.broker.config import FSYNC, server_properties
+from streams.kafka.admin_options import _NAMES, admin_settings
 from streams.topic_plan import TopicPlan
 from streams.topics import TOPICS
 

@@ -12,7 +12,7 @@ from schemas.events import (
     MaskedSegment,
     PartitionPosition,
 )
-from streams.audit_report import BreachKind
+from streams.audit.report import BreachKind
 from tests.factories import (
     trainer_started,
 )

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from streams.audit import audit
+from streams.audit.auditor import audit
 from streams.errors import TopicMismatchError
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog, State
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog, State
 from streams.parts import Message
 from streams.record import Partition
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run

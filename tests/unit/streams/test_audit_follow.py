@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.audit import Auditor, audit
-from streams.audit_report import AuditReport, Breach, BreachKind
+from streams.audit.auditor import Auditor, audit
+from streams.audit.report import AuditReport, Breach, BreachKind
 from streams.topics import PROMPTS, STEPS
 from tests.factories import heartbeat, prompt
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run

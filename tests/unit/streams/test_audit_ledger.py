@@ -10,9 +10,9 @@ import pytest
 from schemas.events import (
     ClosedGroups,
 )
-from streams.audit_classes import Classes
-from streams.audit_fold import AuditFold
-from streams.audit_report import EXAMPLES_PER_KIND
+from streams.audit.classes import Classes
+from streams.audit.fold import AuditFold
+from streams.audit.report import EXAMPLES_PER_KIND
 from streams.record import ID_HEADER, Partition, Position, RawRecord
 from tests.factories import (
     dead_letter,

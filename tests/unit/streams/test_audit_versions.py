@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.events import Trajectory
-from streams.audit_report import BreachKind
+from streams.audit.report import BreachKind
 from tests.factories import (
     policy_loaded,
     policy_published,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from streams.broker.jars import Jar, cache_folder, check, classpath, lock_file, locked
+from streams.broker.java import java_version
 from streams.errors import BrokerError, ConfigError
-from streams.jars import Jar, cache_folder, check, classpath, lock_file, locked
-from streams.java import java_version
 
 
 def make_jar(content: bytes) -> Jar:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from streams.errors import FencedError, OutcomeUnknownError
-from streams.kafka_commit import KafkaCommit
+from streams.kafka.commit import KafkaCommit
 from streams.record import Position
 
 ENOUGH_S = 60.0

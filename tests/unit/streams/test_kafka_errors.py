@@ -14,7 +14,7 @@ from streams.errors import (
     OutcomeUnknownError,
     RefusedError,
 )
-from streams.kafka_errors import (
+from streams.kafka.errors import (
     Outage,
     aborted_transaction,
     broker_error,

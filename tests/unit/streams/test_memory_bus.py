@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streams.errors import AbortedError, OutcomeUnknownError
-from streams.memory import MemoryBus
-from streams.memory_log import Fault, MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import Fault, MemoryLog
 from streams.record import Outgoing, Partition
 
 P0 = Partition("t", 0)

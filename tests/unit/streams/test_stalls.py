@@ -9,8 +9,8 @@ import pytest
 from schemas.events import ClosedGroups, Event
 from streams.record import Committed, Partition, Position
 from streams.stalls import START_S, Blocked, Evidence, Limits, blocked
-from streams.view_hops import HopsView
-from streams.view_workers import SILENT_S
+from streams.views.hops import HopsView
+from streams.views.workers import SILENT_S
 from tests.factories import (
     NOW_MS,
     control_state,

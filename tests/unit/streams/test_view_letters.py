@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.events import ClosedGroups, Event
-from streams.view_letters import Fate, LettersView
+from streams.views.letters import Fate, LettersView
 from tests.factories import (
     dead_letter,
     dropped_group,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.events import ClosedGroups, Trajectory
-from streams.views import (
+from streams.views.feed import (
     EvaluationView,
     FlowView,
     PullsView,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.broker import BrokerState
+from streams.broker.embedded import BrokerState
 from streams.errors import BrokerError, ConfigError
 from workers.supervisor import broker
 from workers.supervisor.broker import BrokerKeeper, outlasting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.config_operation import Kill
+from workers.config.operation import Kill
 from workers.supervisor.kills import KillMenu, KillPlan
 
 ROLLOUT, LOGPROB = Kill(role="rollout", at=0.33), Kill(role="logprob", at=0.66)

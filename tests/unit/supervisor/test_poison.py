@@ -15,9 +15,9 @@ from tests.factories import (
     sample_ref,
     step_completed,
 )
-from workers.config import PromptsSection, RunConfig
-from workers.config_operation import DeadLettersSection
-from workers.config_trainer import TrainerSection
+from workers.config.operation import DeadLettersSection
+from workers.config.run import PromptsSection, RunConfig
+from workers.config.trainer import TrainerSection
 from workers.supervisor.poison import PoisonWatch
 
 GROUP_SIZE = 4

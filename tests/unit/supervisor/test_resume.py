@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streams.errors import ConfigError
-from workers.config import RolloutSection, RunConfig, RunSection
-from workers.config_load import resolved_json
+from workers.config.load import resolved_json
+from workers.config.run import RolloutSection, RunConfig, RunSection
 from workers.supervisor.resume import changes
 
 

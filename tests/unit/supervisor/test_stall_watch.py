@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from schemas.events import ClosedGroups, Event
 from streams.bus import Bus
 from streams.codec import decoded, now_ms, outgoing
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.record import Committed, Outgoing, Partition
 from streams.stalls import Held
 from streams.topic import Topic
@@ -24,9 +24,9 @@ from streams.topics import (
 )
 from tests import factories
 from tests.logs import made_log
-from workers.config import PromptsSection, RunConfig
-from workers.config_operation import DeadlinesSection
-from workers.config_trainer import TrainerSection
+from workers.config.operation import DeadlinesSection
+from workers.config.run import PromptsSection, RunConfig
+from workers.config.trainer import TrainerSection
 from workers.supervisor.stall_facts import StallFacts, positions, worker_of
 from workers.supervisor.stall_watch import StallClock, StallWatch
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from schemas.events import EVALUATE, Event
 from streams.codec import outgoing
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.topic import Topic
 from streams.topics import CONTROL, PROMPTS, STEPS, TRAJECTORIES
 from tests.factories import (
@@ -19,8 +19,8 @@ from tests.factories import (
     worker_report,
 )
 from tests.logs import made_log
-from workers.config import RunConfig
-from workers.control import ControlFollower
+from workers.config.run import RunConfig
+from workers.loop.control import ControlFollower
 from workers.supervisor.watcher import Progress, Watcher
 
 

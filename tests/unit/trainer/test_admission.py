@@ -7,7 +7,7 @@ import pytest
 from schemas.events import EVALUATE, AbsentSample, ClosedGroups, MaskedSegment
 from streams.record import Partition, Position
 from tests.unit.trainer.trainer_builders import dead, scored, seen
-from workers.config_trainer import TrainerSection
+from workers.config.trainer import TrainerSection
 from workers.trainer.admission import Admission
 from workers.trainer.groups import PolicySegment, SeenSample
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.trainer.trainer_builders import dead, seen
-from workers.config_trainer import TrainerSection
+from workers.config.trainer import TrainerSection
 from workers.trainer.admission import Admission
 
 SIZE = 2

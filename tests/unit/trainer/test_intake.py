@@ -10,14 +10,14 @@ import pytest
 
 from schemas.events import DeadLetter, Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
 from streams.codec import outgoing
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.record import Outgoing, Partition
 from streams.topics import DEAD_LETTERS, PROMPTS, SCORED
 from tests import factories
 from tests.logs import made_log
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.context import Context
-from workers.reporter import Reporter
+from workers.loop.reporter import Reporter
 from workers.trainer.admission import Admission
 from workers.trainer.intake import Intake
 from workers.trainer.payloads import Payloads

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from workers.config_trainer import LossSection
+from workers.config.trainer import LossSection
 from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
 
 SECTION = LossSection(clip_low=0.2, clip_high=0.28, weight_cap=2.0)

@@ -10,7 +10,7 @@ from schemas.events import DroppedGroup, Event, PartitionPosition
 from streams.record import Partition, Position
 from tests import factories
 from tests.unit.trainer.trainer_builders import dead, seen
-from workers.config_trainer import TrainerSection
+from workers.config.trainer import TrainerSection
 from workers.trainer.admission import Admission, Plan
 from workers.trainer.groups import DeadSample, SeenSample
 from workers.trainer.ledger import Ledger

@@ -10,8 +10,8 @@ import pytest
 
 from streams.errors import ConfigError
 from workers.__main__ import main
-from workers.config import RunConfig
-from workers.config_load import load
+from workers.config.load import load
+from workers.config.run import RunConfig
 from workers.problems.row import Row
 from workers.rollout.reward import Judgement
 from workers.trial.completion import Completion, Times, TriedRow

@@ -10,16 +10,16 @@ from schemas.events import DeadLetter, ScoredTrajectory, Trajectory
 from streams import crash_points
 from streams.codec import outgoing
 from streams.crash_points import CrashPoint
-from streams.memory import MemoryBus
-from streams.memory_consumer import MemoryGroupConsumer
+from streams.memory.bus import MemoryBus
+from streams.memory.consumer import MemoryGroupConsumer
 from streams.record import Committed, Partition
 from streams.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 from tests.unit.roles.test_logprob import segment, trajectory
 from workers.engines.fake import FakeEngine, FakeScorer
 from workers.logprob.worker import make_worker as make_logprob
+from workers.loop.stage import StageLoop
 from workers.rollout.worker import make_worker as make_rollout
-from workers.stage import StageLoop
 from workers.weights.file import FileWeightChannel
 
 INPUTS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from streams.errors import FencedError
-from streams.memory import Ended, MemoryBus, MemoryProducer
-from streams.memory_log import Fault, MemoryLog
+from streams.memory.bus import Ended, MemoryBus, MemoryProducer
+from streams.memory.log import Fault, MemoryLog
 from streams.record import Committed, Outgoing, Partition, Position
 from streams.topics import PROMPTS
 from tests.unit.roles.stand import turn_until
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, outputs
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.context import Context
-from workers.stage import StageLoop
+from workers.loop.stage import StageLoop
 
 
 class Held:

@@ -9,13 +9,13 @@ import pytest
 
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
-from workers.config import RunConfig
-from workers.config_load import (
+from workers.config.load import (
     from_json,
     load,
     load_with_origins,
     resolved_json,
 )
+from workers.config.run import RunConfig
 
 
 def write(folder: Path, text: str, name: str = "run.toml") -> Path:

@@ -12,10 +12,10 @@ from jsonschema import Draft202012Validator
 from streams.errors import ConfigError
 from tests.unit.workers.test_config_load import write
 from workers.__main__ import main
-from workers.config_docs import field_docs, page, unused_symptoms
-from workers.config_load import check_secrets, load, load_with_origins, resolved_json
-from workers.config_schema import json_schema
-from workers.toml_places import toml_places
+from workers.config.docs import field_docs, page, unused_symptoms
+from workers.config.load import check_secrets, load, load_with_origins, resolved_json
+from workers.config.schema import json_schema
+from workers.config.toml_places import toml_places
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "infra" / "examples" / "demo.toml"

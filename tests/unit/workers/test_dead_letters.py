@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from schemas import DecodeError
-from streams.memory import MemoryBus
-from streams.memory_log import MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.record import Position, RawRecord
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
 from tests.factories import prompt, scored, trajectory
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.context import Context
-from workers.dead_letters import MAX_DETAIL, Reason, refusal
-from workers.validation import check_prompt, check_trajectory
+from workers.loop.dead_letters import MAX_DETAIL, Reason, refusal
+from workers.loop.validation import check_prompt, check_trajectory
 
 CONTEXT = Context(
     config=RunConfig(),

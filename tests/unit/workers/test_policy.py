@@ -6,14 +6,14 @@ import pytest
 
 from schemas.events import NO_VERSION, Event, PolicyPublished
 from streams.codec import outgoing
-from streams.memory import MemoryBus
+from streams.memory.bus import MemoryBus
 from streams.record import Outgoing
 from streams.topic import Topic
 from streams.topics import POLICY_VERSIONS, STEPS
 from tests.factories import policy_published, redo_drifted, step_completed, trainer_started
 from tests.logs import made_log
-from workers.policy import PolicyFollower
-from workers.policy_ledger import VersionHashes
+from workers.policy.ledger import VersionHashes
+from workers.policy.view import PolicyFollower
 
 
 class Site:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streams.record import Partition, Position, RawRecord
-from workers.probation import PATIENCE_S, Probation
+from workers.loop.probation import PATIENCE_S, Probation
 
 P0, P1 = Partition("t", 0), Partition("t", 1)
 

@@ -11,16 +11,16 @@ from streams.bus import Bus
 from streams.codec import decoded, outgoing
 from streams.done_set import covered
 from streams.errors import FencedError, OutcomeUnknownError
-from streams.memory import MemoryBus
-from streams.memory_log import Fault, MemoryLog
+from streams.memory.bus import MemoryBus
+from streams.memory.log import Fault, MemoryLog
 from streams.record import Outgoing, Partition, RawRecord, Record
 from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from tests import factories
 from tests.logs import made_log
 from tests.unit.roles.stand import turn_until
-from workers.config import RunConfig
+from workers.config.run import RunConfig
 from workers.context import Context
-from workers.stage import Finished, StageLoop
+from workers.loop.stage import Finished, StageLoop
 
 P0 = Partition(PROMPTS.name, 0)
 

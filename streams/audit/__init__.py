@@ -1,0 +1,1 @@
+"""Where every issued sample is, found from the topics alone."""

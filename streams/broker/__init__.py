@@ -1,0 +1,1 @@
+"""The embedded Apache Kafka: one node on loopback, its jars and its Java."""

@@ -1,0 +1,38 @@
+"""Ports of loopback that a broker can have again after it was down."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+from streams.broker.config import HOST
+from streams.errors import BrokerError
+
+# Below the ephemeral ranges of Linux and macOS: while the broker is down no client's outgoing
+# connection can take its port.
+_PORTS = (20_000, 32_000)
+
+
+def is_free(port: int) -> bool:
+    """Whether a broker could listen there on loopback."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port(other_than: int = 0) -> int:
+    """A port that is free now.
+
+    Raises:
+        BrokerError: none of a thousand was.
+    """
+    low, high = _PORTS
+    for _ in range(1000):
+        port = low + secrets.randbelow(high - low)
+        if port != other_than and is_free(port):
+            return port
+    raise BrokerError(f"no free port between {low} and {high} on {HOST}")

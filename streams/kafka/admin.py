@@ -1,0 +1,191 @@
+"""Make the broker match the table of topics, and say what it holds. Uses kafka-python only.
+
+`options` are the roles' own (`broker.options`, secrets resolved): TLS and SASL hold here as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
+
+from schemas.avro import fingerprint, schema_text
+from schemas.events import EVENTS
+from streams.errors import DeadlineError, TopicMismatchError
+from streams.kafka.admin_ask import NO_OPTIONS, REQUEST_MS, asked
+from streams.kafka.admin_options import admin_settings
+from streams.topic_plan import FLUSH, TopicPlan
+from streams.topics import SCHEMAS, TOPICS
+
+_METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRow:
+    """One topic of a run as the broker has it."""
+
+    name: str  # without the run's prefix
+    partitions: int  # 0: the topic does not exist
+    replicas: int
+    num_records: int  # ends minus beginnings: transaction markers are counted, compaction is not
+    key: str
+    written_by: tuple[str, ...]
+    read_by: tuple[str, ...]
+
+
+def apply(
+    bootstrap: str, run: str, plan: TopicPlan, options: Mapping[str, str] = NO_OPTIONS
+) -> tuple[str, ...]:
+    """Create what is missing and publish the schemas; returns the full names of new topics.
+
+    Settings of topics that exist are left alone: an operator may have lengthened a retention, and
+    to shorten it again would delete records. Only `flush.messages` follows the plan where it asks
+    for it.
+
+    Raises:
+        TopicMismatchError: a topic has another number of partitions; nothing was created.
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    wanted = plan.wanted(run)
+    created: list[str] = []  # over all tries
+
+    def ask(admin: KafkaAdminClient) -> None:
+        found = {name: len(parts) for name, parts in _replicas(admin, list(wanted)).items()}
+        refuse_other_counts(found, {t: int(str(w["num_partitions"])) for t, w in wanted.items()})
+        missing = {name: wanted[name] for name in wanted if name not in found}
+        if missing:
+            admin.create_topics(missing, timeout_ms=REQUEST_MS)
+            created.extend(missing)
+            admin.wait_for_topics(list(missing), timeout_ms=REQUEST_MS)
+        if plan.fsync and found:
+            admin.alter_configs([ConfigResource("TOPIC", name, {FLUSH: "1"}) for name in found])
+        _publish_schemas(bootstrap, f"{run}.{SCHEMAS.name}", options)
+
+    asked(bootstrap, options, ask)
+    return tuple(created)
+
+
+def refuse_other_counts(found: Mapping[str, int], wanted: Mapping[str, int]) -> None:
+    """Records stay where they are: another count would tear samples of a group apart.
+
+    Raises:
+        TopicMismatchError: names each topic with what was found and what is wanted.
+    """
+    wrong = [
+        f"{name} has {found[name]} partitions, the configuration wants {wanted[name]}"
+        for name in sorted(found.keys() & wanted.keys())
+        if found[name] != wanted[name]
+    ]
+    if wrong:
+        raise TopicMismatchError(
+            f"{'; '.join(wrong)}. Partitions of a run never change: restore rollout.workers, "
+            "logprob.workers and broker.partitions_per_worker, or choose another run.id"
+        )
+
+
+def listing(
+    bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS
+) -> tuple[TopicRow, ...]:
+    """Every topic of the table, in its order, with what the broker holds.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+
+    def ask(admin: KafkaAdminClient) -> tuple[dict[str, list[int]], dict[str, int]]:
+        found = _replicas(admin, [f"{run}.{topic.name}" for topic in TOPICS])
+        return found, _num_records(admin, {name: len(parts) for name, parts in found.items()})
+
+    found, held = asked(bootstrap, options, ask)
+    return tuple(
+        TopicRow(
+            name=topic.name,
+            partitions=len(found.get(f"{run}.{topic.name}", ())),
+            replicas=min(found.get(f"{run}.{topic.name}", (0,))),
+            num_records=held.get(f"{run}.{topic.name}", 0),
+            key=topic.key,
+            written_by=topic.written_by,
+            read_by=topic.read_by,
+        )
+        for topic in TOPICS
+    )
+
+
+def broker_version_warning(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> str:
+    """What to know about this broker's version; empty if nothing.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    features = asked(bootstrap, options, lambda admin: admin.describe_features())
+    _, newest = features["metadata.version"]["supported"]
+    return version_warning(newest)
+
+
+def version_warning(newest_metadata_version: int) -> str:
+    """The same from the highest `metadata.version` level that the broker supports."""
+    if newest_metadata_version != _METADATA_4_3:
+        return ""
+    return (
+        "the broker is Apache Kafka 4.3.x: restarted after a kill it can complete a transaction "
+        "without its markers, so that aborted records come back and committed ones vanish; "
+        "use 4.2.1. Reading drops doubled samples and `rlstreams audit` names lost ones."
+    )
+
+
+def _replicas(admin: KafkaAdminClient, names: list[str]) -> dict[str, list[int]]:
+    """Replicas of each partition of each topic that exists."""
+    return {
+        topic["name"]: [len(partition["replica_nodes"]) for partition in topic["partitions"]]
+        for topic in admin.describe_topics(names)
+        if topic["partitions"]
+    }
+
+
+def _num_records(admin: KafkaAdminClient, partitions: Mapping[str, int]) -> dict[str, int]:
+    every = [TopicPartition(name, i) for name, count in partitions.items() for i in range(count)]
+    if not every:
+        return {}
+    first = admin.list_partition_offsets(dict.fromkeys(every, OffsetSpec.EARLIEST))
+    last = admin.list_partition_offsets(dict.fromkeys(every, OffsetSpec.LATEST))
+    held = dict.fromkeys(partitions, 0)
+    for partition in every:
+        held[partition.topic] += last[partition].offset - first[partition].offset
+    return held
+
+
+def _publish_schemas(bootstrap: str, topic: str, options: Mapping[str, str]) -> None:
+    """Key: fingerprint as it stands on the wire, in hex. Value: the schema's JSON text."""
+    texts = [schema_text(event.__name__) for event in EVENTS]
+    published = _keys(bootstrap, topic, options)
+    missing = {fingerprint(text).hex().encode(): text.encode() for text in texts}
+    missing = {key: text for key, text in missing.items() if key not in published}
+    if not missing:
+        return
+    servers, settings = bootstrap.split(","), admin_settings(options)
+    with closing(KafkaProducer(bootstrap_servers=servers, acks="all", **settings)) as producer:
+        sent = [producer.send(topic, text, key, partition=0) for key, text in missing.items()]
+        for future in sent:
+            future.get(timeout=REQUEST_MS / 1000)
+
+
+def _keys(bootstrap: str, topic: str, options: Mapping[str, str]) -> set[bytes]:
+    """Keys of every record that the topic's one partition holds now."""
+    partition = TopicPartition(topic, 0)
+    deadline = time.monotonic() + REQUEST_MS / 1000
+    keys: set[bytes] = set()
+    servers, settings = bootstrap.split(","), admin_settings(options)
+    with closing(KafkaConsumer(bootstrap_servers=servers, **settings)) as consumer:
+        consumer.assign([partition])
+        consumer.seek_to_beginning(partition)
+        end = consumer.end_offsets([partition])[partition]
+        while consumer.position(partition) < end:
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"broker {bootstrap}: {topic} not read after {REQUEST_MS} ms")
+            for records in consumer.poll(timeout_ms=500).values():
+                keys.update(record.key for record in records)
+    return keys

@@ -1,0 +1,121 @@
+"""Asking a cluster for administration, also right after one of its nodes has died.
+
+A node that was killed stays in the metadata until its session ends (9 s by default). Until then a
+client may turn to it for an answer that any node could give, and is refused. Uses kafka-python.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from types import MappingProxyType
+from typing import TypeVar
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError
+
+from streams.errors import BrokerError
+from streams.kafka.admin_options import admin_settings
+
+T = TypeVar("T")
+Ask = Callable[[KafkaAdminClient], T]
+
+CONNECT_S = 10.0
+REQUEST_MS = 30_000
+RETRY_S = 20.0  # longer than a dead node stays in the metadata
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+_PAUSE_S = 0.3
+_UNREACHABLE = (KafkaConnectionError, NodeNotReadyError)
+
+
+def asked(
+    bootstrap: str,
+    options: Mapping[str, str],
+    ask: Ask[T],
+    *,
+    within_s: float = RETRY_S,
+) -> T:
+    """What `ask` answers, with a client of its own for each try.
+
+    It waits `CONNECT_S` for the first node, `REQUEST_MS` for each answer, and tries again for
+    `within_s` while a node refuses connections that another node names.
+
+    Args:
+        ask: may be made again; what it changes must be the same the second time.
+
+    Raises:
+        BrokerError: no node can be reached, one refused, or one was unreachable for too long;
+            then each node is named with what it said.
+    """
+    refuse_silence(bootstrap)
+    until_s = time.monotonic() + within_s
+    nodes = set(_addresses(bootstrap))
+    while True:
+        try:
+            return _once(bootstrap, options, ask, nodes)
+        except _UNREACHABLE as error:
+            if time.monotonic() >= until_s:
+                tried = "; ".join(
+                    f"{node}: {_problem(node) or 'answers'}" for node in sorted(nodes)
+                )
+                raise BrokerError(
+                    f"broker {bootstrap}: {error}, and so for {within_s:g} s; nodes tried: {tried}"
+                ) from error
+            time.sleep(_PAUSE_S)
+        except KafkaError as error:
+            raise BrokerError(f"broker {bootstrap}: {error}") from error
+
+
+def _once(bootstrap: str, options: Mapping[str, str], ask: Ask[T], nodes: set[str]) -> T:
+    """One try; where a node is unreachable, `nodes` gets those that the cluster names."""
+    admin = KafkaAdminClient(
+        bootstrap_servers=bootstrap.split(","),
+        bootstrap_timeout_ms=int(CONNECT_S * 1000),
+        request_timeout_ms=REQUEST_MS,
+        **admin_settings(options),
+    )
+    with closing(admin):
+        try:
+            return ask(admin)
+        except _UNREACHABLE:
+            with suppress(KafkaError):
+                brokers = admin.describe_cluster()["brokers"]
+                nodes.update(f"{broker['host']}:{broker['port']}" for broker in brokers)
+            raise
+
+
+def refuse_silence(bootstrap: str) -> None:
+    """One of the addresses takes a connection.
+
+    Asked before the client, which tries a dead address for all of its timeout and then leaves its
+    socket open.
+
+    Raises:
+        BrokerError: none does.
+    """
+    problems = []
+    for address in _addresses(bootstrap):
+        problem = _problem(address)
+        if not problem:
+            return
+        problems.append(f"{address}: {problem}")
+    raise BrokerError(
+        f"no broker answers at {'; '.join(problems)}; start it, or correct broker.bootstrap "
+        "(empty: an embedded one)"
+    )
+
+
+def _addresses(bootstrap: str) -> list[str]:
+    return [address.strip() for address in bootstrap.split(",")]
+
+
+def _problem(address: str) -> str:
+    """Why it takes no connection; empty if it does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""

@@ -1,0 +1,282 @@
+"""The log on Apache Kafka: connections, settings, and questions about topics and groups.
+
+Settings and their reasons: read_committed everywhere, for only then does `committed()` wait for a
+predecessor's open transaction; a reader never jumps to another offset by itself; parts of 900 kB
+stay alone in their batch of at most 1 MB, which is what a broker's default limit counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
+
+from streams.bus import Closing
+from streams.errors import TopicMismatchError
+from streams.kafka.consumer import KafkaGroupConsumer, committed_at, stable
+from streams.kafka.errors import NO_TOPIC, Outage, broker_error, error_of, lost_transaction, until
+from streams.kafka.feed import ASK_S, Feed
+from streams.kafka.producer import KafkaProducer
+from streams.kafka.reader import KafkaReader
+from streams.record import Committed, Partition
+
+T = TypeVar("T")
+
+ANSWER_S = 30.0  # a question to the broker, retries included
+_SETTLE_S = 5.0  # beyond the transaction timeout: the broker's own clean-up interval
+# The client's own log says each refused connection ten times a second, on stderr; what matters
+# of it reaches us as errors.
+_CRITICAL = 2
+
+_MAX_POLL = "max.poll.interval.ms"
+_CONSUMER = {
+    _MAX_POLL: "300000",
+    "enable.auto.commit": "false",
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "error",
+    # A small queue, refilled at once: with the default pause of 1 s it would starve.
+    "queued.max.messages.kbytes": "16384",
+    "fetch.queue.backoff.ms": "10",
+}
+_PRODUCER = {
+    "enable.idempotence": "true",
+    "partitioner": "murmur2_random",  # what Java and kafka-python do
+    "linger.ms": "5",
+    "batch.size": "1000000",
+    "compression.type": "none",  # payloads carry their own codec
+    "queue.buffering.max.kbytes": "131072",
+    # A partition takes a producer's first batch with any sequence number. With several in flight,
+    # where the first is refused (a topic just created, a leader that moves) and the second is not,
+    # the first one's retry counts as a duplicate: acknowledged, and not in the log (3 of 10 runs).
+    "max.in.flight.requests.per.connection": "1",
+    # The next transaction waits for the markers of the one before by asking again: with the default
+    # of 100 ms a commit right behind another took 105 ms, so it takes 15.
+    "retry.backoff.ms": "5",
+    # By default a broker that metadata leaves out while it restarts is dropped, yet stays cached as
+    # the group's coordinator, and sending offsets waits for it for ever (librdkafka issue 5511).
+    "metadata.recovery.strategy": "none",
+}
+
+
+class KafkaBus(Closing):
+    """The port `Bus` on Kafka.
+
+    Args:
+        bootstrap: `host:port`, several with commas.
+        run: prefix of topics, groups and transactional ids.
+        options: further settings of every client (TLS, SASL); they win.
+        commit_s: how long one commit may take before its outcome counts as unknown.
+        transaction_timeout_s: after it the broker aborts what a dead producer left.
+        outage_s: how long polls wait for an unreachable broker.
+
+    Raises:
+        BrokerError: settings that the client refuses.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        run: str,
+        *,
+        options: Mapping[str, str] = MappingProxyType({}),
+        commit_s: float = 30.0,
+        transaction_timeout_s: float = 30.0,
+        outage_s: float = 60.0,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._run = run
+        self._options = dict(options)
+        self._commit_s = commit_s
+        self._transaction_timeout_s = transaction_timeout_s
+        self._outage_s = outage_s
+        # Kept: a temporary client is collected before its futures resolve.
+        self._admin = self._client(AdminClient, {})
+
+    def _client(self, kind: Any, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        common = {"bootstrap.servers": self._bootstrap, "log_level": str(_CRITICAL)}
+        try:
+            return kind({**common, **settings, **self._options})
+        except KafkaException as err:
+            raise broker_error(error_of(err), "making a client", self._bootstrap) from err
+
+    def _name(self, name: str) -> str:
+        return f"{self._run}.{name}"
+
+    def producer(self, transactional_id: str) -> KafkaProducer:
+        """A producer; waits until its predecessor's transaction is settled.
+
+        Raises:
+            FencedError: another one of the same id started at the same time.
+            BrokerError: no answer before the deadline.
+        """
+        full_id = self._name(transactional_id)
+        timeout_ms = str(round(self._transaction_timeout_s * 1000))
+        settings = {"transactional.id": full_id, "transaction.timeout.ms": timeout_ms}
+        client = self._client(Producer, {**_PRODUCER, **settings})
+        self._initialise(client, full_id)
+        return KafkaProducer(
+            client, run=self._run, transactional_id=full_id, commit_s=self._commit_s
+        )
+
+    def _initialise(self, client: Any, full_id: str) -> None:  # noqa: ANN401
+        deadline = time.monotonic() + self._transaction_timeout_s + ANSWER_S
+        while True:
+            try:
+                client.init_transactions(ASK_S)
+            except KafkaException as err:
+                error = error_of(err)
+                if error.fatal():
+                    raise lost_transaction(error, full_id) from err
+                if not error.retriable() or time.monotonic() >= deadline:
+                    doing = f"initialising transactional id {full_id}"
+                    raise broker_error(error, doing, self._bootstrap) from err
+            else:
+                return
+
+    def consumer(self, group: str, topics: Sequence[str]) -> KafkaGroupConsumer:
+        """A member of `group`.
+
+        Raises:
+            TopicMismatchError: a topic does not exist.
+        """
+        for topic in topics:
+            self.partitions(topic)
+        settings = {"group.id": self._name(group), "group.protocol": "consumer"}
+        names = [self._name(topic) for topic in topics]
+        return KafkaGroupConsumer(
+            self._feed(settings),
+            names,
+            stable_s=self._transaction_timeout_s + _SETTLE_S,
+            max_poll_s=float(self._options.get(_MAX_POLL, _CONSUMER[_MAX_POLL])) / 1000,
+        )
+
+    def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
+        """A reader, seeked to `offsets` if given."""
+        # The client insists on a group's name; it neither joins nor commits.
+        return KafkaReader(self._feed({"group.id": self._name("readers")}), offsets)
+
+    def _feed(self, settings: Mapping[str, str]) -> Feed:
+        outage = Outage(self._bootstrap, self._outage_s)
+        client = self._client(Consumer, {**_CONSUMER, **settings, "error_cb": outage.seen})
+        return Feed(client, self._run, self._bootstrap, outage)
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        name = self._name(topic)
+        found = self._ask(
+            lambda: self._admin.list_topics(name, timeout=ASK_S), f"looking up {name}"
+        ).topics[name]
+        if found.error is not None or not found.partitions:
+            raise TopicMismatchError(f"topic {name} does not exist at {self._bootstrap}")
+        return len(found.partitions)
+
+    def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
+        """The id of each topic; a re-created one has another.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        return {topic: self._topic_id(topic) for topic in topics}
+
+    def _topic_id(self, topic: str) -> str:
+        name = self._name(topic)
+
+        def ask() -> Any:  # noqa: ANN401
+            futures = self._admin.describe_topics(TopicCollection([name]), request_timeout=ASK_S)
+            return futures[name].result(ASK_S + 1)
+
+        return str(self._ask(ask, f"describing {name}", missing=name).topic_id)
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """The topic's configuration, the broker's defaults included.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        name = self._name(topic)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+
+        def ask() -> Mapping[str, str]:
+            futures = self._admin.describe_configs([resource], request_timeout=ASK_S)
+            found = futures[resource].result(ASK_S + 1)
+            return {key: entry.value for key, entry in found.items() if entry.value is not None}
+
+        return self._ask(ask, f"describing the settings of {name}", missing=name)
+
+    def cluster_id(self) -> str:
+        """The id of the cluster."""
+        ask = lambda: self._admin.list_topics(timeout=ASK_S)  # noqa: E731
+        return str(self._ask(ask, "asking for the cluster's id").cluster_id)
+
+    def beginnings(self, topic: str) -> Mapping[Partition, int]:
+        """First offset that each partition still has."""
+        return self._offsets(topic, OffsetSpec.earliest())
+
+    def ends(self, topic: str) -> Mapping[Partition, int]:
+        """Last stable offset of each partition: a reader that reached it has read all of now."""
+        return self._offsets(topic, OffsetSpec.latest())
+
+    def _offsets(self, topic: str, spec: Any) -> Mapping[Partition, int]:  # noqa: ANN401
+        name = self._name(topic)
+        tps = [TopicPartition(name, number) for number in range(self.partitions(topic))]
+
+        def ask() -> Mapping[Partition, int]:
+            futures = self._admin.list_offsets(
+                dict.fromkeys(tps, spec),
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=ASK_S,
+            )
+            return {
+                Partition(topic, tp.partition): future.result(ASK_S + 1).offset
+                for tp, future in futures.items()
+            }
+
+        return self._ask(ask, f"listing the offsets of {name}", missing=name)
+
+    def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
+        """The group's positions, after pending transactions on them are settled.
+
+        Partitions without a commit are left out.
+        """
+        name = self._name(topic)
+        tps = [TopicPartition(name, number) for number in range(self.partitions(topic))]
+        client = self._client(Consumer, {**_CONSUMER, "group.id": self._name(group)})
+        deadline = time.monotonic() + self._transaction_timeout_s + _SETTLE_S
+        doing = f"asking for the offsets of group {self._name(group)} in {name}"
+        try:
+            found = until(deadline, lambda: stable(client, tps), doing, self._bootstrap)
+        finally:
+            client.close()
+        answers = {Partition(topic, tp.partition): committed_at(tp) for tp in found}
+        return {partition: at for partition, at in answers.items() if at is not None}
+
+    def _ask(self, call: Callable[[], T], doing: str, *, missing: str = "") -> T:
+        def asked() -> T:
+            try:
+                return call()
+            except KafkaException as err:
+                if missing and error_of(err).code() in NO_TOPIC:
+                    raise TopicMismatchError(
+                        f"topic {missing} does not exist at {self._bootstrap}"
+                    ) from err
+                raise
+
+        return until(time.monotonic() + ANSWER_S, asked, doing, self._bootstrap)
+
+    def close(self) -> None:
+        """Nothing to do: producers, consumers and readers are closed by who made them."""

@@ -1,0 +1,285 @@
+"""A member of a KIP-848 group: partitions come and go inside a poll, and are told after it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from streams.bus import Closing, Polled
+from streams.errors import AbortedError, StreamsError
+from streams.kafka.errors import broker_error, error_of, until
+from streams.kafka.feed import ASK_S, Feed
+from streams.parts import Message
+from streams.record import Committed, Partition, RawRecord
+
+_HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions are paused
+# The group expelled us between its assignment and our question; `lost` follows.
+_EXPELLED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH})
+
+
+class KafkaGroupConsumer(Closing):
+    """The port `GroupConsumer` on Kafka.
+
+    Args:
+        feed: messages of a consumer that is not subscribed yet.
+        topics: as the client names them.
+        stable_s: how long a predecessor's transaction may hold up the committed offsets.
+        max_poll_s: after it without a poll the client leaves the group.
+    """
+
+    def __init__(
+        self, feed: Feed, topics: Sequence[str], *, stable_s: float, max_poll_s: float
+    ) -> None:
+        self._feed = feed
+        self._client = feed.consumer
+        self._stable_s = stable_s
+        self._max_poll_s = max_poll_s
+        self._polled_at_s = time.monotonic()
+        self._starts: dict[Partition, int] = {}  # of the partitions that are ours
+        self._paused: frozenset[Partition] = frozenset()  # nothing is to be delivered from these
+        self._stopped: set[Partition] = set()  # paused in the client, each after a message of it
+        self._held: deque[Message] = deque()
+        self._hushed = False
+        self._error: BaseException | None = None
+        self._closed = False
+        self._begin_poll()
+        self._client.subscribe(
+            list(topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_revoke,
+        )
+
+    def _begin_poll(self) -> None:
+        self._records: list[RawRecord] = []
+        self._num_bytes = 0  # of their values
+        self._assigned: dict[Partition, Committed] = {}
+        self._revoked: set[Partition] = set()
+
+    def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
+        """Whole records, at most `max_records`; returns early with what is there.
+
+        Raises:
+            OffsetGoneError: the group's position is outside the log.
+            TopicMismatchError: a topic is gone.
+            BrokerError: the broker refused, or has been unreachable for too long.
+        """
+        self._polled_at_s = time.monotonic()
+        deadline = self._polled_at_s + timeout_s
+        self._begin_poll()
+        if max_records > 0:
+            self._take(max_records, deadline, max_bytes or sys.maxsize)
+        else:
+            self._idle(deadline)
+        self._raise_stored()
+        return Polled(
+            records=tuple(self._records),
+            assigned=dict(self._assigned),
+            revoked=frozenset(self._revoked),
+        )
+
+    def _take(self, max_records: int, deadline: float, max_bytes: int) -> None:
+        self._wake()
+        self._release(max_records)
+        while len(self._records) < max_records and self._num_bytes < max_bytes:
+            wait_s = 0.0 if self._has_news() else deadline - time.monotonic()
+            messages, error = self._feed.messages(max_records - len(self._records), wait_s)
+            self._error = self._error or error
+            for message in messages:
+                self._deliver(message)
+            if not messages and not self._has_news():
+                # What is incomplete holds back `positions()`: those would never pass its bound.
+                self._records += self._feed.torn(self._feed.read(self._starts, self._held))
+            if not messages and (self._has_news() or time.monotonic() >= deadline):
+                return
+
+    def _has_news(self) -> bool:
+        return bool(self._records or self._assigned or self._revoked or self._error)
+
+    def _deliver(self, message: Message) -> None:
+        if message.partition not in self._starts:
+            return  # revoked since it was fetched
+        if message.partition in self._paused:
+            self._hold(message)
+            return
+        record = self._feed.assembler.add(message)
+        if record is not None:
+            self._records.append(record)
+            self._num_bytes += len(record.value)
+
+    def _hold(self, message: Message) -> None:
+        """Keep it for later, and have no more of its partition fetched while that is not wanted.
+
+        Only here is a partition paused in the client, for its fetching is under way now: a pause
+        or a resume beside an assignment can stop a partition for ever (librdkafka issue 5591).
+        """
+        self._held.append(message)
+        if self._hushed or message.partition in self._paused:
+            self._stop({message.partition})
+
+    def _release(self, max_records: int) -> None:
+        """Deliver what was held, except from paused partitions."""
+        held, self._held = self._held, deque()
+        for message in held:
+            if len(self._records) < max_records:
+                self._deliver(message)
+            else:
+                self._held.append(message)
+
+    def _idle(self, deadline: float) -> None:
+        """Serve the membership; a few messages may come and are held."""
+        while True:
+            if len(self._held) >= _HELD_MESSAGES and not self._hushed:
+                self._hushed = True
+                self._stop({message.partition for message in self._held})
+            messages, error = self._feed.messages(1, deadline - time.monotonic())
+            self._error = self._error or error
+            for message in messages:
+                if message.partition in self._starts:
+                    self._hold(message)
+            if self._has_news() or time.monotonic() >= deadline:
+                return
+
+    def _wake(self) -> None:
+        if self._hushed:
+            self._hushed = False
+            self._resume(self._stopped - self._paused)
+
+    def positions(self) -> Mapping[Partition, int]:
+        """For each assigned partition the offset up to which everything was delivered."""
+        return self._feed.delivered(self._starts, self._held) if self._starts else {}
+
+    def pause(self, partitions: frozenset[Partition]) -> None:
+        """Deliver nothing from exactly these until called again; keeps the membership."""
+        self._paused = partitions
+        if not self._hushed:
+            self._resume(self._stopped - partitions)
+
+    def _stop(self, partitions: Set[Partition]) -> None:
+        if new := partitions - self._stopped:
+            self._client.pause([self._feed.theirs(partition) for partition in new])
+            self._stopped |= new
+
+    def _resume(self, partitions: Set[Partition]) -> None:
+        if partitions:
+            self._client.resume([self._feed.theirs(partition) for partition in partitions])
+            self._stopped -= partitions
+
+    def check_owns(self, partitions: Set[Partition]) -> None:
+        """Whether these are ours as of the last poll, and that was not too long ago.
+
+        The broker checks member and epoch, never who owns a partition; and from a client that left
+        for want of polls it takes positions as if from an administrator, if the group is empty.
+
+        Raises:
+            AbortedError: they are not, or we may have left.
+        """
+        foreign = sorted(str(partition) for partition in partitions - self._starts.keys())
+        if foreign:
+            raise AbortedError(f"positions of partitions that are not ours: {', '.join(foreign)}")
+        silent_s = time.monotonic() - self._polled_at_s
+        if silent_s >= self._max_poll_s:
+            raise AbortedError(
+                f"positions of a member that has not polled for {silent_s:.1f} s; "
+                f"after {self._max_poll_s:g} s it leaves its group"
+            )
+
+    def group_metadata(self) -> Any:  # noqa: ANN401
+        """Member and epoch, for a transaction that has just begun."""
+        return self._client.consumer_group_metadata()
+
+    # An exception inside a callback would reach us as a SystemError without its cause.
+
+    def _on_assign(self, _client: object, tps: list[Any]) -> None:
+        if self._closed:
+            return  # a question to the broker would not be answered any more
+        try:
+            self._start(tps)
+        except Exception as err:  # noqa: BLE001  (raised after the poll)
+            self._error = self._error or err
+
+    def _start(self, tps: list[Any]) -> None:
+        if not tps:
+            self._client.incremental_assign([])
+            return
+        committed = self._committed(tps)
+        self._client.incremental_assign(
+            [self._feed.theirs(partition, at.offset) for partition, at in committed.items()]
+        )
+        self._assigned |= committed
+        self._starts |= {partition: at.offset for partition, at in committed.items()}
+
+    def _committed(self, tps: list[Any]) -> dict[Partition, Committed]:
+        """Stable positions. A predecessor's open transaction is waited for."""
+        deadline = time.monotonic() + self._stable_s
+        doing = (
+            f"asking for the committed offsets of {', '.join(str(self._feed.ours(t)) for t in tps)}"
+        )
+        try:
+            found = until(deadline, lambda: stable(self._client, tps), doing, self._feed.bootstrap)
+        except StreamsError as err:
+            cause = err.__cause__
+            if isinstance(cause, KafkaException) and error_of(cause).code() in _EXPELLED:
+                return {}
+            raise
+        return {
+            self._feed.ours(tp): committed_at(tp) or Committed(offset=self._beginning(tp))
+            for tp in found
+        }
+
+    def _beginning(self, tp: Any) -> int:  # noqa: ANN401
+        deadline = time.monotonic() + self._stable_s
+        partition = self._feed.ours(tp)
+        doing = f"asking for the beginning of {partition}"
+        return until(deadline, lambda: self._feed.range(partition), doing, self._feed.bootstrap)[0]
+
+    def _on_revoke(self, _client: object, tps: list[Any]) -> None:
+        gone = {self._feed.ours(tp) for tp in tps}
+        self._resume(self._stopped & gone)  # the client would keep them paused if they come back
+        for partition in gone:
+            self._starts.pop(partition, None)
+            self._assigned.pop(partition, None)
+            self._feed.assembler.forget(partition)
+        self._revoked |= gone
+        self._records = [r for r in self._records if r.partition not in gone]
+        self._held = deque(m for m in self._held if m.partition not in gone)
+
+    def _raise_stored(self) -> None:
+        if self._error is None:
+            return
+        error, self._error = self._error, None
+        if isinstance(error, KafkaException):
+            raise broker_error(error_of(error), "joining", self._feed.bootstrap) from error
+        raise error
+
+    def close(self) -> None:
+        """Leave the group; its other members get the partitions at once."""
+        if not self._closed:
+            self._closed = True
+            self._client.close()
+
+
+def stable(client: Any, tps: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401
+    """The group's offsets; waits for pending ones, for the client reads read_committed.
+
+    Raises:
+        KafkaException: also where the error lies in a single partition's answer.
+    """
+    found: Sequence[Any] = client.committed(list(tps), timeout=ASK_S)
+    for tp in found:
+        if tp.error is not None:
+            raise KafkaException(tp.error)
+    return found
+
+
+def committed_at(tp: Any) -> Committed | None:  # noqa: ANN401
+    """The client's answer as ours; None without a commit."""
+    if tp.offset < 0:
+        return None
+    # confluent-kafka writes a NUL after the metadata that other clients see.
+    return Committed(offset=tp.offset, metadata=(tp.metadata or "").rstrip("\0"))

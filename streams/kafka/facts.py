@@ -1,0 +1,234 @@
+"""What a broker says of itself and of a run's topics. Looks only; uses kafka-python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
+
+from streams.kafka.admin_ask import NO_OPTIONS, asked
+from streams.redo_needs import Kept
+from streams.topic_plan import FLUSH
+from streams.topics import TOPICS
+
+_BROKER_SETTINGS = (
+    "group.consumer.session.timeout.ms",
+    "transaction.max.timeout.ms",
+    "message.max.bytes",
+)
+_READ_COMMITTED = 1  # `isolation_level` of a ListOffsets request
+_TOPIC_SETTINGS = (
+    "retention.ms",
+    "retention.bytes",
+    "cleanup.policy",
+    "min.insync.replicas",
+    FLUSH,
+)
+# The highest `metadata.version` of a release (org.apache.kafka.server.common.MetadataVersion).
+_RELEASES = {21: "3.9", 25: "4.0", 27: "4.1", 29: "4.2", 30: "4.3"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """The nodes that hold a partition."""
+
+    assigned: tuple[int, ...]
+    in_sync: tuple[int, ...]  # those that have all that was acknowledged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicFacts:
+    """A topic as the broker has it."""
+
+    partitions: int
+    settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that it has
+    kept: Mapping[int, Kept] = field(default_factory=dict)  # by partition
+    copies: Mapping[int, Copies] = field(default_factory=dict)  # by partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    """A transaction that holds back every reader of its partition."""
+
+    partition: str  # `topic[number]`, with the run's prefix
+    producer_id: int
+    first_offset: int
+    age_s: float  # since its producer last wrote there
+    transactional_id: str = ""  # as the coordinator knows it; empty: it knows none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerFacts:
+    """A cluster as it describes itself."""
+
+    brokers: frozenset[int]  # nodes that are alive
+    metadata_version: int  # highest level that it supports; 0: it does not say
+    features: Mapping[str, int]  # levels in force
+    settings: Mapping[str, int]  # of the first broker; without what it does not know
+    topics: Mapping[str, TopicFacts]  # of the run, by their names in the table
+    transactions: tuple[OpenTransaction, ...] = ()  # open ones in the run's topics
+    disk_free_bytes: int = -1  # of the fullest log folder; -1: the broker does not say
+    fenced: frozenset[int] = frozenset()  # nodes that the cluster knows and hears nothing of
+
+    @property
+    def assigned(self) -> frozenset[int]:
+        """Nodes that hold copies of the run's topics, or should."""
+        every = (copies for topic in self.topics.values() for copies in topic.copies.values())
+        return frozenset(node for copies in every for node in copies.assigned)
+
+    @property
+    def num_brokers(self) -> int:
+        """Alive."""
+        return len(self.brokers)
+
+    @property
+    def release(self) -> str:
+        """Of Apache Kafka, as far as the level tells."""
+        level = self.metadata_version
+        known = [release for newest, release in sorted(_RELEASES.items()) if newest >= level > 0]
+        return known[0] if known else f"unknown (metadata.version {level})"
+
+
+def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS) -> BrokerFacts:
+    """Ask the broker.
+
+    Raises:
+        BrokerError: it cannot be reached, or refused.
+    """
+    return asked(bootstrap, options, lambda admin: _facts(admin, run))
+
+
+def _facts(admin: KafkaAdminClient, run: str) -> BrokerFacts:
+    features = admin.describe_features()
+    known = admin.describe_cluster()["brokers"]
+    fenced = frozenset(int(broker["broker_id"]) for broker in known if broker.get("is_fenced"))
+    brokers = frozenset(int(broker["broker_id"]) for broker in known) - fenced
+    first = str(min(brokers))
+    settings = _settings(admin, "BROKER", [first], _BROKER_SETTINGS)[first]
+    return BrokerFacts(
+        brokers=brokers,
+        fenced=fenced,
+        metadata_version=int(features.get("metadata.version", {}).get("supported", (0, 0))[1]),
+        features={
+            name: int(levels["finalized"][1])
+            for name, levels in features.items()
+            if "finalized" in levels
+        },
+        settings={name: int(value) for name, value in settings.items()},
+        topics=_topics(admin, run),
+        transactions=_transactions(admin, run),
+        disk_free_bytes=_disk_free(admin),
+    )
+
+
+def open_transactions(
+    bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS
+) -> tuple[OpenTransaction, ...]:
+    """Open transactions in the run's topics, each with whose it is and how long it has stood.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    return asked(bootstrap, options, lambda admin: _transactions(admin, run))
+
+
+def _topics(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
+    names = {f"{run}.{topic.name}": topic.name for topic in TOPICS}
+    found = {
+        topic["name"]: {part["partition_index"]: _copies(part) for part in topic["partitions"]}
+        for topic in admin.describe_topics(list(names))
+        if topic["partitions"]
+    }
+    counts = {name: len(copies) for name, copies in found.items()}
+    if not counts:
+        return {}
+    settings = _settings(admin, "TOPIC", list(counts), _TOPIC_SETTINGS)
+    kept = _kept(admin, [TopicPartition(name, i) for name, n in counts.items() for i in range(n)])
+    return {
+        names[name]: TopicFacts(
+            partitions=count,
+            settings=settings[name],
+            kept={i: kept[TopicPartition(name, i)] for i in range(count)},
+            copies=found[name],
+        )
+        for name, count in counts.items()
+    }
+
+
+def _copies(partition: Mapping[str, Any]) -> Copies:
+    return Copies(assigned=tuple(partition["replica_nodes"]), in_sync=tuple(partition["isr_nodes"]))
+
+
+def _kept(
+    admin: KafkaAdminClient, partitions: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, Kept]:
+    first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+    last = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+    sizes: dict[TopicPartition, int] = {}
+    for broker in admin.describe_log_dirs(sorted({p.topic for p in partitions})):
+        for folder in broker["log_dirs"]:
+            for topic in folder["topics"]:
+                for part in topic["partitions"]:
+                    key = TopicPartition(topic["name"], part["partition_index"])
+                    sizes[key] = max(sizes.get(key, 0), part["partition_size"])
+    return {
+        p: Kept(begin=first[p].offset, end=last[p].offset, num_bytes=sizes.get(p, 0))
+        for p in partitions
+    }
+
+
+def _disk_free(admin: KafkaAdminClient) -> int:
+    every = [folder for broker in admin.describe_log_dirs() for folder in broker["log_dirs"]]
+    return min((int(folder.get("usable_bytes", -1)) for folder in every), default=-1)
+
+
+def _transactions(admin: KafkaAdminClient, run: str) -> tuple[OpenTransaction, ...]:
+    """Open transactions of the partitions whose last stable offset lies below their end."""
+    found = admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
+    every = [
+        TopicPartition(topic["name"], part["partition_index"])
+        for topic in found
+        for part in topic["partitions"]
+    ]
+    if not every:
+        return ()
+    wanted = dict.fromkeys(every, OffsetSpec.LATEST)
+    ends = admin.list_partition_offsets(wanted)
+    stable = admin.list_partition_offsets(wanted, isolation_level=_READ_COMMITTED)
+    held = [p for p in every if stable[p].offset < ends[p].offset]
+    if not held:
+        return ()
+    now_ms = time.time() * 1000
+    listed = admin.list_transactions()
+    ids = {t.producer_id: t.transactional_id for some in listed.values() for t in some}
+    return tuple(
+        OpenTransaction(
+            partition=f"{p.topic}[{p.partition}]",
+            producer_id=producer.producer_id,
+            first_offset=producer.current_transaction_start_offset,
+            age_s=max(0.0, now_ms - producer.last_timestamp) / 1000,
+            transactional_id=ids.get(producer.producer_id, ""),
+        )
+        for p, state in admin.describe_producers(held).items()
+        for producer in state.active_producers
+        if producer.current_transaction_start_offset >= 0
+    )
+
+
+def _settings(
+    admin: KafkaAdminClient, kind: str, names: list[str], wanted: tuple[str, ...]
+) -> dict[str, dict[str, str]]:
+    resources = [ConfigResource(kind, name, dict.fromkeys(wanted)) for name in names]
+    found = admin.describe_configs(resources, config_filter="all")[kind.lower()]
+    return {
+        name: {
+            key: str(setting["value"])
+            for key, setting in found[name].items()
+            if setting["value"] is not None
+        }
+        for name in names
+    }

@@ -1,0 +1,177 @@
+"""Messages of one confluent consumer as ours: names, errors, parts and positions.
+
+The group consumer and the reader differ in who chooses partitions; this is what they share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import TopicPartition
+
+from streams.errors import OffsetGoneError, StreamsError, TopicMismatchError
+from streams.kafka.errors import (
+    IGNORED,
+    NO_TOPIC,
+    NOISE,
+    OFFSET_GONE,
+    Outage,
+    broker_error,
+)
+from streams.parts import Assembler, Message, RecordKey
+from streams.record import Partition, RawRecord
+
+ASK_S = 10.0  # one question to the broker
+SLICE_S = 0.2  # the client doesn't see signals while it waits
+# How long a record may be incomplete before we ask whether it ever will be whole. The answer is
+# right at any time; this only spares the question where the rest is on its way.
+TORN_S = 0.1
+
+
+class Feed:
+    """What `consumer` reads, as messages of the run `run`."""
+
+    def __init__(self, consumer: Any, run: str, bootstrap: str, outage: Outage) -> None:  # noqa: ANN401
+        self.consumer = consumer
+        self.assembler = Assembler()
+        self.bootstrap = bootstrap
+        self._prefix = f"{run}."
+        self._outage = outage
+        self._partitions: dict[tuple[str, int], Partition] = {}  # by the client's names
+        # By incomplete record: since when, and the end of the log that must have brought the rest.
+        self._waiting: dict[RecordKey, tuple[float, int | None]] = {}
+
+    def ours(self, tp: Any) -> Partition:  # noqa: ANN401
+        """The client's partition, without the run's prefix."""
+        return Partition(tp.topic.removeprefix(self._prefix), tp.partition)
+
+    def theirs(self, partition: Partition, offset: int | None = None) -> Any:  # noqa: ANN401
+        """The partition as the client names it."""
+        topic = self._prefix + partition.topic
+        if offset is None:
+            return TopicPartition(topic, partition.number)
+        return TopicPartition(topic, partition.number, offset)
+
+    def messages(self, limit: int, timeout_s: float) -> tuple[list[Message], StreamsError | None]:
+        """At most `limit` messages: waits for the first, takes the rest as far as it is there.
+
+        An error comes beside the messages that were read before it: they are out of the client's
+        queue and would be lost otherwise.
+        """
+        first = self.consumer.poll(max(0.0, min(timeout_s, SLICE_S)))
+        if first is None:
+            self._outage.check(lambda: self.consumer.list_topics(timeout=ASK_S))
+            return [], None
+        raw = [first]
+        if limit > 1:
+            raw += self.consumer.consume(limit - 1, 0)
+        messages: list[Message] = []
+        for message in raw:
+            if message.error() is None:
+                self._outage.over()
+                messages.append(self._message(message))
+            elif (error := self._meaning(message)) is not None:
+                return messages, error
+        return messages, None
+
+    def _message(self, message: Any) -> Message:  # noqa: ANN401
+        named = message.topic(), message.partition()
+        partition = self._partitions.get(named)
+        if partition is None:
+            partition = Partition(named[0].removeprefix(self._prefix), named[1])
+            self._partitions[named] = partition
+        headers = message.headers()
+        return Message(  # by position: this line is passed by every record that we read
+            partition,
+            message.offset(),
+            message.key() or b"",
+            message.value() or b"",
+            dict(headers) if headers else {},
+            message.timestamp()[1],
+        )
+
+    def _meaning(self, message: Any) -> StreamsError | None:  # noqa: ANN401
+        """What an error event says; None for what passes by itself or is told otherwise."""
+        error = message.error()
+        code = error.code()
+        if code in IGNORED:
+            return None
+        if code in OFFSET_GONE:
+            partition = Partition(message.topic().removeprefix(self._prefix), message.partition())
+            return self.gone(partition, message.offset())
+        if code in NOISE:
+            self._outage.seen(error)
+            return None
+        if code in NO_TOPIC:
+            return TopicMismatchError(
+                f"topic {message.topic()} does not exist at {self.bootstrap} (any more)"
+            )
+        return broker_error(error, f"reading {message.topic() or 'its topics'}", self.bootstrap)
+
+    def gone(self, partition: Partition, offset: int) -> OffsetGoneError:
+        """The error that names the offset asked for and the range that is there."""
+        low, high = self.range(partition)
+        return OffsetGoneError(
+            f"{partition}: offset {offset} was asked for, the topic has {low} to {high}; "
+            "retention removed it, or the topic was created anew"
+        )
+
+    def range(self, partition: Partition) -> tuple[int, int]:
+        """First offset and last stable offset. Never cached: the cache holds the high watermark."""
+        low, high = self.consumer.get_watermark_offsets(
+            self.theirs(partition), timeout=ASK_S, cached=False
+        )
+        return low, high
+
+    def torn(self, position: Mapping[Partition, int]) -> Sequence[RawRecord]:
+        """Incomplete records whose missing parts cannot come any more, given up.
+
+        All parts of a record become visible together, so those that we miss lie below the last
+        stable offset as it was after the parts that we saw. Read up to there, they do not exist.
+        """
+        incomplete = self.assembler.incomplete()
+        if not incomplete and not self._waiting:
+            return ()
+        now_s = time.monotonic()
+        waiting = {key: self._waiting.get(key, (now_s, None)) for key in incomplete}
+        torn = []
+        for key, (since_s, bound) in tuple(waiting.items()):
+            if bound is None and now_s - since_s > TORN_S:
+                waiting[key] = (since_s, self.range(key.partition)[1])
+            elif bound is not None and position.get(key.partition, -1) >= bound:
+                del waiting[key]
+                torn.append(self.assembler.give_up(key))
+        self._waiting = waiting
+        return torn
+
+    def reached(self, starts: Mapping[Partition, int]) -> dict[Partition, int]:
+        """The client's next offset by partition; steps over markers and aborted records.
+
+        Args:
+            starts: where each partition began: before its first message the client knows nothing.
+        """
+        found = self.consumer.position([self.theirs(partition) for partition in starts])
+        offsets = {self.ours(tp): tp.offset for tp in found}
+        return {p: max(offsets[p], start) for p, start in starts.items()}
+
+    def read(
+        self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
+    ) -> dict[Partition, int]:
+        """Up to where everything was taken in, into whole or incomplete records: without `held`."""
+        positions = self.reached(starts)
+        for message in held:
+            positions[message.partition] = min(positions[message.partition], message.offset)
+        return positions
+
+    def delivered(
+        self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
+    ) -> dict[Partition, int]:
+        """Up to where everything was delivered: `read`, less what is incomplete."""
+        positions = self.read(starts, held)
+        for partition in positions:
+            first = self.assembler.first_offset(partition)
+            if first is not None:
+                positions[partition] = min(positions[partition], first)
+        return positions

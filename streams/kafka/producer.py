@@ -1,0 +1,379 @@
+"""One whole transaction at a time, and the honest answer of how it ended."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from streams.bus import Closing, GroupConsumer
+from streams.crash_points import CrashPoint, reach
+from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
+from streams.kafka.commit import KafkaCommit
+from streams.kafka.consumer import KafkaGroupConsumer
+from streams.kafka.errors import aborted_transaction, error_of, lost_transaction
+from streams.kafka.stretch import Stretches
+from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
+from streams.record import Committed, Outgoing, Partition, Position
+
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+_CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then
+_GRACE_S = 0.5  # in which a call whose time is over says so by itself
+_ABORT_S = 10.0
+# The client's word for "duplicate": what we had sent never before may be missing from the log.
+_UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
+
+
+class KafkaProducer(Closing):
+    """The port `Producer` on Kafka.
+
+    Args:
+        client: a transactional confluent producer, initialised.
+        run: prefix of topics.
+        transactional_id: with its prefix, for messages.
+        commit_s: how long one commit may take.
+    """
+
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401
+        *,
+        run: str,
+        transactional_id: str,
+        commit_s: float,
+    ) -> None:
+        self._client = client
+        self._prefix = f"{run}."
+        self._id = transactional_id
+        self._commit_s = commit_s
+        self._delivery_error: Any = None  # the first of this transaction
+        self._unplaced = False  # the broker took a record for one that it had before
+        self._ended: StreamsError | None = None
+        self._started: KafkaCommit | None = None
+        self._closed = False
+
+    def commit(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Sequence[Position]:
+        """One whole transaction: all records and all positions, or nothing.
+
+        Without records and positions nothing is sent, which proves nothing about who owns the id.
+
+        Raises:
+            AbortedError: nothing happened; handle revocations (poll), then send again.
+            BrokerError: nothing happened, and sending it again would be refused again.
+            FencedError: final for this process.
+            OutcomeUnknownError: no answer before the deadline; exit.
+        """
+        self._check_free()
+        if not records and not consumed:
+            return []
+        return self._whole(records, consumed or {}, _member(consumed or {}, consumer))
+
+    def start(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> KafkaCommit:
+        """`commit` on a thread of its own: it waits for the broker, and the role goes on meanwhile.
+
+        Raises:
+            AbortedError: positions of partitions that are not ours; nothing was started.
+            FencedError, OutcomeUnknownError: how an earlier one ended.
+        """
+        self._check_free()
+        member = _member(consumed or {}, consumer)
+        self._started = KafkaCommit(
+            lambda: self._whole(records, consumed or {}, member) if records or consumed else [],
+            self._id,
+            self._commit_s,
+        )
+        return self._started
+
+    def _check_free(self) -> None:
+        """One transaction at a time, and none behind one that was final."""
+        if self._ended is not None:
+            raise self._ended
+        if self._is_busy:
+            raise RuntimeError(f"transactional id {self._id}: a commit is under way; wait for it")
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._started is not None and not self._started.wait(0)
+
+    def _whole(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed],
+        member: KafkaGroupConsumer | None,
+    ) -> Sequence[Position]:
+        try:
+            return self._transaction(records, consumed, member)
+        except KafkaException as err:
+            raise self._failed(error_of(err)) from err
+        except (FencedError, OutcomeUnknownError) as err:
+            self._ended = err
+            raise
+
+    def _transaction(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed],
+        member: KafkaGroupConsumer | None,
+    ) -> Sequence[Position]:
+        deadline = time.monotonic() + self._commit_s
+        self._delivery_error = None
+        self._unplaced = False
+        reach(CrashPoint.BEGIN_BEFORE)
+        self._client.begin_transaction()
+        reach(CrashPoint.BEGIN_AFTER)
+        # Taken once, before anything else: a poll in between could renew it for partitions
+        # that another member owns by then.
+        metadata = member.group_metadata() if member is not None else None
+        positions: list[Position | None] = [None] * len(records)
+        for index, record in enumerate(records):
+            self._produce(record, self._into(positions, index, record.topic), deadline)
+        reach(CrashPoint.SEND_AFTER)
+        if metadata is not None:
+            offsets = [
+                TopicPartition(self._prefix + p.topic, p.number, at.offset, at.metadata)
+                for p, at in consumed.items()
+            ]
+            send = self._client.send_offsets_to_transaction
+            reach(CrashPoint.OFFSETS_BEFORE)
+            self._again(
+                lambda left_s: self._bounded(lambda: send(offsets, metadata, left_s), deadline),
+                deadline,
+            )
+            reach(CrashPoint.OFFSETS_AFTER)
+        _serve(lambda: self._client.flush(_left_s(deadline)))
+        if self._unplaced:
+            raise self._retracted()
+        reach(CrashPoint.COMMIT_BEFORE)
+        self._again(self._client.commit_transaction, deadline)
+        reach(CrashPoint.COMMIT_AFTER)
+        _serve(lambda: self._client.poll(0))
+        written = [position for position in positions if position is not None]
+        if self._unplaced or len(written) != len(records):
+            raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
+        return written
+
+    def commit_stream(self, records: Iterable[Outgoing]) -> None:
+        """One whole transaction of records as they come, which need not tell where they lie.
+
+        Sends while `records` are still being made, and asks for two reports a partition instead of
+        one a record. What `records` raises ends the transaction, and nothing of it happened.
+
+        Raises:
+            ValueError: a record names no partition.
+            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
+        """
+        if self._ended is not None:
+            raise self._ended
+        left = iter(records)
+        first = next(left, None)
+        if first is None:
+            return
+        try:
+            self._stream(itertools.chain((first,), left))
+        except KafkaException as err:
+            raise self._failed(error_of(err)) from err
+        except (FencedError, OutcomeUnknownError) as err:
+            self._ended = err
+            raise
+
+    def _stream(self, records: Iterable[Outgoing]) -> None:
+        def wait(*message: Any, **settings: Any) -> None:  # noqa: ANN401
+            self._enqueue(time.monotonic() + self._commit_s, *message, **settings)
+
+        self._delivery_error = None
+        stretches = Stretches(self._client.produce, wait, self._prefix)
+        self._client.begin_transaction()
+        try:
+            stretches.send(records)
+        except (KafkaException, StreamsError):
+            raise
+        except BaseException:  # of who makes the records: they end here, and so does this
+            self._abort()
+            raise
+        deadline = time.monotonic() + self._commit_s
+        _serve(lambda: self._client.flush(_left_s(deadline)))
+        self._delivery_error = stretches.error
+        if not (stretches.error or stretches.is_whole or len(self._client)):
+            raise self._retracted()
+        self._again(self._client.commit_transaction, deadline)
+        _serve(lambda: self._client.poll(0))
+        if not stretches.is_whole:
+            raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
+
+    def _into(
+        self, positions: list[Position | None], index: int, topic: str
+    ) -> Callable[[Any, Any], None]:
+        """A delivery callback that notes the offset of part 0, or why there is none."""
+
+        def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
+            if error is not None:
+                self._delivery_error = self._delivery_error or error
+            elif message.offset() is None:
+                self._unplaced = True
+            else:
+                positions[index] = Position(topic, message.partition(), message.offset())
+
+        return delivered
+
+    def _retracted(self) -> StreamsError:
+        """Abort although nothing failed: of a record the log may have nothing, or two."""
+        reason = self._abort()
+        if reason is not None:
+            return lost_transaction(reason, self._id)
+        return AbortedError(f"transactional id {self._id}: aborted ({_UNPLACED})")
+
+    def _produce(
+        self, record: Outgoing, delivered: Callable[[Any, Any], None], deadline: float
+    ) -> None:
+        topic, num_bytes = self._prefix + record.topic, len(record)
+        # Only of part 0: a report copies the whole message.
+        settings: dict[str, Any] = {"on_delivery": delivered}
+        if record.partition is not None:
+            settings["partition"] = record.partition
+        if num_bytes <= PART_BYTES:  # nearly all
+            settings["headers"] = list(record.headers.items())
+            self._enqueue(deadline, topic, whole(record.value), record.key, **settings)
+            return
+        count, record_id = num_parts(num_bytes), secrets.token_hex(8)
+        for index, part in enumerate(split(record.value)):
+            headers = part_headers(record.headers, record_id, index, count)
+            self._enqueue(deadline, topic, part, record.key, headers=headers, **settings)
+            settings.pop("on_delivery", None)
+
+    def _enqueue(self, deadline: float, *message: Any, **settings: Any) -> None:  # noqa: ANN401
+        while True:
+            try:
+                self._client.produce(*message, **settings)
+            except BufferError:  # the client's queue is full: let it send
+                if time.monotonic() >= deadline:
+                    raise self._too_late(None) from None
+                _serve(lambda: self._client.poll(0.05))
+            else:
+                return
+
+    def _again(self, call: Callable[[float], object], deadline: float) -> None:
+        """The same call while its error is retriable; never another one instead.
+
+        Args:
+            call: takes the seconds after which this try gives up.
+        """
+        while True:
+            try:
+                call(_left_s(deadline))
+            except KafkaException as err:
+                error = error_of(err)
+                if not error.retriable():
+                    raise
+                if time.monotonic() >= deadline:
+                    raise self._too_late(error) from err
+            else:
+                return
+            time.sleep(0.02)
+
+    def _bounded(self, call: Callable[[], object], deadline: float) -> None:
+        """A call that may ignore its own timeout (librdkafka issue 5456), with ours instead.
+
+        A call that never returns keeps its thread until the process exits, which is what an
+        unknown outcome means.
+        """
+        answer: Future[object] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as err:  # noqa: BLE001  (raised by the caller's result())
+                answer.set_exception(err)
+
+        threading.Thread(target=run, name="send-offsets", daemon=True).start()
+        try:
+            answer.result(max(0.0, deadline - time.monotonic()) + _GRACE_S)
+        except TimeoutError as err:
+            raise self._too_late(None) from err
+
+    def _too_late(self, error: Any) -> OutcomeUnknownError:  # noqa: ANN401
+        said = "the client is stuck" if error is None else f"last: {error.str()}"
+        return OutcomeUnknownError(
+            f"transactional id {self._id}: no answer to a commit within {self._commit_s:g} s "
+            f"({said}); restart this process, the start settles it"
+        )
+
+    def _failed(self, error: Any) -> StreamsError:  # noqa: ANN401
+        """Abort if that is possible, and say how the transaction ended."""
+        cause = self._delivery_error or error  # before the abort purges what is left
+        if cause.code() in _PURGED:
+            cause = error  # thrown out of the queue because of what befell another record
+        if error.txn_requires_abort() or error.code() == KafkaError._FATAL:
+            # After a fatal error the abort fails too, with the reason that the first one lacks.
+            reason = self._abort()
+            if reason is None:
+                return aborted_transaction(cause, self._id)
+            error = reason
+        self._ended = lost_transaction(error, self._id)
+        return self._ended
+
+    def _abort(self) -> Any:  # noqa: ANN401
+        """None once aborted, else the error that prevents it."""
+        try:
+            self._again(self._client.abort_transaction, time.monotonic() + _ABORT_S)
+        except KafkaException as err:
+            return error_of(err)
+        except OutcomeUnknownError as err:
+            return error_of(err.__cause__) if isinstance(err.__cause__, KafkaException) else None
+        return None
+
+    def close(self) -> None:
+        """Release the connections; idempotent. An unsettled transaction is left to the broker."""
+        if self._closed:
+            return
+        self._closed = True
+        # The client's close() tries to abort, which a producer that has ended cannot do: it is
+        # only let go of, and its connections end with it. So is one whose commit is under way.
+        is_free = self._ended is None and not self._is_busy
+        client, self._client = self._client, None
+        if is_free:
+            _serve(client.close)
+
+
+def _left_s(deadline: float) -> float:
+    """Seconds for one try. Never 0, which the client takes for a question without a wait."""
+    return min(_CALL_S, max(0.01, deadline - time.monotonic()))
+
+
+def _member(
+    consumed: Mapping[Partition, Committed], consumer: GroupConsumer | None
+) -> KafkaGroupConsumer | None:
+    """The member whose positions these are; it checks that they still are."""
+    if not consumed:
+        return None
+    if not isinstance(consumer, KafkaGroupConsumer):
+        raise TypeError(f"positions need the KafkaGroupConsumer they belong to, got {consumer!r}")
+    consumer.check_owns(consumed.keys())
+    return consumer
+
+
+def _serve(call: Callable[[], object]) -> None:
+    """A call that serves the client's callbacks.
+
+    A producer that was fenced meanwhile has a fatal error to raise from there, and the binding at
+    times loses it on the way (`SystemError`, without a cause). The next transactional call raises
+    it again, so nothing is missed.
+    """
+    with suppress(SystemError):
+        call()

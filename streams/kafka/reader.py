@@ -1,0 +1,81 @@
+"""A reader of given partitions from given offsets: no group, no commits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from streams.bus import Closing
+from streams.errors import StreamsError
+from streams.kafka.feed import Feed
+from streams.parts import Assembler
+from streams.record import Partition, RawRecord
+
+# A seek takes effect in the client's own time; until then it answers with its old position.
+_SEEK_S = 1.0
+
+
+class KafkaReader(Closing):
+    """The port `Reader` on Kafka."""
+
+    def __init__(self, feed: Feed, offsets: Mapping[Partition, int] | None) -> None:
+        self._feed = feed
+        self._starts: dict[Partition, int] = {}
+        self._old: dict[Partition, int] = {}  # what the client said before the last seek
+        self._old_until_s = 0.0
+        self._error: StreamsError | None = None
+        self._closed = False
+        if offsets:
+            self.seek(offsets)
+
+    def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
+        """Whole records, at most `max_records`; returns early with what is there.
+
+        Raises:
+            OffsetGoneError: the offset is outside the log; names the range that is there. Raised
+                by every poll until `seek`; records read before it are returned first.
+            BrokerError: the broker refused, or has been unreachable for too long.
+        """
+        deadline = time.monotonic() + timeout_s
+        records: list[RawRecord] = []
+        while len(records) < max_records and self._error is None:
+            wait_s = 0.0 if records else deadline - time.monotonic()
+            messages, self._error = self._feed.messages(max_records - len(records), wait_s)
+            if self._old:
+                came = {message.partition for message in messages}
+                self._old = {p: at for p, at in self._old.items() if p not in came}
+            found = (self._feed.assembler.add(m) for m in messages if m.partition in self._starts)
+            records += [record for record in found if record is not None]
+            if not messages and not records:
+                records += self._feed.torn(self._feed.reached(self._starts))
+            if not messages and (records or time.monotonic() >= deadline):
+                break
+        if self._error is not None and not records:
+            raise self._error
+        return records
+
+    def seek(self, offsets: Mapping[Partition, int]) -> None:
+        """Read exactly these partitions from these offsets on."""
+        self._old = self._feed.reached(dict.fromkeys(offsets, -1))
+        self._old_until_s = time.monotonic() + _SEEK_S
+        # assign(), not the client's seek(): only it revives a partition whose offset was gone.
+        self._feed.consumer.assign([self._feed.theirs(p, at) for p, at in offsets.items()])
+        self._feed.assembler = Assembler()
+        self._starts = dict(offsets)
+        self._error = None
+
+    def positions(self) -> Mapping[Partition, int]:
+        """Next offset to deliver by partition; steps over markers and aborted records."""
+        if not self._starts:
+            return {}
+        found = self._feed.delivered(self._starts)
+        if self._old and time.monotonic() >= self._old_until_s:
+            self._old = {}
+        is_old = {p for p, at in self._old.items() if found.get(p) == at}
+        return {p: self._starts[p] if p in is_old else at for p, at in found.items()}
+
+    def close(self) -> None:
+        """Release the connections; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._feed.consumer.close()

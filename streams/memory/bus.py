@@ -1,0 +1,309 @@
+"""`MemoryBus`: the ports without a broker, for tests; it keeps the promises of `KafkaBus`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from streams.bus import Closing, GroupConsumer
+from streams.crash_points import CrashPoint, reach
+from streams.errors import (
+    AbortedError,
+    BrokerError,
+    DeadlineError,
+    FencedError,
+    OutcomeUnknownError,
+    StreamsError,
+    TopicMismatchError,
+)
+from streams.memory.consumer import MemoryGroupConsumer, MemoryReader
+from streams.memory.log import MemoryLog, State, Transaction
+from streams.partitioner import partition_of
+from streams.parts import PART_BYTES, Message, num_parts, part_headers, split
+from streams.record import Committed, Outgoing, Partition, Position
+
+_METADATA_CHARACTERS = 4095  # what Kafka accepts through confluent-kafka
+
+
+class Ended:
+    """The port `Commit`: it has ended when it is handed out."""
+
+    def __init__(self, end: Callable[[], Sequence[Position]]) -> None:
+        self._answer: Sequence[Position] | StreamsError
+        try:
+            self._answer = end()
+        except StreamsError as err:
+            self._answer = err
+
+    def wait(self, timeout_s: float) -> bool:
+        """At once."""
+        return True
+
+    def result(self) -> Sequence[Position]:
+        """See `Commit`."""
+        if isinstance(self._answer, StreamsError):
+            raise self._answer
+        return self._answer
+
+
+class MemoryProducer(Closing):
+    """The port `Producer`."""
+
+    def __init__(self, log: MemoryLog, run: str, transactional_id: str, part_bytes: int) -> None:
+        self._log = log
+        self._run = run
+        self._id = transactional_id
+        self._part_bytes = part_bytes
+        self._epoch = log.initialise(transactional_id)
+        self._sent = 0
+        self._ended: StreamsError | None = None
+
+    def commit(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Sequence[Position]:
+        """One whole transaction: all records and all positions, or nothing.
+
+        Raises:
+            AbortedError: nothing happened; handle revocations (poll), then send again.
+            BrokerError: nothing happened, and sending it again would be refused again.
+            FencedError: final for this process.
+            OutcomeUnknownError: an injected fault.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if not records and not consumed:
+            return []
+        member = _member(consumed or {}, consumer)
+        try:
+            reach(CrashPoint.BEGIN_BEFORE)
+            transaction = self._log.begin(self._id, self._epoch)
+            return self._transaction(transaction, records, consumed or {}, member)
+        except (FencedError, OutcomeUnknownError) as err:
+            self._ended = err
+            raise
+
+    def commit_stream(self, records: Iterable[Outgoing]) -> None:
+        """One whole transaction of records that each name their partition.
+
+        Raises:
+            ValueError: a record names no partition.
+            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
+        """
+        made = list(records)
+        for record in made:
+            if record.partition is None:
+                raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
+        self.commit(made)
+
+    def start(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Ended:
+        """`commit`; it has ended when this returns."""
+        return Ended(lambda: self.commit(records, consumed, consumer))
+
+    def _transaction(
+        self,
+        transaction: Transaction,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed],
+        member: MemoryGroupConsumer | None,
+    ) -> Sequence[Position]:
+        """What a crash point raises leaves the transaction open, as a killed process does."""
+        reach(CrashPoint.BEGIN_AFTER)
+        try:
+            positions = [self._append(transaction, record) for record in records]
+            reach(CrashPoint.SEND_AFTER)
+            if member is not None:
+                reach(CrashPoint.OFFSETS_BEFORE)
+                self._add_offsets(transaction, consumed, member)
+                reach(CrashPoint.OFFSETS_AFTER)
+        except StreamsError:
+            self._log.end(transaction, State.ABORTED)
+            raise
+        reach(CrashPoint.COMMIT_BEFORE)
+        self._log.end(transaction, State.COMMITTED)
+        reach(CrashPoint.COMMIT_AFTER)
+        return positions
+
+    def _add_offsets(
+        self,
+        transaction: Transaction,
+        consumed: Mapping[Partition, Committed],
+        member: MemoryGroupConsumer,
+    ) -> None:
+        _check_metadata(consumed)
+        offsets = {self._theirs(p): at for p, at in consumed.items()}
+        with self._log.changed:
+            member.check_alive()
+            self._log.add_offsets(transaction, member.group, offsets)
+
+    def _theirs(self, partition: Partition) -> Partition:
+        return Partition(f"{self._run}.{partition.topic}", partition.number)
+
+    def _append(self, transaction: Transaction, record: Outgoing) -> Position:
+        topic = f"{self._run}.{record.topic}"
+        total = self._total(topic)
+        number = partition_of(record.key, total) if record.partition is None else record.partition
+        if not 0 <= number < total:
+            raise BrokerError(
+                f"topic {topic} has {total} partitions, a record is for {number}; "
+                "sending it again would not help"
+            )
+        self._sent += 1
+        count = num_parts(len(record), self._part_bytes)
+        record_id = f"{self._id}.{self._epoch}.{self._sent}"
+        offsets = []
+        for index, part in enumerate(split(record.value, self._part_bytes)):
+            message = Message(
+                partition=Partition(topic, number),
+                offset=-1,
+                key=record.key,
+                value=part,
+                headers=dict(part_headers(record.headers, record_id, index, count)),
+                timestamp_ms=time.time_ns() // 1_000_000,
+            )
+            offsets.append(self._log.append(transaction, message))
+        return Position(record.topic, number, offsets[0])
+
+    def _total(self, topic: str) -> int:
+        try:
+            return self._log.partitions(topic)
+        except TopicMismatchError as err:
+            raise BrokerError(f"{err}; sending it again would not help") from err
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _member(
+    consumed: Mapping[Partition, Committed], consumer: GroupConsumer | None
+) -> MemoryGroupConsumer | None:
+    if not consumed:
+        return None
+    if not isinstance(consumer, MemoryGroupConsumer):
+        raise TypeError(f"positions need the MemoryGroupConsumer they belong to, got {consumer!r}")
+    foreign = sorted(str(partition) for partition in consumed if not consumer.owns(partition))
+    if foreign:
+        raise AbortedError(f"positions of partitions that are not ours: {', '.join(foreign)}")
+    return consumer
+
+
+def _check_metadata(consumed: Mapping[Partition, Committed]) -> None:
+    for partition, at in consumed.items():
+        if len(at.metadata) > _METADATA_CHARACTERS:
+            raise BrokerError(
+                f"{partition}: commit metadata of {len(at.metadata)} characters, "
+                f"{_METADATA_CHARACTERS} are allowed; sending it again would not help"
+            )
+
+
+class MemoryBus(Closing):
+    """The port `Bus` on a `MemoryLog`, which several handles share.
+
+    Args:
+        log: the cluster.
+        run: prefix of topics, groups and transactional ids.
+        part_bytes: largest part of a record.
+        stable_s: how long `committed` waits for a pending transaction.
+    """
+
+    def __init__(
+        self,
+        log: MemoryLog,
+        run: str,
+        *,
+        part_bytes: int = PART_BYTES,
+        stable_s: float = 35.0,
+    ) -> None:
+        self._log = log
+        self._run = run
+        self._part_bytes = part_bytes
+        self._stable_s = stable_s
+
+    def _name(self, name: str) -> str:
+        return f"{self._run}.{name}"
+
+    def producer(self, transactional_id: str) -> MemoryProducer:
+        """A producer; its predecessor's transaction is aborted."""
+        return MemoryProducer(self._log, self._run, self._name(transactional_id), self._part_bytes)
+
+    def consumer(self, group: str, topics: Sequence[str]) -> MemoryGroupConsumer:
+        """A member of `group`.
+
+        Raises:
+            TopicMismatchError: a topic does not exist.
+        """
+        partitions = [p for topic in topics for p in self._partitions(topic)]
+        return MemoryGroupConsumer(self._log, self._run, self._name(group), partitions)
+
+    def reader(self, offsets: Mapping[Partition, int] | None = None) -> MemoryReader:
+        """A reader, seeked to `offsets` if given."""
+        return MemoryReader(self._log, self._run, offsets)
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        return self._log.partitions(self._name(topic))
+
+    def _partitions(self, topic: str) -> list[Partition]:
+        return [Partition(topic, number) for number in range(self.partitions(topic))]
+
+    def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
+        """The id of each topic; a re-created one has another."""
+        return {topic: self._log.topic_id(self._name(topic)) for topic in topics}
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """What `MemoryLog.configure` set.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        return self._log.settings(self._name(topic))
+
+    def cluster_id(self) -> str:
+        """The id of the log."""
+        return self._log.cluster_id
+
+    def beginnings(self, topic: str) -> Mapping[Partition, int]:
+        """First offset that each partition still has."""
+        return {p: self._log.range(self._theirs(p))[0] for p in self._partitions(topic)}
+
+    def ends(self, topic: str) -> Mapping[Partition, int]:
+        """Last stable offset of each partition: a reader that reached it has read all of now."""
+        return {p: self._log.range(self._theirs(p))[1] for p in self._partitions(topic)}
+
+    def _theirs(self, partition: Partition) -> Partition:
+        return Partition(self._name(partition.topic), partition.number)
+
+    def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
+        """The group's positions, after pending transactions on them are settled.
+
+        Raises:
+            DeadlineError: a transaction stayed open.
+        """
+        name = self._name(group)
+        ours = self._partitions(topic)
+        deadline = time.monotonic() + self._stable_s
+        settled = self._log.wait_until(
+            lambda: all(self._log.is_stable(name, self._theirs(p)) for p in ours), deadline
+        )
+        if not settled:
+            raise DeadlineError(
+                f"offsets of group {name} in {topic}: a transaction on them is still open "
+                f"after {self._stable_s:g} s"
+            )
+        with self._log.changed:
+            found = self._log.group(name).committed
+            return {p: found[self._theirs(p)] for p in ours if self._theirs(p) in found}
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,219 @@
+"""The reading ports of `MemoryBus`: positions per partition over a shared log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from streams.bus import Closing, Polled
+from streams.errors import AbortedError
+from streams.memory.log import MemoryLog
+from streams.parts import Assembler, Message
+from streams.record import Committed, Partition, RawRecord
+
+
+class _Feed:
+    """Reads partitions in turn, joins parts, knows where it is."""
+
+    def __init__(self, log: MemoryLog, run: str) -> None:
+        self._log = log
+        self._run = run
+        self._assembler = Assembler()
+        self.next: dict[Partition, int] = {}
+        self._turn = 0
+
+    def theirs(self, partition: Partition) -> Partition:
+        return Partition(f"{self._run}.{partition.topic}", partition.number)
+
+    def start(self, partition: Partition, offset: int) -> None:
+        self.next[partition] = offset
+
+    def stop(self, partition: Partition) -> None:
+        self.next.pop(partition, None)
+        self._assembler.forget(partition)
+
+    def take(
+        self, max_records: int, paused: frozenset[Partition], max_bytes: int = sys.maxsize
+    ) -> list[RawRecord]:
+        """Records of one partition after the other; the next call begins with the next one."""
+        records: list[RawRecord] = []
+        order = sorted(self.next.keys() - paused)
+        self._turn += 1
+        for index in range(len(order)):
+            partition = order[(self._turn + index) % len(order)]
+            room = max_bytes - sum(len(record.value) for record in records)
+            records += self._take_from(partition, max_records - len(records), room)
+        return records
+
+    def _take_from(self, partition: Partition, max_records: int, max_bytes: int) -> list[RawRecord]:
+        records: list[RawRecord] = []
+        while len(records) < max_records and max_bytes > 0:
+            message, self.next[partition] = self._log.read(
+                self.theirs(partition), self.next[partition]
+            )
+            if message is None:
+                return records + self._torn(partition, max_records - len(records))
+            record = self._assembler.add(_ours(message, partition))
+            if record is not None:
+                records.append(record)
+                max_bytes -= len(record.value)
+        return records
+
+    def _torn(self, partition: Partition, max_records: int) -> list[RawRecord]:
+        """At the last stable offset what is not whole never will be."""
+        keys = [key for key in self._assembler.incomplete() if key.partition == partition]
+        return [self._assembler.give_up(key) for key in keys[:max_records]]
+
+    def has_more(self, paused: frozenset[Partition]) -> bool:
+        ready = (self._log.read(self.theirs(p), self.next[p])[0] for p in self.next.keys() - paused)
+        return any(message is not None for message in ready)
+
+    def positions(self) -> dict[Partition, int]:
+        positions = {}
+        for partition, offset in self.next.items():
+            message, after = self._log.read(self.theirs(partition), offset)
+            here = after if message is None else message.offset
+            first = self._assembler.first_offset(partition)
+            positions[partition] = here if first is None else min(here, first)
+        return positions
+
+
+def _ours(message: Message, partition: Partition) -> Message:
+    return message._replace(partition=partition)
+
+
+class MemoryGroupConsumer(Closing):
+    """The port `GroupConsumer`."""
+
+    def __init__(
+        self, log: MemoryLog, run: str, group: str, partitions: Iterable[Partition]
+    ) -> None:
+        self.group = group
+        self._log = log
+        self._feed = _Feed(log, run)
+        self._all = tuple(partitions)
+        self._paused: frozenset[Partition] = frozenset()
+        self._closed = False
+        self._member_id = self._join()
+
+    def _join(self) -> int:
+        with self._log.changed:
+            self._log.changed.notify_all()
+            return self._log.group(self.group).join(self._all)
+
+    def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
+        """Whole records, at most `max_records`; returns early with what is there."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._log.changed:
+                revoked, assigned = self._rebalance()
+                records = self._feed.take(max_records, self._paused, max_bytes or sys.maxsize)
+            if records or revoked or assigned or time.monotonic() >= deadline:
+                return Polled(records=tuple(records), assigned=assigned, revoked=revoked)
+            self._log.wait_until(lambda: self._has_news(max_records), deadline)
+
+    def _has_news(self, max_records: int) -> bool:
+        group = self._log.group(self.group)
+        if self._member_id not in group.members:
+            return True
+        changes = group.revocations(self._member_id) or self._grants()
+        return bool(changes or (max_records and self._feed.has_more(self._paused)))
+
+    def _grants(self) -> list[Partition]:
+        """A partition whose position is pending is given only once that is settled."""
+        grants = self._log.group(self.group).grants(self._member_id)
+        return [p for p in grants if self._log.is_stable(self.group, self._feed.theirs(p))]
+
+    def _rebalance(self) -> tuple[frozenset[Partition], dict[Partition, Committed]]:
+        group = self._log.group(self.group)
+        lost: frozenset[Partition] = frozenset()
+        if self._member_id not in group.members:  # expelled: all is lost, join anew
+            lost = frozenset(self._feed.next)
+            self._member_id = self._join()
+        member = group.members[self._member_id]
+        revoked = lost | group.revocations(self._member_id)
+        for partition in revoked:
+            member.owned.discard(partition)
+            self._feed.stop(partition)
+        assigned = {partition: self._start_of(partition) for partition in self._grants()}
+        for partition, at in assigned.items():
+            member.owned.add(partition)
+            self._feed.start(partition, at.offset)
+        if revoked or assigned:
+            self._log.changed.notify_all()
+        return revoked, assigned
+
+    def _start_of(self, partition: Partition) -> Committed:
+        theirs = self._feed.theirs(partition)
+        begin = self._log.range(theirs)[0]
+        return self._log.group(self.group).committed.get(theirs, Committed(offset=begin))
+
+    def positions(self) -> Mapping[Partition, int]:
+        """For each assigned partition the offset up to which everything was delivered."""
+        return self._feed.positions()
+
+    def pause(self, partitions: frozenset[Partition]) -> None:
+        """Deliver nothing from exactly these until called again; keeps the membership."""
+        self._paused = partitions
+
+    def owns(self, partition: Partition) -> bool:
+        """Whether it is ours as of the last poll."""
+        return partition in self._feed.next
+
+    def expel(self) -> None:
+        """Let the group drop this member without telling it, as a missed session does."""
+        with self._log.changed:
+            self._log.group(self.group).leave(self._member_id)
+            self._log.changed.notify_all()
+
+    def check_alive(self) -> None:
+        """Whether the group still knows this member.
+
+        Raises:
+            AbortedError: it was expelled, its partitions may be another's.
+        """
+        if self._member_id not in self._log.group(self.group).members:
+            raise AbortedError(f"member {self._member_id} is not in group {self.group} any more")
+
+    def close(self) -> None:
+        """Leave the group; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.expel()
+
+
+class MemoryReader(Closing):
+    """The port `Reader`."""
+
+    def __init__(self, log: MemoryLog, run: str, offsets: Mapping[Partition, int] | None) -> None:
+        self._log = log
+        self._run = run
+        self.seek(offsets or {})
+
+    def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
+        """Whole records, at most `max_records`; returns early with what is there.
+
+        Raises:
+            OffsetGoneError: the offset is outside the log; names the range that is there.
+        """
+        deadline = time.monotonic() + timeout_s
+        none: frozenset[Partition] = frozenset()
+        while True:
+            records = self._feed.take(max_records, none)
+            if records or time.monotonic() >= deadline:
+                return records
+            self._log.wait_until(lambda: self._feed.has_more(none), deadline)
+
+    def seek(self, offsets: Mapping[Partition, int]) -> None:
+        """Read exactly these partitions from these offsets on."""
+        self._feed = _Feed(self._log, self._run)
+        for partition, offset in offsets.items():
+            self._feed.start(partition, offset)
+
+    def positions(self) -> Mapping[Partition, int]:
+        """Next offset to deliver by partition; steps over markers and aborted records."""
+        return self._feed.positions()
+
+    def close(self) -> None:
+        """Nothing to release."""

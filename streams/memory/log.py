@@ -1,0 +1,293 @@
+"""A log in one process that behaves as Kafka's does: the state that `MemoryBus` handles share.
+
+Transactions are open, then committed or aborted; their markers take offsets; nothing is read past
+the last stable offset, the first offset of an open transaction. Names carry the run's prefix.
+All methods are safe to call from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from streams.errors import (
+    AbortedError,
+    FencedError,
+    OffsetGoneError,
+    OutcomeUnknownError,
+    RefusedError,
+    TopicMismatchError,
+)
+from streams.memory.group import Group
+from streams.parts import Message
+from streams.record import Committed, Partition
+
+
+class State(Enum):
+    """Where a transaction is."""
+
+    OPEN = auto()
+    COMMITTED = auto()
+    ABORTED = auto()
+
+
+class Fault(Enum):
+    """What goes wrong with the next commit of a transactional id."""
+
+    BEFORE = auto()  # aborted: nothing happened
+    AFTER = auto()  # committed, but the answer is lost
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """All or nothing; made by `MemoryLog.begin`."""
+
+    transactional_id: str
+    epoch: int
+    state: State = State.OPEN
+    touched: set[Partition] = field(default_factory=set)
+    offsets: list[tuple[str, Mapping[Partition, Committed]]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Entry:
+    offset: int
+    message: Message | None  # None: a marker
+    transaction: Transaction
+
+
+@dataclass(slots=True)
+class _Log:
+    begin: int = 0
+    end: int = 0
+    entries: list[_Entry] = field(default_factory=list)
+    opened: dict[Transaction, int] = field(default_factory=dict)  # at which offset
+
+    def append(self, message: Message | None, transaction: Transaction) -> int:
+        offset = self.end
+        placed = None if message is None else message._replace(offset=offset)
+        self.entries.append(_Entry(offset, placed, transaction))
+        self.end += 1
+        if message is None:
+            self.opened.pop(transaction, None)
+        else:
+            self.opened.setdefault(transaction, offset)
+        return offset
+
+    def stable(self) -> int:
+        return min(self.opened.values(), default=self.end)
+
+    def next_committed(self, offset: int, stable: int) -> Message | None:
+        for index in range(offset - self.begin, stable - self.begin):
+            entry = self.entries[index]
+            if entry.message is not None and entry.transaction.state is State.COMMITTED:
+                return entry.message
+        return None
+
+
+@dataclass(slots=True)
+class _Topic:
+    topic_id: str
+    logs: list[_Log]
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class MemoryLog:
+    """Topics, transactions and groups of one cluster."""
+
+    def __init__(self) -> None:
+        self.cluster_id = str(uuid.uuid4())
+        self.changed = threading.Condition()
+        self._topics: dict[str, _Topic] = {}
+        self._epochs: dict[str, int] = {}
+        self._open: dict[str, Transaction] = {}
+        self._faults: dict[str, Fault] = {}
+        self._groups: dict[str, Group] = {}
+
+    # Topics and what they hold.
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make `topic`, empty; one of that name is replaced and gets another id."""
+        with self.changed:
+            logs = [_Log() for _ in range(partitions)]
+            self._topics[topic] = _Topic(str(uuid.uuid4()), logs)
+            self.changed.notify_all()
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Note topic settings. Only `max.message.bytes` is acted on; `trim` does what time does."""
+        with self.changed:
+            self._topic(topic).settings |= settings
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """Topic settings.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        with self.changed:
+            return dict(self._topic(topic).settings)
+
+    def trim(self, partition: Partition, begin: int) -> None:
+        """Remove what lies below `begin`, as retention does."""
+        with self.changed:
+            log = self._log(partition)
+            log.begin = begin
+            log.entries = [entry for entry in log.entries if entry.offset >= begin]
+            self.changed.notify_all()
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        with self.changed:
+            return len(self._topic(topic).logs)
+
+    def topic_id(self, topic: str) -> str:
+        """Its id, of this creation.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+        with self.changed:
+            return self._topic(topic).topic_id
+
+    def range(self, partition: Partition) -> tuple[int, int]:
+        """First offset, last stable offset."""
+        with self.changed:
+            log = self._log(partition)
+            return log.begin, log.stable()
+
+    def read(self, partition: Partition, offset: int) -> tuple[Message | None, int]:
+        """The next committed message from `offset` on, and the offset after it.
+
+        Without one: None, and the last stable offset.
+
+        Raises:
+            OffsetGoneError: outside the log.
+        """
+        with self.changed:
+            log = self._log(partition)
+            stable = log.stable()
+            if not log.begin <= offset <= log.end:
+                raise OffsetGoneError(
+                    f"{partition}: offset {offset} was asked for, "
+                    f"the topic has {log.begin} to {stable}"
+                )
+            message = log.next_committed(offset, stable)
+            return message, max(offset, stable) if message is None else message.offset + 1
+
+    def _topic(self, topic: str) -> _Topic:
+        if topic not in self._topics:
+            raise TopicMismatchError(f"topic {topic} does not exist in this memory log")
+        return self._topics[topic]
+
+    def _log(self, partition: Partition) -> _Log:
+        return self._topic(partition.topic).logs[partition.number]
+
+    # Transactions.
+
+    def initialise(self, transactional_id: str) -> int:
+        """A new producer's epoch. Its predecessor is fenced and its transaction aborted."""
+        with self.changed:
+            if transactional_id in self._open:
+                self._end(self._open[transactional_id], State.ABORTED)
+            self._epochs[transactional_id] = self._epochs.get(transactional_id, -1) + 1
+            return self._epochs[transactional_id]
+
+    def begin(self, transactional_id: str, epoch: int) -> Transaction:
+        """An open transaction.
+
+        Raises:
+            FencedError: a newer producer has the id.
+        """
+        with self.changed:
+            self._check(transactional_id, epoch)
+            self._open[transactional_id] = Transaction(transactional_id, epoch)
+            return self._open[transactional_id]
+
+    def append(self, transaction: Transaction, message: Message) -> int:
+        """Write; the offset it got. Readers see it once the transaction is committed."""
+        with self.changed:
+            self._check(transaction.transactional_id, transaction.epoch)
+            limit = self._topic(message.partition.topic).settings.get("max.message.bytes")
+            if limit is not None and len(message.value) > int(limit):
+                raise RefusedError(f"{len(message.value)} bytes, max.message.bytes is {limit}")
+            transaction.touched.add(message.partition)
+            return self._log(message.partition).append(message, transaction)
+
+    def add_offsets(
+        self, transaction: Transaction, group: str, offsets: Mapping[Partition, Committed]
+    ) -> None:
+        """Positions to commit with it; pending until it ends."""
+        with self.changed:
+            self._check(transaction.transactional_id, transaction.epoch)
+            transaction.offsets.append((group, dict(offsets)))
+
+    def end(self, transaction: Transaction, state: State) -> None:
+        """Commit or abort.
+
+        Raises:
+            AbortedError, OutcomeUnknownError: an injected fault.
+            FencedError: a newer producer has the id.
+        """
+        with self.changed:
+            name = transaction.transactional_id
+            self._check(name, transaction.epoch)
+            fault = self._faults.pop(name, None) if state is State.COMMITTED else None
+            self._end(transaction, State.ABORTED if fault is Fault.BEFORE else state)
+            if fault is Fault.BEFORE:
+                raise AbortedError(f"transactional id {name}: aborted (injected)")
+            if fault is Fault.AFTER:
+                raise OutcomeUnknownError(f"transactional id {name}: answer lost (injected)")
+
+    def fail_next_commit(self, transactional_id: str, fault: Fault) -> None:
+        """Let the next commit of this id go wrong."""
+        with self.changed:
+            self._faults[transactional_id] = fault
+
+    def _check(self, transactional_id: str, epoch: int) -> None:
+        newest = self._epochs.get(transactional_id)
+        if epoch != newest:
+            raise FencedError(
+                f"transactional id {transactional_id} is fenced: our epoch is {epoch}, "
+                f"the newest {newest}"
+            )
+
+    def _end(self, transaction: Transaction, state: State) -> None:
+        transaction.state = state
+        del self._open[transaction.transactional_id]
+        for partition in sorted(transaction.touched):
+            self._log(partition).append(None, transaction)
+        if state is State.COMMITTED:
+            for group, offsets in transaction.offsets:
+                self.group(group).committed |= offsets
+        self.changed.notify_all()
+
+    # Groups.
+
+    def group(self, name: str) -> Group:
+        """The group of that name. Hold `changed` while using it."""
+        return self._groups.setdefault(name, Group())
+
+    def is_stable(self, group: str, partition: Partition) -> bool:
+        """Whether no open transaction carries a position of this partition."""
+        with self.changed:
+            pending = (
+                partition in offsets
+                for transaction in self._open.values()
+                for name, offsets in transaction.offsets
+                if name == group
+            )
+            return not any(pending)
+
+    def wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
+        """Wait for a change that makes `predicate` true, until `deadline` (monotonic)."""
+        with self.changed:
+            left_s = max(0.0, deadline - time.monotonic())
+            return self.changed.wait_for(predicate, left_s)

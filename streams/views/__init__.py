@@ -1,0 +1,1 @@
+"""Pure folds over the topics: what people look at."""

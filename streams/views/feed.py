@@ -1,0 +1,203 @@
+"""What people look at: pure folds over the topics, events in, frozen state out.
+
+Live view, report and monitor show the same states, because they run the same folds. A fold knows
+no clock and no bus: `apply` takes one event after another, in the order of its partition, and
+`state` is a frozen snapshot. `Views` runs all of them; `Feed` brings the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from schemas import DecodeError
+from schemas.events import Event
+from streams.bus import Bus
+from streams.codec import decoded
+from streams.record import Partition, Record
+from streams.topic import Topic
+from streams.topics import (
+    DEAD_LETTERS,
+    POLICY_PULLS,
+    POLICY_VERSIONS,
+    PROMPTS,
+    STEPS,
+    TRAJECTORIES,
+    WORKER_EVENTS,
+)
+from streams.views.evaluation import (
+    Answer,
+    EvaluationPoint,
+    EvaluationState,
+    EvaluationView,
+    Problem,
+    SamplesState,
+    SamplesView,
+    TokenRun,
+)
+from streams.views.flow import FlowState, FlowView
+from streams.views.run import Claim, EpochGate, RunState, RunView, StepPoint
+from streams.views.workers import (
+    Pull,
+    PullsState,
+    PullsView,
+    Restart,
+    ThroughputState,
+    ThroughputView,
+    WorkerView,
+)
+
+WATCHED: tuple[Topic, ...] = (
+    STEPS,
+    POLICY_VERSIONS,
+    POLICY_PULLS,
+    WORKER_EVENTS,
+    DEAD_LETTERS,
+    PROMPTS,
+    TRAJECTORIES,
+)
+_BATCH = 500
+
+
+class View(Protocol):
+    """A fold. Its `state` is a frozen snapshot of its own type."""
+
+    def apply(self, event: Event) -> None:
+        """Take one event; what the view does not know is passed by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewState:
+    """All views at one moment."""
+
+    run: RunState = field(default_factory=RunState)
+    evaluation: EvaluationState = field(default_factory=EvaluationState)
+    throughput: ThroughputState = field(default_factory=ThroughputState)
+    samples: SamplesState = field(default_factory=SamplesState)
+    pulls: PullsState = field(default_factory=PullsState)
+    flow: FlowState = field(default_factory=FlowState)
+
+
+class Views:
+    """Every fold, fed with the same events."""
+
+    def __init__(self, rows: int = 8, window_s: float = 10.0) -> None:
+        self.run = RunView()
+        self.evaluation = EvaluationView()
+        self.throughput = ThroughputView(window_s)
+        self.samples = SamplesView(rows)
+        self.pulls = PullsView()
+        self.flow = FlowView()
+
+    def apply(self, event: Event) -> None:
+        """Take one event."""
+        views: tuple[View, ...] = (
+            self.run,
+            self.evaluation,
+            self.throughput,
+            self.samples,
+            self.pulls,
+            self.flow,
+        )
+        for view in views:
+            view.apply(event)
+
+    @property
+    def state(self) -> ViewState:
+        """A snapshot of all."""
+        return ViewState(
+            run=self.run.state,
+            evaluation=self.evaluation.state,
+            throughput=self.throughput.state,
+            samples=self.samples.state,
+            pulls=self.pulls.state,
+            flow=self.flow.state,
+        )
+
+
+class Feed:
+    """Brings the watched topics to a view, from their beginnings on; belongs to one thread.
+
+    Args:
+        on_record: called with each record after the view has taken its event, for who needs to
+            know where it lies.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        view: View,
+        topics: tuple[Topic, ...] = WATCHED,
+        on_record: Callable[[Record[Event]], None] = lambda _record: None,
+    ) -> None:
+        self._bus = bus
+        self._view = view
+        self._topics = topics
+        self._on_record = on_record
+        starts: dict[Partition, int] = {}
+        for topic in topics:
+            starts.update(bus.beginnings(topic.name))
+        self._reader = bus.reader(starts)
+        self.num_unreadable = 0
+
+    def poll(self, timeout_s: float) -> int:
+        """Apply what is there; returns how many records that was."""
+        records = self._reader.poll(_BATCH, timeout_s)
+        for raw in records:
+            try:
+                record = decoded(raw)
+            except DecodeError:
+                # A view shows what it can; the role that consumes the record dead-letters it.
+                self.num_unreadable += 1
+                continue
+            self._view.apply(record.event)
+            self._on_record(record)
+        return len(records)
+
+    def behind(self, ends: Mapping[Partition, int]) -> int:
+        """Offsets between here and `ends`, over all partitions; 0: all of them was applied."""
+        positions = self._reader.positions()
+        return sum(max(0, end - positions.get(partition, 0)) for partition, end in ends.items())
+
+    def ends(self) -> dict[Partition, int]:
+        """Where the watched topics end now."""
+        ends: dict[Partition, int] = {}
+        for topic in self._topics:
+            ends.update(self._bus.ends(topic.name))
+        return ends
+
+    def close(self) -> None:
+        """Release the reader; idempotent."""
+        self._reader.close()
+
+
+__all__ = [
+    "WATCHED",
+    "Answer",
+    "Claim",
+    "EpochGate",
+    "EvaluationPoint",
+    "EvaluationState",
+    "EvaluationView",
+    "Feed",
+    "FlowState",
+    "FlowView",
+    "Problem",
+    "Pull",
+    "PullsState",
+    "PullsView",
+    "Restart",
+    "RunState",
+    "RunView",
+    "SamplesState",
+    "SamplesView",
+    "StepPoint",
+    "ThroughputState",
+    "ThroughputView",
+    "TokenRun",
+    "View",
+    "ViewState",
+    "Views",
+    "WorkerView",
+]

@@ -1,0 +1,92 @@
+"""How many samples have come how far: what waits between two roles, without asking a broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from schemas.events import (
+    TRAIN,
+    DeadLetter,
+    Event,
+    GroupsDropped,
+    Prompt,
+    StepCompleted,
+    Trajectory,
+    WorkerReport,
+)
+from streams.topics import PROMPTS, SCORED, TRAJECTORIES
+from streams.views.run import EpochGate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowState:
+    """Samples so far. Waiting ones are differences, so they may lag a second behind."""
+
+    issued: int = 0
+    rolled_out: int = 0
+    rolled_out_to_train: int = 0
+    scored: int = 0  # as the log-prob workers count them
+    closed: int = 0  # trained, or in a dropped group
+    dead_at_rollout: int = 0
+    dead_at_logprob: int = 0
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Samples in each topic that its reader has not finished, by topic."""
+        scoring = self.rolled_out_to_train - self.scored - self.dead_at_logprob
+        return {
+            PROMPTS.name: max(0, self.issued - self.rolled_out - self.dead_at_rollout),
+            TRAJECTORIES.name: max(0, scoring),
+            SCORED.name: max(0, self.scored - self.closed),
+        }
+
+
+class FlowView:
+    """Folds `prompts`, `trajectories`, `dead-letters`, `steps` and the counters of log-prob."""
+
+    def __init__(self) -> None:
+        self._gate = EpochGate()
+        self._counts: Counter[str] = Counter()
+        self._scored: dict[tuple[str, str], float] = {}  # by worker and instance
+        self._group_size = 0
+        self._last_step = 0
+
+    def apply(self, event: Event) -> None:
+        """Take one event; what moves no sample is passed by."""
+        if isinstance(event, Prompt):
+            self._counts["issued"] += 1
+            if event.purpose == TRAIN:
+                self._group_size = event.group_size
+        elif isinstance(event, Trajectory):
+            self._counts["rolled_out"] += 1
+            self._counts["rolled_out_to_train"] += event.purpose == TRAIN
+        elif isinstance(event, DeadLetter):
+            self._counts[f"dead_at_{event.role}"] += 1
+        elif isinstance(event, WorkerReport):
+            if event.role == "logprob":
+                scored = event.counters.get("samples", 0.0)
+                self._scored[(event.worker, event.instance)] = scored
+        elif self._gate.admits(event):
+            self._close(event)
+
+    def _close(self, event: Event) -> None:
+        if isinstance(event, StepCompleted) and event.step > self._last_step:
+            self._last_step = event.step
+            self._counts["closed"] += len(event.samples) + len(event.absent)
+        elif isinstance(event, GroupsDropped):
+            self._counts["closed"] += len(event.groups) * self._group_size
+
+    @property
+    def state(self) -> FlowState:
+        """A snapshot."""
+        counts = self._counts
+        return FlowState(
+            issued=counts["issued"],
+            rolled_out=counts["rolled_out"],
+            rolled_out_to_train=counts["rolled_out_to_train"],
+            scored=int(sum(self._scored.values())),
+            closed=counts["closed"],
+            dead_at_rollout=counts["dead_at_rollout"],
+            dead_at_logprob=counts["dead_at_logprob"],
+        )

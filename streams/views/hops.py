@@ -1,0 +1,277 @@
+"""How far every open sample has come, and what each worker did last: what a stall is told from.
+
+A fold like the other views, with one difference: it is also told where a record lies, so that the
+groups' committed positions say later who has finished what. Only open groups are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from schemas.events import (
+    TRAIN,
+    ClosedGroups,
+    ControlState,
+    DeadLetter,
+    Event,
+    GroupsDropped,
+    PolicyLoaded,
+    PolicyPublished,
+    Prompt,
+    PullRequested,
+    RedoDrifted,
+    StepCompleted,
+    TrainerHeartbeat,
+    TrainerStarted,
+    Trajectory,
+    WorkerReport,
+)
+from streams.record import Position
+from streams.views.run import EpochGate
+
+# Counters that say that something was done; time spent or a pull that failed is no progress.
+PROGRESS = (
+    "sampled_tokens",
+    "samples",
+    "groups",
+    "steps",
+    "evaluation_samples",
+    "dead_letters",
+    "dropped_groups",
+    "pulls",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSample:
+    """A sample of an open training group."""
+
+    group: int
+    sample: int
+    min_policy_version: int
+    issued_at_ms: int
+    prompt: Position | None  # where its record lies
+    trajectory: Position | None = None
+    is_rolled_out: bool = False
+    worker: str = ""  # that rolled it out
+    finished_at_ms: int = 0
+    is_dead: bool = False
+
+    @property
+    def name(self) -> str:
+        """`group/sample`."""
+        return f"{self.group}/{self.sample}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHop:
+    """A worker's newest report, and since when it is so. Times are milliseconds since 1970."""
+
+    worker: str
+    role: str
+    instance: str
+    state: str
+    detail: str
+    policy_version: int
+    at_ms: int
+    since_ms: int  # first report of this state
+    moved_ms: int  # when it last finished something, or started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulling:
+    """A pull that was asked for and not confirmed."""
+
+    instance: str
+    policy_version: int
+    requested_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopsState:
+    """All that can hold up a step, as the topics tell it."""
+
+    claim: TrainerStarted | None = None
+    step: int = 0
+    group_size: int = 0
+    last_group: int = -1  # highest number that was issued
+    newest_version: int = -1  # of the ledger
+    published: frozenset[int] = frozenset()
+    trainer_state: str = ""  # of the newest heartbeat
+    control: str = "running"
+    samples: tuple[OpenSample, ...] = ()  # of open groups, by number
+    workers: tuple[WorkerHop, ...] = ()  # by name
+    pulls: Mapping[str, Pulling] = field(default_factory=dict)  # by worker
+
+    def of(self, role: str) -> tuple[WorkerHop, ...]:
+        """The workers of a role that have reported."""
+        return tuple(worker for worker in self.workers if worker.role == role)
+
+    @property
+    def newest_report_ms(self) -> int:
+        """0 before the first."""
+        return max((worker.at_ms for worker in self.workers), default=0)
+
+
+class HopsView:
+    """Folds all topics but the scored trajectories, which carry the payloads a second time."""
+
+    def __init__(self) -> None:
+        self._gate = EpochGate()
+        self._claim: TrainerStarted | None = None
+        self._step = 0
+        self._group_size = 0
+        self._last_group = -1
+        self._newest = -1
+        self._published: set[int] = set()
+        self._heartbeat = ""
+        self._control = "running"
+        self._watermark = 0
+        self._above: frozenset[int] = frozenset()
+        self._samples: dict[tuple[int, int], OpenSample] = {}
+        # Of a sample whose prompt was not read yet: topics are read beside each other.
+        self._early: dict[tuple[int, int], OpenSample] = {}
+        self._workers: dict[str, tuple[WorkerHop, Mapping[str, float]]] = {}
+        self._pulls: dict[str, Pulling] = {}
+
+    def apply(self, event: Event, position: Position | None = None) -> None:
+        """Take one event, and where its record lies if that is known."""
+        match event:
+            case Prompt() | Trajectory() | DeadLetter():
+                if event.purpose == TRAIN and event.group_id.isdecimal():
+                    self._move(event, position)
+            case WorkerReport():
+                self._report(event)
+            case PullRequested():
+                self._pulls[event.worker] = Pulling(
+                    instance=event.instance,
+                    policy_version=event.policy_version,
+                    requested_at_ms=event.requested_at_ms,
+                )
+            case PolicyLoaded():
+                self._pulls.pop(event.worker, None)
+            case PolicyPublished():
+                self._published.add(event.policy_version)
+            case ControlState():
+                self._control = event.state
+            case (
+                TrainerStarted()
+                | StepCompleted()
+                | GroupsDropped()
+                | TrainerHeartbeat()
+                | RedoDrifted()
+            ) if self._gate.admits(event):
+                self._ledger(event)
+
+    def _ledger(
+        self,
+        event: TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted,
+    ) -> None:
+        match event:
+            case TrainerStarted():
+                self._claim = event
+                self._newest = max(self._newest, event.policy_version)
+            case TrainerHeartbeat():
+                self._heartbeat = event.state
+            case RedoDrifted():
+                self._newest = max(self._newest, event.policy_version)
+            case StepCompleted():
+                self._step = max(self._step, event.step)
+                self._newest = max(self._newest, event.policy_version)
+                self._close(event.closed)
+            case GroupsDropped():
+                self._close(event.closed)
+
+    def _close(self, closed: ClosedGroups) -> None:
+        self._watermark = max(self._watermark, closed.watermark)
+        self._above = frozenset(n for n in self._above.union(closed.above) if n >= self._watermark)
+        for kept in (self._samples, self._early):
+            for key in [key for key in kept if self._is_closed(key[0])]:
+                del kept[key]
+
+    def _is_closed(self, group: int) -> bool:
+        return group < self._watermark or group in self._above
+
+    def _move(self, event: Prompt | Trajectory | DeadLetter, position: Position | None) -> None:
+        key = (int(event.group_id), event.sample)
+        if isinstance(event, Prompt):
+            self._last_group = max(self._last_group, key[0])
+        if self._is_closed(key[0]):
+            return
+        known = self._samples.get(key) or self._early.pop(key, None) or _unknown(key)
+        match event:
+            case Prompt():
+                self._group_size = event.group_size
+                if key not in self._samples:  # the first record of a sample counts
+                    known = _issued(known, event, position)
+                self._samples[key] = known
+                return
+            case Trajectory():
+                if not known.is_rolled_out:
+                    known = replace(
+                        known,
+                        trajectory=position,
+                        is_rolled_out=True,
+                        worker=event.worker,
+                        finished_at_ms=event.finished_at_ms,
+                    )
+            case DeadLetter():
+                known = replace(known, is_dead=True)
+        (self._samples if key in self._samples else self._early)[key] = known
+
+    def _report(self, event: WorkerReport) -> None:
+        counters = {name: event.counters.get(name, 0.0) for name in PROGRESS}
+        last, told = self._workers.get(event.worker, (None, counters))
+        is_same = last is not None and last.instance == event.instance
+        if is_same and last is not None and event.at_ms < last.at_ms:
+            return
+        stays = is_same and last is not None and last.state == event.state
+        moved = not is_same or told != counters
+        hop = WorkerHop(
+            worker=event.worker,
+            role=event.role,
+            instance=event.instance,
+            state=event.state,
+            detail=event.detail,
+            policy_version=event.policy_version,
+            at_ms=event.at_ms,
+            since_ms=last.since_ms if stays and last is not None else event.at_ms,
+            moved_ms=event.at_ms if moved or last is None else last.moved_ms,
+        )
+        self._workers[event.worker] = (hop, counters)
+        pull = self._pulls.get(event.worker)
+        if pull is not None and last is not None and pull.instance == last.instance and not is_same:
+            del self._pulls[event.worker]  # its predecessor's: nobody waits for it
+
+    @property
+    def state(self) -> HopsState:
+        """A snapshot."""
+        return HopsState(
+            claim=self._claim,
+            step=self._step,
+            group_size=self._group_size,
+            last_group=self._last_group,
+            newest_version=self._newest,
+            published=frozenset(self._published),
+            trainer_state=self._heartbeat,
+            control=self._control,
+            samples=tuple(self._samples[key] for key in sorted(self._samples)),
+            workers=tuple(self._workers[name][0] for name in sorted(self._workers)),
+            pulls=dict(self._pulls),
+        )
+
+
+def _unknown(key: tuple[int, int]) -> OpenSample:
+    return OpenSample(
+        group=key[0], sample=key[1], min_policy_version=-1, issued_at_ms=0, prompt=None
+    )
+
+
+def _issued(known: OpenSample, event: Prompt, position: Position | None) -> OpenSample:
+    return replace(
+        known,
+        min_policy_version=event.min_policy_version,
+        issued_at_ms=event.issued_at_ms,
+        prompt=position,
+    )

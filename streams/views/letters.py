@@ -1,0 +1,168 @@
+"""What was set aside, and what became of its groups: a fold for operators.
+
+Folds `dead-letters`, `steps` and `prompts`, in any order between the topics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from schemas.events import (
+    TRAIN,
+    ClosedGroups,
+    DeadLetter,
+    DroppedGroup,
+    Event,
+    GroupsDropped,
+    Prompt,
+    ReplacementRequested,
+    StepCompleted,
+    TrainerStarted,
+)
+from streams.topic import Topic
+from streams.topics import DEAD_LETTERS, PROMPTS, STEPS
+from streams.views.run import EpochGate
+
+LETTER_TOPICS: tuple[Topic, ...] = (STEPS, PROMPTS, DEAD_LETTERS)
+
+
+class Fate(StrEnum):
+    """What became of a group."""
+
+    NOBODY = "no group"  # the letter names no sample of this run
+    EVALUATION = "evaluation"  # held-out samples belong to no group that closes
+    UNKNOWN = "never issued"
+    OPEN = "open"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+    ASKED = "asked for"  # dropped, and a request for a replacing group is not answered yet
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """One group as operators see it."""
+
+    group_id: str
+    fate: Fate
+    replaced_by: str = ""
+    dropped: DroppedGroup | None = None
+
+    def __str__(self) -> str:
+        if self.fate is Fate.REPLACED:
+            return f"replaced by {self.replaced_by}"
+        if self.fate is Fate.DROPPED and self.dropped is not None:
+            return f"dropped: {self.dropped.reason}"
+        return str(self.fate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter; the bytes in `event.value` only if they were asked for."""
+
+    event: DeadLetter
+    num_bytes: int
+
+    @property
+    def origin(self) -> str:
+        """`TOPIC-PARTITION@OFFSET`."""
+        event = self.event
+        return f"{event.origin_topic}-{event.origin_partition}@{event.origin_offset}"
+
+    @property
+    def sample(self) -> str:
+        """`GROUP/SAMPLE`; `-` where nobody knows."""
+        return f"{self.event.group_id}/{self.event.sample}" if self.event.group_id else "-"
+
+
+class LettersView:
+    """The fold.
+
+    Args:
+        keep_bytes: of which letters to keep the origin's bytes; by default of none.
+    """
+
+    def __init__(self, keep_bytes: Callable[[DeadLetter], bool] = lambda _: False) -> None:
+        self._keep_bytes = keep_bytes
+        self._gate = EpochGate()
+        self._closed = ClosedGroups(watermark=0)
+        self._above: frozenset[int] = frozenset()
+        self._dropped: dict[str, DroppedGroup] = {}
+        self._replaced_by: dict[str, str] = {}
+        self._asked: set[str] = set()
+        self._highest = -1  # group issued
+        self.letters: list[Letter] = []  # in the log's order
+        self.last_step = 0
+        self.step_target = 0
+
+    def apply(self, event: Event) -> None:
+        """Take one event; what is about no letter and no group is passed by."""
+        if isinstance(event, DeadLetter):
+            self._letter(event)
+        elif isinstance(event, ReplacementRequested):
+            self._asked.add(event.group_id)
+        elif isinstance(event, Prompt):
+            self._prompt(event)
+        elif isinstance(event, TrainerStarted):
+            if self._gate.admits(event):
+                self.step_target = event.step_target
+        elif isinstance(event, StepCompleted | GroupsDropped) and self._gate.admits(event):
+            self._close(event)
+
+    @property
+    def at_target(self) -> bool:
+        """Whether the run has made the steps that its newest claim names."""
+        return 0 < self.step_target <= self.last_step
+
+    @property
+    def dropped_groups(self) -> tuple[str, ...]:
+        """All groups that closed without being trained, lowest number first."""
+        return tuple(sorted(self._dropped, key=int))
+
+    def group(self, group_id: str) -> GroupState:
+        """What became of a group, as far as was read."""
+        fate = Fate.EVALUATION if group_id.startswith("e") else Fate.NOBODY
+        if group_id.isdecimal() and str(int(group_id)) == group_id:
+            fate = self._fate(group_id)
+        return GroupState(
+            group_id=group_id,
+            fate=fate,
+            replaced_by=self._replaced_by.get(group_id, ""),
+            dropped=self._dropped.get(group_id),
+        )
+
+    def _fate(self, group_id: str) -> Fate:
+        if group_id in self._replaced_by:
+            return Fate.REPLACED
+        if group_id in self._dropped:
+            return Fate.ASKED if group_id in self._asked else Fate.DROPPED
+        number = int(group_id)
+        if number < self._closed.watermark or number in self._above:
+            return Fate.TRAINED
+        return Fate.OPEN if number <= self._highest else Fate.UNKNOWN
+
+    def _letter(self, event: DeadLetter) -> None:
+        num_bytes = len(event.value)
+        if not self._keep_bytes(event):
+            event = dataclasses.replace(event, value=b"")
+        self.letters.append(Letter(event=event, num_bytes=num_bytes))
+
+    def _prompt(self, event: Prompt) -> None:
+        if event.purpose != TRAIN or not event.group_id.isdecimal():
+            return
+        self._highest = max(self._highest, int(event.group_id))
+        if event.replaces is not None:
+            self._replaced_by.setdefault(event.replaces, event.group_id)
+
+    def _close(self, event: StepCompleted | GroupsDropped) -> None:
+        if isinstance(event, GroupsDropped):
+            for group in event.groups:
+                self._dropped.setdefault(group.group_id, group)
+        elif event.step <= self.last_step:
+            return
+        else:
+            self.last_step = event.step
+        self._closed, self._above = event.closed, frozenset(event.closed.above)

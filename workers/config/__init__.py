@@ -1,0 +1,1 @@
+"""The configuration of a run: its fields, their layers, their documentation."""

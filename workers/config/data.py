@@ -1,0 +1,122 @@
+"""The sections of a configuration about problems: where they lie, what their columns are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streams.errors import ConfigError
+from workers.config.checks import not_negative, positive
+from workers.config.options import Option
+
+HUB, GYM = "hf:", "gym:"  # what begins a name that is no path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsSection:
+    """What the data set calls its columns; `a.b` is field `b` of column `a`."""
+
+    prompt: str = ""
+    """Text, or a list of messages with `role` and `content`; empty: the preset's, or `prompt`."""
+    answer: str = ""
+    """What the verifier compares with; empty: the preset's, or `answer`."""
+    answer_pattern: str = ""
+    """Regular expression whose first group is the answer within that column; empty: all of it."""
+    metadata: tuple[str, ...] = ()
+    """Columns that the verifier gets as metadata; empty: all the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymSection:
+    """A `reasoning-gym` task, named by `data.train = "gym:TASK"`."""
+
+    rows: int = 1000
+    """Problems to make."""
+    seed: int = 0
+    """Of the task's generator; another one makes other problems."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """Fields of the task's own configuration, e.g. `max_terms = 4`."""
+
+    def __post_init__(self) -> None:
+        positive("data.gym", rows=self.rows)
+        not_negative("data.gym", seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A problem with its answer, to stand before every prompt."""
+
+    prompt: str
+    """The problem."""
+    answer: str
+    """How it should be answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSection:
+    """Problems: a prompt (text or chat messages), an answer, free fields."""
+
+    train: str = ""
+    """To learn from: a file `.jsonl` or `.parquet`, a folder of Parquet files or one saved by
+    `datasets`, `hf:NAME[:SUBSET][@SPLIT]` of the Hugging Face hub, or `gym:TASK`."""
+    held_out: str = ""
+    """To evaluate on, named likewise; empty with no share of `train` kept out: no evaluation."""
+    held_out_rows: int = 0
+    """Rows of `train` to keep out and evaluate on, chosen by content; 0: none."""
+    held_out_fraction: float = 0.0
+    """Share of `train` to keep out and evaluate on, chosen by content; 0: none."""
+    preset: Literal["", "verl", "trl", "gsm8k", "verifiers"] = ""
+    """Column names that data sets made for other systems use; `columns` overrides single ones."""
+    system_prompt: str = ""
+    """A system message before every chat; with it, text becomes a user message. Empty: none."""
+    few_shot: tuple[Example, ...] = ()
+    """Solved problems before every prompt: turns of a chat, or text before text."""
+    few_shot_join: str = "\n\n"
+    """What stands between solved problems and before a prompt given as text."""
+    chat: Literal["auto", "always"] = "auto"
+    """`always` makes text a user message; `auto` does so only for a system prompt."""
+    template: str = ""
+    """File of a chat template (Jinja) to use instead of the model folder's; empty: the folder's."""
+    template_options: dict[str, Option] = field(default_factory=dict)
+    """Variables for the chat template, e.g. `enable_thinking = false`."""
+    min_prompt_tokens: int = 0
+    """Shorter prompts are left out and counted, tokens; 0: none is."""
+    max_prompt_tokens: int = 0
+    """Longer prompts are left out and counted, tokens; 0: none is, and one that the model cannot
+    take is an error."""
+    revision: str = ""
+    """Branch, tag or commit of a hub data set; empty: its newest."""
+    token: str = ""
+    """Access token for a private hub data set, as `env:NAME` or `file:PATH`."""
+    columns: ColumnsSection = field(default_factory=ColumnsSection)
+    gym: GymSection = field(default_factory=GymSection)
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return bool(self.held_out or self.held_out_rows or self.held_out_fraction)
+
+    def __post_init__(self) -> None:
+        not_negative(
+            "data",
+            held_out_rows=self.held_out_rows,
+            min_prompt_tokens=self.min_prompt_tokens,
+            max_prompt_tokens=self.max_prompt_tokens,
+        )
+        if not 0 <= self.held_out_fraction < 1:
+            raise ConfigError(
+                f"data.held_out_fraction must be in [0, 1), got {self.held_out_fraction}"
+            )
+        ways = {
+            "data.held_out": self.held_out,
+            "data.held_out_rows": self.held_out_rows,
+            "data.held_out_fraction": self.held_out_fraction,
+        }
+        named = [name for name, value in ways.items() if value]
+        if len(named) > 1:
+            raise ConfigError(f"{' and '.join(named)} are both set: name one held-out split")
+        if 0 < self.max_prompt_tokens < self.min_prompt_tokens:
+            raise ConfigError(
+                f"data.max_prompt_tokens is {self.max_prompt_tokens}, but data.min_prompt_tokens "
+                f"is {self.min_prompt_tokens}: no prompt would be left"
+            )

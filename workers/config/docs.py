@@ -1,0 +1,193 @@
+"""What a person is told about each field: its sentence, default, unit, and when to change it.
+
+The sentence stands under the field, in the source. `symptoms.toml` has, by dotted name, what
+one sees when the value should be another one; a test holds the two and the printed page together.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import json
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from workers.config.fields import item_of, sections, types_of, wanted
+
+SYMPTOMS = Path(__file__).with_name("symptoms.toml")
+_UNITS = {
+    "_s": "seconds",
+    "_mb": "MB",
+    "_tokens": "tokens",
+    "_budget": "tokens",
+    "_rows": "rows",
+    "_samples": "samples",
+    "_steps": "steps",
+    "_staleness": "versions",
+    "_fraction": "share",
+    "_share": "share",
+    "versions_held": "versions",
+    "versions_served": "versions",
+    "evaluate_every": "versions",
+    "checkpoint_every": "steps",
+    "checkpoints_kept": "checkpoints",
+    "groups_per_step": "groups",
+    "group_size": "samples",
+    "workers": "processes",
+    "processes": "processes",
+    "threads": "threads",
+    "slots": "sequences",
+    ".steps": "steps",
+    ".rows": "rows",
+    ".at": "share",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldDoc:
+    """One field."""
+
+    name: str  # dotted; a field of an array of tables as `demo.kills[].role`
+    kind: str  # its type in words
+    default: str  # as TOML; empty: it must be given
+    unit: str
+    sentence: str
+    symptom: str  # what is seen when it should be another; empty: not written yet
+
+
+@functools.cache
+def field_docs() -> Sequence[FieldDoc]:
+    """Every field, in the order of the sections."""
+    symptoms = _flat(tomllib.loads(SYMPTOMS.read_text(encoding="utf-8")))
+    found: list[FieldDoc] = []
+    for prefix, cls in sections():
+        for doc in _of_class(cls, f"{prefix}." if prefix else "", symptoms):
+            found.append(doc)
+            if item := item_of(types_of(cls)[doc.name.rpartition(".")[2]]):
+                found += _of_class(item, f"{doc.name}[].", symptoms)
+    return tuple(found)
+
+
+def section_docs() -> Mapping[str, str]:
+    """The sentence of each table, by dotted name."""
+    return {name: inspect.getdoc(cls) or "" for name, cls in sections() if name}
+
+
+def page() -> str:
+    """All of it as one Markdown page."""
+    lines = [
+        "# Configuration",
+        "",
+        "Every field, as `rlstreams config fields` prints it. Files merge from left to right, each",
+        "behind those that its `extends` names; then comes `--section.field VALUE`.",
+        "`rlstreams config show FILE --why FIELD` tells where a value comes from,",
+        "`rlstreams config schema` prints a JSON Schema for editors.",
+    ]
+    of_sections = section_docs()
+    for name, docs in _by_section(field_docs()):
+        lines += ["", f"## `[{name}]`", "", of_sections[name], ""]
+        lines += [
+            "| field | default | unit | what it is | change it when |",
+            "|---|---|---|---|---|",
+        ]
+        for doc in docs:
+            words = [
+                f"`{doc.name.removeprefix(name + '.')}`",
+                f"`{doc.default}`" if doc.default else "-",
+            ]
+            words += [doc.unit or "-", doc.sentence, doc.symptom or "-"]
+            lines.append("| " + " | ".join(word.replace("|", "\\|") for word in words) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def unused_symptoms() -> Sequence[str]:
+    """Names in the file of symptoms that are no field."""
+    known = {doc.name for doc in field_docs()}
+    return [n for n in _flat(tomllib.loads(SYMPTOMS.read_text(encoding="utf-8"))) if n not in known]
+
+
+def toml_value(value: object) -> str:
+    """A plain value as TOML: JSON's scalars and arrays are TOML's, its objects are not."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def toml_key(key: str) -> str:
+    """A key, quoted where it must be."""
+    return (
+        key
+        if key.replace("_", "").replace("-", "").isalnum() and key.isascii()
+        else json.dumps(key)
+    )
+
+
+def _by_section(docs: Sequence[FieldDoc]) -> Iterator[tuple[str, list[FieldDoc]]]:
+    names = list(section_docs())
+    for name in names:
+        below = [
+            d
+            for d in docs
+            if d.name.startswith(f"{name}.")
+            and "." not in d.name.removeprefix(f"{name}.").split("[")[0]
+        ]
+        if below:
+            yield name, below
+
+
+def _of_class(cls: Any, prefix: str, symptoms: Mapping[str, str]) -> Iterator[FieldDoc]:  # noqa: ANN401
+    sentences = _sentences(cls)
+    for field in fields(cls):
+        kind = types_of(cls)[field.name]
+        if is_dataclass(kind):
+            continue
+        name = f"{prefix}{field.name}"
+        yield FieldDoc(
+            name=name,
+            kind=wanted(kind),
+            default=_default(field),
+            unit=next((unit for end, unit in _UNITS.items() if f".{name}".endswith(end)), ""),
+            sentence=sentences.get(field.name, ""),
+            symptom=symptoms.get(name, ""),
+        )
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is not MISSING:
+        return toml_value(msgspec.to_builtins(field.default))
+    if field.default_factory is not MISSING:
+        return toml_value(msgspec.to_builtins(field.default_factory()))
+    return ""
+
+
+def _sentences(cls: type) -> Mapping[str, str]:
+    """The text under each field of a dataclass, as one line."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            constant = text.value if isinstance(text, ast.Expr) else None
+            if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+                found[field.target.id] = " ".join(constant.value.split())
+    return found
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

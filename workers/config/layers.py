@@ -1,0 +1,294 @@
+"""Sources of a configuration: TOML files with the ones that they extend, and dotted overrides.
+
+Each layer is checked by itself before anything is merged, so that an error names the file that
+holds the value, with line and column.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from streams.errors import ConfigError
+from workers.config.data import GYM, HUB
+from workers.config.fields import (
+    FieldError,
+    field_type,
+    is_free_table,
+    item_of,
+    split_name,
+    types_of,
+    wanted,
+    wrong,
+)
+from workers.config.toml_places import Place, place_of, toml_places
+from workers.project import CONFIG_FILE
+
+Tree = dict[str, Any]
+
+EXTENDS = "extends"
+_PATHS = frozenset(
+    {"data.train", "data.held_out", "data.template", "model.path", "broker.jars_dir"}
+    | {"reward.options.schema_file"}
+)
+_SECRET = re.compile(
+    r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
+)
+_REFERENCES = ("env:", "file:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One source of values."""
+
+    origin: str
+    """File name, or `override --name`."""
+    values: Mapping[str, Any]
+    """By dotted name."""
+    places: Mapping[str, Place]
+    """Where names and the tables that hold them stand, as far as that is known."""
+
+    def at(self, name: str) -> str:
+        """`file:line:column` of a field, or of the nearest table around it."""
+        keys = name.split(".")
+        for length in range(len(keys), 0, -1):
+            if place := self.places.get(".".join(keys[:length])):
+                return f"{self.origin}:{place[0]}:{place[1]}"
+        return self.origin
+
+
+def file_layers(path: Path, extended: Sequence[Path] = ()) -> list[Layer]:
+    """The file's own values, behind those of the files that it extends.
+
+    Args:
+        extended: the files that led here.
+
+    Raises:
+        ConfigError: missing or malformed; unknown or mistyped fields; files that extend in a ring.
+    """
+    text = read(path)
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"{path}{_malformed(err, text)}") from err
+    layer = Layer(origin=str(path), values={}, places=toml_places(text))
+    chain = [*extended, path.resolve()]
+    layers: list[Layer] = []
+    for base in _bases(tree.pop(EXTENDS, []), layer):
+        if base.resolve() in chain:
+            ring = " -> ".join(str(p.name) for p in [*chain, base])
+            raise ConfigError(f"{layer.at(EXTENDS)}: {EXTENDS} goes round: {ring}")
+        if not base.is_file():
+            raise ConfigError(f"{layer.at(EXTENDS)}: {EXTENDS} names {base}, which is not there")
+        layers += file_layers(base, chain)
+    return [*layers, _checked(tree, layer, path.absolute().parent)]
+
+
+def override_layer(name: str, text: str) -> Layer:
+    """One dotted override.
+
+    Raises:
+        ConfigError: no such field, or a value of another type.
+    """
+    layer = Layer(origin=f"override --{name}", values={}, places={})
+    try:
+        kind = field_type(name.split("."))
+    except FieldError as err:
+        raise ConfigError(f"{layer.origin}: {err}") from err
+    value = _scalar(text)
+    if wrong(kind, value) and not wrong(kind, text):
+        value = text  # `--run.id 7`: a text that happens to look like a number
+    tree: Tree = {}
+    put(tree, name, value)
+    return _checked(tree, layer, Path.cwd())
+
+
+def pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Name and text of each override, however it was written.
+
+    Raises:
+        ConfigError: one has no value.
+    """
+    words = iter(overrides)
+    for word in words:
+        name, equals, text = word.removeprefix("--").partition("=")
+        if not equals:
+            following = next(words, None)
+            if following is None:
+                raise ConfigError(f"override {word} has no value; write {word} VALUE")
+            text = following
+        yield name, text
+
+
+def tree_layer(tree: Tree, origin: str) -> Layer:
+    """Values that come from neither: paths in them are absolute already.
+
+    Raises:
+        ConfigError: unknown or mistyped fields.
+    """
+    return _checked(tree, Layer(origin=origin, values={}, places={}), Path("/"))
+
+
+def put(tree: Tree, name: str, value: Any) -> None:  # noqa: ANN401
+    """Put a value under its dotted name."""
+    *tables, leaf = split_name(name)
+    for table in tables:
+        tree = tree.setdefault(table, {})
+    tree[leaf] = value
+
+
+def read(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path}: byte {err.start} is not UTF-8") from err
+    except IsADirectoryError as err:
+        raise ConfigError(f"{path} is a folder; {_of_folder(path)}") from err
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
+
+
+def _of_folder(path: Path) -> str:
+    """What to name instead of it."""
+    if (path / CONFIG_FILE).is_file():
+        return f"name its {path / CONFIG_FILE}"
+    if (path / "config.json").is_file():
+        return "of a run: name the TOML files that it was started with"
+    return "a CONFIG is a TOML file"
+
+
+def takes_references(name: str) -> bool:
+    """Whether `env:NAME` and `file:PATH` mean something in a field."""
+    return is_secret(name) or name.startswith("broker.options.")
+
+
+def is_secret(name: str) -> bool:
+    """Whether a field's value must never be written down."""
+    return _SECRET.search(name) is not None
+
+
+def _checked(tree: Tree, layer: Layer, folder: Path) -> Layer:
+    values = {name: _located(name, value, folder) for name, value in _leaves(tree, (), layer)}
+    return Layer(origin=layer.origin, values=values, places=layer.places)
+
+
+def _leaves(tree: Tree, above: tuple[str, ...], layer: Layer) -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a layer, each known and well-typed."""
+    for key, value in tree.items():
+        name = ".".join((*above, key))
+        try:
+            kind = field_type((*above, key))
+        except FieldError as err:
+            raise ConfigError(f"{layer.at(name)}: {err}") from err
+        if is_dataclass(kind):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{layer.at(name)}: {name} is a table, got {value!r}")
+            yield from _leaves(value, (*above, key), layer)
+        elif is_free_table(kind) and isinstance(value, dict):
+            item = typing.get_args(kind)[1]
+            # `sasl.username = ...` without quotes nests in TOML, but is one property to librdkafka.
+            entries = _flat(value, name) if item is str else _entries(value, name)
+            for entry, inner in entries:
+                _check(item, entry, inner, layer)
+                yield entry, inner
+        else:
+            _check(kind, name, value, layer)
+            yield name, value
+
+
+def _flat(tree: Tree, prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}.{key}")
+        else:
+            yield f"{prefix}.{key}", value
+
+
+def _entries(tree: Tree, prefix: str) -> Iterator[tuple[str, Any]]:
+    return ((f"{prefix}.{key}", value) for key, value in tree.items())
+
+
+def _check(kind: Any, name: str, value: Any, layer: Layer) -> None:  # noqa: ANN401
+    if is_secret(name) and value and not str(value).startswith(_REFERENCES):
+        raise ConfigError(f"{layer.at(name)}: {name} is a secret: give it as env:NAME or file:PATH")
+    item = item_of(kind)
+    if item is not None and isinstance(value, list):
+        for number, table in enumerate(value):
+            for key in set(table if isinstance(table, dict) else ()) - set(types_of(item)):
+                known = ", ".join(types_of(item))
+                raise ConfigError(
+                    f"{layer.at(name)}: unknown field {name}[{number}].{key}; known: {known}"
+                )
+    if why := wrong(kind, value):
+        raise ConfigError(
+            f"{layer.at(name)}: {name} must be {wanted(kind)}, got {value!r}{_where_in(why)}"
+        )
+
+
+def _where_in(why: str) -> str:
+    """What `why` adds to what has been said: the entry of an array that is wrong, for instance."""
+    said, at, entry = why.partition(" - at ")
+    if at:
+        return f" ({said} at {entry.strip('`').removeprefix('$')})"
+    return "" if why.startswith(("Expected", "Invalid enum")) else f" ({why})"
+
+
+def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
+    """`value`, with a path in it made absolute against the folder of who set it."""
+    if name in _PATHS:
+        return value if not value or value.startswith((HUB, GYM)) else _absolute(value, folder)
+    if name == "engine.python" and "/" in value:  # else it is looked up in PATH
+        return _absolute(value, folder)
+    if name == "reward.verifier":
+        return _verifier(value, folder)
+    if name == "reward.parts":
+        return [{**part, "verifier": _verifier(part["verifier"], folder)} for part in value]
+    if takes_references(name) and value.startswith("file:"):
+        return f"file:{_absolute(value.removeprefix('file:'), folder)}"
+    return value
+
+
+def _verifier(value: str, folder: Path) -> str:
+    file, _, function = value.rpartition(":")
+    return f"{_absolute(file, folder)}:{function}" if file.endswith(".py") else value
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return os.path.normpath(folder / Path(path).expanduser())
+
+
+def _bases(value: object, layer: Layer) -> Iterator[Path]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"{layer.at(EXTENDS)}: {EXTENDS} must be a file name or an array of them, got {value!r}"
+        )
+    return (Path(_absolute(name, Path(layer.origin).parent)) for name in names)
+
+
+def _malformed(err: tomllib.TOMLDecodeError, text: str) -> str:
+    what, _, where = str(err).partition(" (at ")
+    line, column = place_of(text, len(text))
+    if found := re.match(r"line (\d+), column (\d+)", where):
+        line, column = int(found[1]), int(found[2])
+    return f":{line}:{column}: malformed TOML: {what}"
+
+
+def _scalar(text: str) -> Any:  # noqa: ANN401
+    """`text` as a TOML value, or itself where it is none."""
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return tree["value"] if len(tree) == 1 else text

@@ -1,0 +1,74 @@
+"""The sections of a configuration about keeping a run going: deadlines, limits, kills for show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from streams.errors import ConfigError
+from workers.config.checks import not_negative, positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlinesSection:
+    """Waits of the system itself, seconds."""
+
+    lease_s: float = 6.0
+    """A starting trainer refuses if the newest owner wrote within this time."""
+    commit_s: float = 30.0
+    """A commit without an answer for this long ends the process."""
+    stall_s: float = 120.0
+    """No step for this long: the first blocked hop is named and the run stops; a window or a step
+    that takes longer ends its worker. Longer than the longest step; 0: never. Time in which the run
+    is paused, draining or in redo does not count."""
+    fence_s: float = 35.0
+    """Longest wait for a predecessor's open transaction to be settled."""
+    drain_s: float = 30.0
+    """Work unfinished this long after a drain began stays in flight."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "deadlines",
+            lease_s=self.lease_s,
+            commit_s=self.commit_s,
+            fence_s=self.fence_s,
+            drain_s=self.drain_s,
+        )
+        not_negative("deadlines", stall_s=self.stall_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettersSection:
+    """When too much is set aside for a run to make sense."""
+
+    max_share: float = 0.5
+    """The run stops if more than this share of the samples of a window were set aside; 1: never."""
+    window_samples: int = 0
+    """Samples that end (trained, dropped or set aside) per window; 0: three steps' worth."""
+
+    def __post_init__(self) -> None:
+        not_negative("dead_letters", window_samples=self.window_samples)
+        if not 0 < self.max_share <= 1:
+            raise ConfigError(f"dead_letters.max_share must be in (0, 1], got {self.max_share}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A SIGKILL that `up` sends in front of the user."""
+
+    role: Literal["rollout", "logprob", "trainer", "prompts"]
+    """Whose first worker."""
+    at: float
+    """When, as a share of the steps."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.at <= 1:
+            raise ConfigError(f"demo.kills.at must be in [0, 1], got {self.at}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSection:
+    """Only for demonstrations."""
+
+    kills: tuple[Kill, ...] = ()
+    """Processes to kill, and when."""

@@ -1,0 +1,68 @@
+"""The section of a configuration about judging answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streams.errors import ConfigError
+from workers.config.checks import not_negative, positive
+from workers.config.options import Option
+
+SUM = "sum"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPart:
+    """One verifier of a weighted sum."""
+
+    verifier: str
+    """As `reward.verifier`, but for `sum`."""
+    weight: float = 1.0
+    """What its number is multiplied by."""
+    name: str = ""
+    """Under which it is recorded and plotted; empty: the verifier's own name."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """As `reward.options`."""
+
+    def __post_init__(self) -> None:
+        if self.verifier == SUM:
+            raise ConfigError("reward.parts.verifier must not be `sum`: name the parts themselves")
+
+    @property
+    def label(self) -> str:
+        """The name that it goes by."""
+        return self.name or self.verifier.rpartition(":")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSection:
+    """Judging answers."""
+
+    verifier: str = "exact"
+    """`exact`, `numeric`, `choice`, `pattern`, `math-verify`, `reasoning-gym`, `json-schema`,
+    `sum`, or your `file.py:function` or `module:function`, called with (prompt, completion,
+    answer, metadata) in a process of its own."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """Keyword arguments for the verifier."""
+    parts: tuple[RewardPart, ...] = ()
+    """For `sum`: verifiers, each with `verifier`, `weight`, `name` and `options`."""
+    require_stop: bool = True
+    """An answer cut at max_new_tokens earns 0."""
+    timeout_s: float = 10.0
+    """Longest time for one judgement by user code."""
+    processes: int = 2
+    """Judgements by user code at a time, in each rollout worker."""
+    memory_mb: int = 4096
+    """Memory of one such process, MB; a judgement that needs more fails. 0: no limit."""
+
+    def __post_init__(self) -> None:
+        positive("reward", timeout_s=self.timeout_s, processes=self.processes)
+        not_negative("reward", memory_mb=self.memory_mb)
+        if (self.verifier == SUM) != bool(self.parts):
+            raise ConfigError(
+                f"reward.verifier is {self.verifier!r} with {len(self.parts)} reward.parts: "
+                f"parts are for `{SUM}`, and it needs at least one"
+            )
+        names = [part.label for part in self.parts]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"reward.parts: two are called {twice[0]!r}; give each a `name`")

@@ -1,0 +1,244 @@
+"""The configuration of a run: one frozen dataclass per component, a sentence under each field."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streams.errors import ConfigError
+from workers.config.checks import not_negative, positive
+from workers.config.data import DataSection
+from workers.config.engine import EngineSection
+from workers.config.operation import DeadLettersSection, DeadlinesSection, DemoSection
+from workers.config.reward import RewardSection
+from workers.config.trainer import TrainerSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSection:
+    """Identity of the run."""
+
+    id: str = "run"
+    """Prefix of every topic, group and transactional id: letters, digits, `-`, `_`."""
+    seed: int = 0
+    """Keys data order and sampling."""
+    dir: str = "runs/{id}"
+    """Folder for logs, checkpoints, weights, report and the embedded broker's data."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.id):
+            raise ConfigError(
+                f"run.id must be 1 to 100 letters, digits, `-` or `_`, got {self.id!r}"
+            )
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"run.seed must be in [0, 2^63), got {self.seed}")
+        if not self.dir or re.search(r"[{}]", self.dir.replace("{id}", "")):
+            raise ConfigError(
+                f"run.dir must be a path with no other braces than {{id}}, got {self.dir!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSection:
+    """Where the log lives."""
+
+    bootstrap: str = ""
+    """`host:port[,host:port]`; empty: an embedded broker under the run's folder."""
+    port: int = 0
+    """Port of the embedded broker on loopback; 0: a free one."""
+    jars_dir: str = ""
+    """Folder of the pinned jars for machines without a registry; empty: fetch and cache."""
+    heap_mb: int = 256
+    """Heap of the embedded broker, MB."""
+    replication: int = 1
+    """Replicas of each topic."""
+    partitions_per_worker: int = 2
+    """Partitions of `prompts` and payload topics per worker that reads them."""
+    fsync: bool = False
+    """Force each batch to disk before it is acknowledged, so that one node survives a power cut."""
+    options: dict[str, str] = field(default_factory=dict)
+    """librdkafka properties, e.g. for TLS; `env:NAME` and `file:PATH` are resolved, not printed."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "broker",
+            heap_mb=self.heap_mb,
+            replication=self.replication,
+            partitions_per_worker=self.partitions_per_worker,
+        )
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"broker.port must be in [0, 65535], got {self.port}")
+        if self.replication > 1 and not self.bootstrap:
+            raise ConfigError(
+                f"broker.replication is {self.replication}, but broker.bootstrap is empty: "
+                "the embedded broker is one node"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """The policy."""
+
+    path: str = ""
+    """Hugging Face folder: config, safetensors, tokenizer. It is version 0."""
+    threads: int = 1
+    """Threads of each process that computes; part of what makes redo bit-equal."""
+
+    def __post_init__(self) -> None:
+        positive("model", threads=self.threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptsSection:
+    """Issuing samples."""
+
+    group_size: int = 8
+    """Samples per prompt."""
+    evaluate_every: int = 0
+    """Versions between evaluations; 0: only version 0 and the last."""
+    evaluate_rows: int = 0
+    """Held-out rows per evaluation, from the first; 0: all."""
+    max_replacements: int = 3
+    """How often a dropped group's row is issued again."""
+
+    def __post_init__(self) -> None:
+        positive("prompts", group_size=self.group_size)
+        not_negative(
+            "prompts",
+            evaluate_every=self.evaluate_every,
+            evaluate_rows=self.evaluate_rows,
+            max_replacements=self.max_replacements,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSection:
+    """Sampling."""
+
+    workers: int = 1
+    """Processes started by `up`."""
+    engine: Literal["builtin", "vllm", "sglang"] = "builtin"
+    """What samples: a model in the worker's process, or servers (section `engine`)."""
+    slots: int = 64
+    """Sequences decoded together."""
+    max_new_tokens: int = 16
+    """Longest answer, tokens."""
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Nucleus; 1: off."""
+    top_k: int = 0
+    """0: off."""
+    commit_interval_s: float = 0.1
+    """Finished samples wait at most this long for their transaction."""
+    max_attempts: int = 3
+    """Tries of a sample before it is dead-lettered."""
+    sample_deadline_s: float = 600.0
+    """Longest time for one sample."""
+    capture_experts: bool = True
+    """Record routed experts where the model has them."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "rollout",
+            workers=self.workers,
+            slots=self.slots,
+            max_new_tokens=self.max_new_tokens,
+            commit_interval_s=self.commit_interval_s,
+            max_attempts=self.max_attempts,
+            sample_deadline_s=self.sample_deadline_s,
+        )
+        not_negative("rollout", temperature=self.temperature, top_k=self.top_k)
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"rollout.top_p must be in (0, 1], got {self.top_p}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobSection:
+    """Scoring."""
+
+    workers: int = 1
+    """Processes started by `up`."""
+    token_budget: int = 16384
+    """Tokens (padding included) of one forward; a window closes when it is full ..."""
+    window_s: float = 0.1
+    """... or this long after its first record."""
+    versions_held: int = 2
+    """Versions resident."""
+    commit_interval_s: float = 0.1
+    """Scored trajectories wait at most this long for their transaction."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "logprob",
+            workers=self.workers,
+            token_budget=self.token_budget,
+            window_s=self.window_s,
+            versions_held=self.versions_held,
+            commit_interval_s=self.commit_interval_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSection:
+    """Moving weights."""
+
+    channel: Literal["file", "gloo", "nccl"] = "file"
+    """`file`: safetensors under the run's folder; `gloo` (CPU), `nccl` (GPU): broadcast."""
+    host: str = "127.0.0.1"
+    """Address of the one interface on which the trainer sends weights."""
+    secret: str = ""
+    """What pullers prove to know; `env:NAME` or `file:PATH`. Empty: made in the run's folder."""
+    snapshot: Literal["auto", "device", "pinned", "none"] = "auto"
+    """Where the trainer keeps what it serves: beside the model, in pinned host memory, or nowhere:
+    then only the newest version can be pulled, and training waits for the pulls."""
+    hold_s: float = 10.0
+    """With `none`: longest wait for workers that are connected and have not pulled yet."""
+    window_s: float = 0.05
+    """Pullers that are ready within it share one broadcast."""
+    stall_deadline_s: float = 20.0
+    """A broadcast that stands still this long is aborted; who says nothing is cut off and named."""
+    versions_served: int = 4
+    """Newest versions that can be pulled."""
+    pull_deadline_s: float = 300.0
+    """Longest time for one pull."""
+
+    def __post_init__(self) -> None:
+        positive(
+            "weights",
+            versions_served=self.versions_served,
+            pull_deadline_s=self.pull_deadline_s,
+            stall_deadline_s=self.stall_deadline_s,
+        )
+        not_negative("weights", window_s=self.window_s, hold_s=self.hold_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that a run is told."""
+
+    run: RunSection = field(default_factory=RunSection)
+    broker: BrokerSection = field(default_factory=BrokerSection)
+    data: DataSection = field(default_factory=DataSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    prompts: PromptsSection = field(default_factory=PromptsSection)
+    rollout: RolloutSection = field(default_factory=RolloutSection)
+    engine: EngineSection = field(default_factory=EngineSection)
+    reward: RewardSection = field(default_factory=RewardSection)
+    logprob: LogprobSection = field(default_factory=LogprobSection)
+    trainer: TrainerSection = field(default_factory=TrainerSection)
+    weights: WeightsSection = field(default_factory=WeightsSection)
+    deadlines: DeadlinesSection = field(default_factory=DeadlinesSection)
+    dead_letters: DeadLettersSection = field(default_factory=DeadLettersSection)
+    demo: DemoSection = field(default_factory=DemoSection)
+
+    @property
+    def folder(self) -> str:
+        """The run's folder."""
+        return self.run.dir.replace("{id}", self.run.id)
+
+    @property
+    def max_open_groups(self) -> int:
+        """(S + 1) x P: what keeps every group trainable at staleness S, P groups a step."""
+        return (self.trainer.max_staleness + 1) * self.trainer.groups_per_step

@@ -1,0 +1,155 @@
+"""What a run looks like in a terminal: one screen that is drawn again, or plain lines.
+
+`LiveView` is told everything (`LiveInput`): frozen view states, processes, lags. It asks nobody
+and reads no clock; keys are the supervisor's business, the view only names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.layout import Layout
+from rich.live import Live
+from rich.panel import Panel
+
+from streams.views.feed import StepPoint
+from workers.live.input import LiveInput, ProcessInfo, TopicLag
+from workers.live.panels import footer, header, learning, problem, queues, workers
+from workers.live.words import KillMark, clock
+
+_FRAME = 2  # rows and columns that a panel's border takes
+_HEADER = 2
+_FOOTER = 2
+_FEWEST_ROWS = 24
+
+
+class Screen:
+    """One screenful: header, learning beside the problem, workers beside the topics, footer."""
+
+    def __init__(self, given: LiveInput) -> None:
+        self._given = given
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Fill what the terminal has; at 80 x 24 nothing is cut."""
+        width = options.max_width
+        height = max(_FEWEST_ROWS, options.height or console.size.height)
+        yield from console.render(self._layout(width, height), options.update_height(height))
+
+    def _layout(self, width: int, height: int) -> Layout:
+        given = self._given
+        body = height - _HEADER - _FOOTER
+        num_workers = max(len(given.processes), len(given.views.throughput.workers))
+        bottom = min(max(body // 2, 0), max(10, num_workers + 1 + _FRAME))
+        top = body - bottom
+        left = width // 2
+        layout = Layout()
+        upper, lower = Layout(size=top), Layout(size=bottom)
+        curve = learning(given, left - _FRAME - 2, top - _FRAME)
+        upper.split_row(
+            Layout(_framed("learning", curve), size=left),
+            Layout(_framed("the same problem, then and now", problem(given, top - _FRAME))),
+        )
+        lower.split_row(
+            Layout(_framed("workers", workers(given)), size=width * 2 // 3),
+            Layout(_framed("topics", queues(given, bottom - _FRAME))),
+        )
+        layout.split_column(
+            Layout(header(given), size=_HEADER), upper, lower, Layout(footer(given), size=_FOOTER)
+        )
+        return layout
+
+
+def _framed(title: str, content: RenderableType) -> Panel:
+    return Panel(
+        content,
+        title=title,
+        title_align="left",
+        box=box.ROUNDED,
+        border_style="bright_black",
+        padding=(0, 1),
+    )
+
+
+class PlainLines:
+    """A line for each new step and each new message, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._message = ""
+        self._num_points = 0
+
+    def skip_to(self, step: int) -> None:
+        """Tell of the steps after this one only: a run that goes on has told of the others."""
+        self._step = step
+
+    def new(self, given: LiveInput) -> Iterator[str]:
+        """What happened since the last call."""
+        curve = given.views.evaluation.curve
+        if given.message != self._message:
+            self._message = given.message
+            yield f"[{clock(given.elapsed_s)}] {given.message}"
+        if len(curve) > self._num_points and not given.views.run.steps:
+            yield f"before training: held-out accuracy {curve[-1].accuracy:.3f}"
+        self._num_points = len(curve)
+        for step in given.views.run.steps:
+            if step.step > self._step:
+                self._step = step.step
+                yield _step_line(step, given)
+
+
+def _step_line(point: StepPoint, given: LiveInput) -> str:
+    known = [p for p in given.views.evaluation.curve if p.policy_version <= point.policy_version]
+    held_out = f"{known[-1].accuracy:.3f} (v{known[-1].policy_version})" if known else "-"
+    rate = given.views.throughput.rate("rollout", "tokens")
+    tokens = sum(point.staleness.values())
+    staleness = sum(d * n for d, n in point.staleness.items()) / tokens if tokens else 0.0
+    return (
+        f"step {point.step:>4}/{given.target or '?'}  reward {point.reward:.3f}  "
+        f"held-out {held_out}  {rate:,.0f} tokens/s  staleness {staleness:.2f}  "
+        f"{clock(given.elapsed_s)}"
+    )
+
+
+class LiveView:
+    """Draws on a terminal, prints lines elsewhere. Use it in a `with` block."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._live = (
+            Live(console=self._console, screen=True, auto_refresh=False)
+            if self._console.is_terminal
+            else None
+        )
+        self._lines = PlainLines()
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def skip_to(self, step: int) -> None:
+        """Where a run that goes on begins; a screen shows its whole curve all the same."""
+        self._lines.skip_to(step)
+
+    def update(self, given: LiveInput) -> None:
+        """Show this now."""
+        if self._live is not None:
+            self._live.update(Screen(given), refresh=True)
+            return
+        for line in self._lines.new(given):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+__all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen", "TopicLag"]

@@ -1,0 +1,68 @@
+"""What live view and report share: answers spelled out, times, marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from schemas.events import StepsRedone
+from streams.views.feed import Answer, StepPoint
+
+REDONE_LINES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillMark:
+    """A process was killed while this step was being made."""
+
+    step: int
+    worker: str
+
+
+def spell(token_ids: Sequence[int]) -> str:
+    """Tokens as numbers, where there is no tokenizer."""
+    return " ".join(str(token) for token in token_ids)
+
+
+def spelled(answer: Answer, decode: Callable[[Sequence[int]], str]) -> Iterator[tuple[int, str]]:
+    """(policy version, text) of each run; decoded together, so that pieces join as they should."""
+    ids: tuple[int, ...] = ()
+    done = ""
+    for run in answer.runs:
+        ids += run.token_ids
+        whole = decode(ids)
+        yield run.policy_version, whole[len(done) :]
+        done = whole
+
+
+def clock(seconds: float) -> str:
+    """`0:42`, `12:07`, `1:02:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def step_seconds(steps: Sequence[StepPoint], num: int = 10) -> float:
+    """Seconds from step to step, mean of the last `num`; 0 before the first."""
+    if not steps:
+        return 0.0
+    newest = steps[-num - 1 :]
+    if len(newest) == 1:
+        return (newest[0].finished_at_ms - newest[0].started_at_ms) / 1000
+    return (newest[-1].finished_at_ms - newest[0].finished_at_ms) / 1000 / (len(newest) - 1)
+
+
+def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:
+    """What restarted trainers did again, a line each; of more than a few, one line for all."""
+    if len(redone) > REDONE_LINES:
+        num_steps = sum(one.last_step - one.first_step + 1 for one in redone)
+        num_equal = sum(one.num_equal for one in redone)
+        return [
+            f"{len(redone)} times steps were done again from the log: "
+            f"{num_equal:,} of {num_steps:,} weight hashes equal"
+        ]
+    return [
+        f"steps {one.first_step} to {one.last_step} were done again from the log: "
+        f"{one.num_equal} of {one.last_step - one.first_step + 1} weight hashes equal"
+        for one in redone
+    ]

@@ -1,0 +1,75 @@
+"""What a worker tells about itself: state, counters, held version; a record a second."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from schemas.events import NO_VERSION, WorkerReport
+from streams.codec import now_ms, outgoing
+from streams.record import Outgoing
+from streams.topics import WORKER_EVENTS
+from workers.context import Context
+from workers.log import get as get_log
+from workers.loop.stall import StuckWatch, limits
+
+EVERY_S = 1.0
+
+
+class Reporter:
+    """Counts and states of one process; counters only grow."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._counters: defaultdict[str, float] = defaultdict(float)
+        self._state = ("starting", "")
+        self._next = 0.0
+        config = context.config
+        self._stuck = StuckWatch(
+            context.worker, limits(config, context.role), config.deadlines.stall_s
+        )
+        self.policy_version = NO_VERSION
+
+    def count(self, **amounts: float) -> None:
+        """Add to counters, e.g. `count(tokens=7, busy_s=0.2)`."""
+        for name, amount in amounts.items():
+            self._counters[name] += amount
+
+    def state(self, name: str, detail: str = "") -> None:
+        """What the worker does now, and what it waits for; a change is reported at once."""
+        if (name, detail) != self._state:
+            if name != self._state[0]:
+                self._next = 0.0
+            self._state = (name, detail)
+
+    def due(self) -> list[Outgoing]:
+        """The report, if it is time for one. Call it in every turn.
+
+        Raises:
+            StuckError: this worker says it works, and has finished nothing for too long.
+        """
+        now = time.monotonic()
+        if news := self._stuck.look(now, *self._state, self._counters):
+            get_log(self._context.role, self._context.worker, self._context.instance).warning(
+                "starving", what=news
+            )
+        if now < self._next:
+            return []
+        self._next = now + EVERY_S
+        report = WorkerReport(
+            worker=self._context.worker,
+            role=self._context.role,
+            instance=self._context.instance,
+            state=self._state[0],
+            detail=self._state[1],
+            policy_version=self.policy_version,
+            counters=dict(self._counters),
+            at_ms=now_ms(),
+        )
+        return [outgoing(WORKER_EVENTS, report)]
+
+    def farewell(self) -> list[Outgoing]:
+        """The last report of a clean end: silence after it is no crash."""
+        self.state("stopped")
+        self._next = 0.0
+        return self.due()

@@ -1,0 +1,134 @@
+"""The loop that all roles share: turn, drain, stop; and what an exit status means.
+
+A role is driven by `run`: it is asked for one turn after another. A turn polls, hands work to what
+computes beside the loop, and commits what is ready; it waits at most a few tens of milliseconds.
+`workers.loop.stall` says when a role that is stuck ends by itself.
+The thread that calls `run` is the role's I/O thread: it alone touches the bus.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from enum import IntEnum
+from types import FrameType
+from typing import Protocol
+
+from streams.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
+
+IDLE_S = 0.02  # longest wait of a turn that has work beside it
+
+
+class Exit(IntEnum):
+    """Exit statuses that the supervisor answers to (design, section 5, Supervision)."""
+
+    DONE = 0
+    FAILED = 1
+    FENCED = 75  # restart once after a pause; twice within ten minutes ends the run
+    OWNER_ALIVE = 76  # stop and say so
+    CONFIG = 78  # stop and say so
+
+
+class OwnerAliveError(Exception):
+    """Another trainer holds the newest epoch and still writes."""
+
+
+class Role(Protocol):
+    """One worker of one role, as the loop sees it."""
+
+    def turn(self) -> None:
+        """Poll, hand over, commit what is ready."""
+
+    def drain(self) -> None:
+        """Take no new work; finish what is begun. Called once."""
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to do: drained, or the run's target is reached."""
+
+    def close(self) -> None:
+        """Release everything; called once, also after an error."""
+
+
+class Stop:
+    """Set when this process should drain: SIGTERM, SIGINT, or a supervisor that went away."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.reason = ""
+
+    def request(self, reason: str) -> None:
+        """Ask the loop to drain."""
+        self.reason = self.reason or reason
+        self._event.set()
+
+    @property
+    def requested(self) -> bool:
+        """Whether the loop should drain."""
+        return self._event.is_set()
+
+    def on_signals(self) -> None:
+        """SIGTERM and SIGINT request a stop; only from the main thread."""
+
+        def handler(number: int, _frame: FrameType | None) -> None:
+            self.request(signal.Signals(number).name)
+
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, handler)
+
+    def when_closed(self, fd: int) -> None:
+        """Request a stop when the other end of pipe `fd` closes: the supervisor is gone."""
+
+        def watch() -> None:
+            while os.read(fd, 1):
+                pass
+            self.request("supervisor gone")
+
+        threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+
+
+def run(role: Role, stop: Stop, *, turn_s: float = 0.0) -> None:
+    """Drive `role` until it is done; errors pass through after `close`.
+
+    Args:
+        turn_s: a turn (or `close`) that takes longer ends the process with `Exit.FAILED`, with
+            where it stood on stderr; 0: it may take for ever.
+    """
+    draining = False
+    from workers.loop.stall import Watchdog  # not for `--help`
+
+    with Watchdog(turn_s) as watchdog:
+        try:
+            while not role.done:
+                watchdog.beat()
+                if stop.requested and not draining:
+                    draining = True
+                    role.drain()
+                role.turn()
+        finally:
+            watchdog.beat()
+            role.close()
+
+
+def exit_status(error: BaseException | None) -> Exit:
+    """The status that tells the supervisor what to do."""
+    if error is None:
+        return Exit.DONE
+    if isinstance(error, FencedError):
+        return Exit.FENCED
+    if isinstance(error, OwnerAliveError):
+        return Exit.OWNER_ALIVE
+    if isinstance(error, ConfigError | TopicMismatchError):
+        return Exit.CONFIG
+    return Exit.FAILED
+
+
+def explain(error: BaseException) -> None:
+    """Print what the user needs: one line where we expected it, a traceback where we did not."""
+    if exit_status(error) is Exit.FAILED and not isinstance(error, StreamsError):
+        traceback.print_exception(error, file=sys.stderr)
+    else:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201

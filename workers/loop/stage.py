@@ -1,0 +1,282 @@
+"""The loop of every role that turns records of one topic into records of another.
+
+Samples finish out of order. One transaction per commit interval carries the outputs of what
+finished and the positions {low watermark, done set} of their inputs, so a crash repeats only what
+was not finished, and nothing twice (design, section 5, Rollout). What is in hand, delivered and not
+committed, is bounded in records by the stage and in bytes here. `workers.loop.probation` says which
+records are begun after a predecessor's death, `workers.loop.outbox` how they are sent again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from schemas import DecodeError
+from schemas.events import Event, Prompt
+from streams.bus import Bus
+from streams.codec import decoded, outgoing
+from streams.crash_points import CrashPoint, reach
+from streams.errors import AbortedError
+from streams.probing import Probing
+from streams.record import Committed, Outgoing, Partition, RawRecord, Record
+from streams.topics import DEAD_LETTERS
+from streams.tracker import Tracker
+from workers.context import Context
+from workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
+from workers.loop.outbox import Finished, Outbox
+from workers.loop.probation import MAX_TRIES, Probation
+from workers.loop.runtime import IDLE_S
+
+MAX_POLL = 256  # records of one poll
+IN_HAND_BYTES = 256_000_000  # of inputs and outputs; one poll's fetch may come on top
+
+__all__ = ["Finished", "Stage", "StageLoop"]
+
+
+class Stage(Protocol):
+    """What a role does with its records; called from the loop's thread, never waits."""
+
+    def room(self) -> int:
+        """How many more records it would take now."""
+
+    def begin(self, record: Record[Event]) -> None:
+        """Start work on a record.
+
+        Raises:
+            ValueError: not a record for this role, or a field that cannot be; it is dead-lettered.
+        """
+
+    def finished(self) -> Sequence[Finished]:
+        """What was finished since the last call."""
+
+    def probing(self, raw: RawRecord, tries: int) -> None:
+        """Told before a record is begun of which the last `tries` workers died; for the reports."""
+
+    def announcements(self) -> Sequence[Outgoing]:
+        """Records that are not about an input; they go out at once, before any finished one."""
+
+    def farewell(self) -> Sequence[Outgoing]:
+        """The last records of a clean end."""
+
+    @property
+    def num_open(self) -> int:
+        """Records begun and not yet returned as finished."""
+
+    def close(self) -> None:
+        """Give up what is open; release everything."""
+
+
+class StageLoop:
+    """A `Role` around a `Stage`: the group membership, the tracker and the transactions.
+
+    Args:
+        topic: what it reads.
+        interval_s: finished records wait at most this long for their transaction.
+        in_hand_bytes: nothing more is polled while inputs and outputs hold as much.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        bus: Bus,
+        stage: Stage,
+        topic: str,
+        *,
+        interval_s: float,
+        in_hand_bytes: int = IN_HAND_BYTES,
+    ) -> None:
+        self._context = context
+        self._bus = bus
+        self._stage = stage
+        self._topic = topic
+        self._interval_s = interval_s
+        self._in_hand_bytes = in_hand_bytes
+        self._drain_s = context.config.deadlines.drain_s
+        self._producer = bus.producer(context.transactional_id)
+        self._consumer = bus.consumer(context.role, [topic])
+        self._tracker = Tracker()
+        self._outbox = Outbox(self._producer, self._consumer, self._tracker, self._unwritable)
+        self._probation = Probation(min(stage.room(), MAX_POLL))
+        self._ends: Mapping[Partition, int] = {}  # of the topic when a suspect was taken over
+        self._waiting: list[RawRecord] = []  # delivered, not begun
+        self._owed: dict[Partition, Probing | None] = {}  # notes to be committed before that
+        self._next_commit = 0.0
+        self._drain_until: float | None = None
+
+    def turn(self) -> None:
+        """Poll, begin, collect, commit. While a transaction is under way, collect and wait."""
+        if self._outbox.is_in_flight:
+            self._outbox.add(self._stage.finished())
+            if not self._outbox.settle(IDLE_S):
+                return
+        self._announce()
+        self._take()
+        self._begin_waiting()
+        self._outbox.add(self._stage.finished())
+        now = time.monotonic()
+        is_due = now >= self._next_commit or self._drain_until is not None
+        if self._outbox.has_ready and is_due and self._announce():
+            self._tracker.on_probation = self._probation.is_active
+            self._outbox.commit()
+            self._next_commit = now + self._interval_s
+
+    def drain(self) -> None:
+        """Take nothing new; what is unfinished after `drain_s` stays in flight."""
+        self._drain_until = time.monotonic() + self._drain_s
+        self._waiting = []
+
+    @property
+    def done(self) -> bool:
+        """Drained."""
+        if self._drain_until is None:
+            return False
+        nothing_left = self._stage.num_open == 0 and self._outbox.is_empty
+        return nothing_left or time.monotonic() > self._drain_until
+
+    def close(self) -> None:
+        """Leave the group; a clean end says so, and takes its notes back."""
+        if self.done:
+            with suppress(AbortedError):
+                while not self._outbox.settle(IDLE_S):
+                    pass  # until its deadline
+                notes = self._tracker.with_notes(dict.fromkeys(self._tracker.noted))
+                self._producer.commit(self._stage.farewell(), notes, self._consumer)
+        self._stage.close()
+        self._consumer.close()
+        self._producer.close()
+
+    def _announce(self) -> bool:
+        return self._outbox.announce(self._stage.announcements())
+
+    def _take(self) -> None:
+        in_hand = self._tracker.num_bytes + self._outbox.num_bytes
+        max_bytes = self._in_hand_bytes - in_hand
+        room = self._room() if max_bytes > 0 else 0
+        reach(CrashPoint.POLL_BEFORE)
+        polled = self._consumer.poll(room, IDLE_S, max_bytes=max(1, max_bytes))
+        reach(CrashPoint.POLL_AFTER)
+        new = self._tracker.take(polled, self._consumer.positions())
+        for partition in polled.revoked:
+            self._probation.give_up(partition)
+            self._owed.pop(partition, None)
+        if polled.assigned:
+            self._take_over(polled.assigned)
+        if self._drain_until is None:
+            self._waiting = [raw for raw in (*self._waiting, *new) if self._tracker.holds(raw)]
+        suspects = self._probation.suspects
+        others = self._tracker.partitions - suspects if suspects else frozenset()
+        self._consumer.pause(self._tracker.too_wide() | others)
+
+    def _room(self) -> int:
+        if self._drain_until is not None:
+            return 0
+        room = min(self._stage.room(), MAX_POLL) - len(self._waiting)
+        if self._probation.is_active:
+            wanted = self._probation.allowed(self._tracker.holds, time.monotonic())
+            room = min(room, wanted - len(self._probation.eligible(self._waiting)))
+            room = max(room, 1 if self._probation.suspects and wanted else 0)
+        return max(0, room)
+
+    def _take_over(self, assigned: Mapping[Partition, Committed]) -> None:
+        """Note the takeover, unless there is a note: then its first record is suspect."""
+        for partition in assigned:
+            note = self._tracker.inherited(partition)
+            if note is None:
+                self._owed[partition] = Probing(self._tracker.low(partition), 1)
+            else:
+                self._probation.suspect(partition, note.tries)
+        if self._probation.suspects:
+            self._ends = self._bus.ends(self._topic)
+
+    def _begin_waiting(self) -> None:
+        if not self._commit_notes(self._owed):
+            return
+        self._owed = {}
+        if not self._probation.is_active:
+            begun, self._waiting = self._waiting, []
+            for raw in begun:
+                self._begin(raw)
+            return
+        self._clear_exhausted()
+        allowed = self._probation.allowed(self._tracker.holds, time.monotonic())
+        turn = self._probation.eligible(self._waiting)[:allowed]
+        if turn and self._try(turn):
+            taken = {raw.position for raw in turn}
+            self._waiting = [raw for raw in self._waiting if raw.position not in taken]
+
+    def _clear_exhausted(self) -> None:
+        """A suspect partition that has nothing left to give holds nobody up."""
+        waiting = {raw.partition for raw in self._waiting}
+        for partition in self._probation.suspects - waiting:
+            if self._tracker.position(partition) >= self._ends[partition]:
+                self._probation.give_up(partition)
+
+    def _try(self, round_: Sequence[RawRecord]) -> bool:
+        """Begin a round of the probation; False: its note was aborted, so nothing is begun."""
+        tries = self._probation.tries(round_[0].partition)
+        if tries:
+            raw = round_[0]
+            if tries >= MAX_TRIES:
+                self._probation.clear(raw.partition)
+                self._outbox.add([self._killer(raw, tries)])
+                return True
+            self._stage.probing(raw, tries)
+            note = Probing(raw.offsets[0], tries + 1)
+            if not (self._announce() and self._commit_notes({raw.partition: note})):
+                return False
+            self._probation.clear(raw.partition)
+        self._probation.begun(round_, time.monotonic())
+        for raw in round_:
+            self._begin(raw)
+        return True
+
+    def _commit_notes(self, notes: Mapping[Partition, Probing | None]) -> bool:
+        if not notes:
+            return True
+        if not self._outbox.position(self._tracker.with_notes(notes)):
+            return False
+        self._tracker.note(notes)
+        return True
+
+    def _begin(self, raw: RawRecord) -> None:
+        event: Event | None = None
+        try:
+            record = decoded(raw)
+            event = record.event
+            self._stage.begin(record)
+        except ValueError as err:
+            letter = refusal(self._context, raw, event, err)
+            self._outbox.add([Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))])
+
+    def _killer(self, raw: RawRecord, tries: int) -> Finished:
+        detail = (
+            f"the last {tries} workers that began it died, the last {tries - 1} of them with "
+            f"nothing else begun after it; {self._context.worker} did not try again"
+        )
+        return self._buried(raw, Reason.KILLS_WORKER, detail)
+
+    def _unwritable(self, done: Finished, why: str, with_bytes: bool) -> Finished:
+        return self._buried(done.raw, Reason.TRANSACTION, why, with_bytes=with_bytes)
+
+    def _buried(
+        self, raw: RawRecord, reason: Reason, detail: str, *, with_bytes: bool = True
+    ) -> Finished:
+        try:
+            sample = sample_of(decoded(raw).event)
+        except DecodeError:
+            sample = None
+        letter = dead_letter(
+            self._context,
+            raw,
+            sample,
+            reason=reason,
+            detail=detail,
+            permanent=isinstance(sample, Prompt),
+        )
+        if not with_bytes:
+            letter = replace(letter, value=b"")
+        return Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))

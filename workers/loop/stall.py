@@ -1,0 +1,153 @@
+"""When a role gives itself up, and what it says before.
+
+A role that waits is not stuck: somebody else is, and its exit would cure nothing. It says what it
+waits for, once per `stall_s`. A role that says it works or pulls, and finishes nothing for longer
+than that may take, is stuck itself: it names what it was at and ends, so that whoever supervises it
+starts it again. So does one whose turn never comes to its end, for it cannot even say so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Self
+
+from streams.errors import DeadlineError
+from streams.views.hops import PROGRESS
+from workers.config.run import RunConfig
+
+TICK_S = 1.0  # a longer pause between two looks is our own: stopped, or the machine slept
+STACK_LINES = 6
+_STUCK = 1  # the status of a failure: start again
+
+
+class StuckError(DeadlineError):
+    """This worker finished nothing for longer than its work may take."""
+
+
+def limits(config: RunConfig, role: str) -> Mapping[str, float]:
+    """How long a worker may be in a state without finishing anything, seconds; others: for ever.
+
+    A rollout worker has the deadline of one sample, a pull its own; `stall_s` is for what has none:
+    a scored window, an optimizer step with its publication. Empty with `stall_s` 0.
+    """
+    stall_s = config.deadlines.stall_s
+    if not stall_s:
+        return {}
+    working_s = stall_s
+    if role == "rollout":
+        sample_s = config.rollout.sample_deadline_s + config.reward.timeout_s
+        working_s = max(stall_s, sample_s * config.rollout.max_attempts)
+    return {
+        "working": working_s,
+        "pulling": max(stall_s, config.weights.pull_deadline_s),
+        "draining": max(stall_s, config.deadlines.drain_s),
+    }
+
+
+def turn_limit_s(config: RunConfig) -> float:
+    """How long a turn may take: it may hold a commit and wait for a predecessor's; 0: for ever."""
+    deadlines = config.deadlines
+    if not deadlines.stall_s:
+        return 0.0
+    return max(deadlines.stall_s, 2 * (deadlines.commit_s + deadlines.fence_s))
+
+
+class StuckWatch:
+    """Follows what one worker says of itself. Pure: times are given."""
+
+    def __init__(self, worker: str, limits: Mapping[str, float], stall_s: float) -> None:
+        self._worker = worker
+        self._limits = limits
+        self._stall_s = stall_s
+        self._told: object = None
+        self._last_s: float | None = None
+        self._stood_s = 0.0
+        self._next_news_s = stall_s
+
+    def look(
+        self, now_s: float, state: str, detail: str, counters: Mapping[str, float]
+    ) -> str | None:
+        """What to log, if this worker waits for long.
+
+        Raises:
+            StuckError: it is stuck itself.
+        """
+        told = (state, tuple(counters.get(name, 0.0) for name in PROGRESS))
+        passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
+        self._last_s = now_s
+        if told != self._told:
+            self._told, self._stood_s, self._next_news_s = told, 0.0, self._stall_s
+            return None
+        self._stood_s += passed_s
+        limit_s = self._limits.get(state)
+        said = " ".join(filter(None, (state, detail)))
+        if limit_s is not None and self._stood_s >= limit_s:
+            raise StuckError(
+                f"{self._worker} says {said!r} and has done nothing for {self._stood_s:.0f} s, "
+                f"its limit is {limit_s:g} s: it ends, to be started again"
+            )
+        if self._stall_s and state == "waiting" and self._stood_s >= self._next_news_s:
+            self._next_news_s += self._stall_s
+            return f"{self._worker} is {said} for {self._stood_s:.0f} s"
+        return None
+
+
+class Watchdog:
+    """Ends the process when its loop does not come round; a thread of its own. Use in a `with`.
+
+    Args:
+        limit_s: longest turn; 0: nobody watches.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._thread = threading.current_thread()
+        self._beats = 0
+        self._over = threading.Event()
+
+    def beat(self) -> None:
+        """A turn begins."""
+        self._beats += 1
+
+    def __enter__(self) -> Self:
+        if self._limit_s:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        beats, stood_s, last_s = self._beats, 0.0, time.monotonic()
+        while not self._over.wait(min(TICK_S, self._limit_s / 4)):
+            now_s = time.monotonic()
+            stood_s += min(TICK_S, now_s - last_s)
+            last_s = now_s
+            if beats != self._beats:
+                beats, stood_s = self._beats, 0.0
+            elif stood_s >= self._limit_s:
+                self._end(stood_s)
+
+    def _end(self, stood_s: float) -> None:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        sys.stderr.write(
+            f"StuckError: one turn of this worker takes {stood_s:.0f} s, its limit is "
+            f"{self._limit_s:g} s: it ends, to be started again. It was at:\n{_where(frame)}"
+        )
+        sys.stderr.flush()
+        os._exit(_STUCK)
+
+
+def _where(frame: FrameType | None) -> str:
+    return "".join(traceback.format_stack(frame)[-STACK_LINES:]) if frame else "(gone)\n"

@@ -1,0 +1,1 @@
+"""Which policy versions there are, and what a worker holds of them."""

@@ -1,0 +1,62 @@
+"""What content the ledger gives each policy version: a fold of `steps`, read only when needed.
+
+`StepCompleted` is the authority on versions. Who merely follows announcements asks it only when two
+of them disagree, so that nobody reads all steps for what does not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.events import Event, RedoDrifted, StepCompleted, TrainerStarted
+from streams.bus import Bus, Reader
+from streams.record import Partition
+from streams.topics import STEPS
+from workers.loop.foreign import ForeignRecords
+
+MAX_POLL = 1000
+
+
+class VersionHashes:
+    """A view: weight hash by version. An event of a fenced epoch is void; the first step wins."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._last_step = 0
+        self.by_version: dict[int, str] = {}
+
+    def apply(self, event: Event) -> None:
+        """Fold one event of `steps` in log order."""
+        if isinstance(event, TrainerStarted):
+            if event.epoch > self._epoch:
+                self._epoch = event.epoch
+                self.by_version.setdefault(event.policy_version, event.weight_hash)
+        elif isinstance(event, StepCompleted):
+            if event.epoch == self._epoch and event.step > self._last_step:
+                self._last_step = event.step
+                self.by_version.setdefault(event.policy_version, event.weight_hash)
+        elif isinstance(event, RedoDrifted) and event.epoch == self._epoch:
+            self.by_version.setdefault(event.policy_version, event.actual_hash)
+
+
+class PolicyLedger:
+    """Feeds `VersionHashes`; opens its reader at the first question."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._reader: Reader | None = None
+        self._foreign = ForeignRecords(STEPS.name)
+        self._hashes = VersionHashes()
+
+    def poll(self) -> Mapping[int, str]:
+        """Hash by version, as far as was read; takes some of what is new, never waits."""
+        if self._reader is None:
+            self._reader = self._bus.reader({Partition(STEPS.name, 0): 0})
+        for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
+            self._hashes.apply(record.event)
+        return self._hashes.by_version
+
+    def close(self) -> None:
+        """Release the reader."""
+        if self._reader is not None:
+            self._reader.close()

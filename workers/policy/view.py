@@ -1,0 +1,129 @@
+"""Which policy versions there are: a fold of `policy-versions`, and the reader that feeds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from schemas.events import NO_VERSION, PolicyPublished
+from streams.bus import Bus
+from streams.record import Partition
+from streams.topics import POLICY_VERSIONS
+from workers.loop.foreign import ForeignRecords
+from workers.policy.ledger import PolicyLedger
+
+SETTLE_EVERY_S = 1.0
+
+
+class PolicyView:
+    """Versions announced by the newest epoch seen.
+
+    An event of an epoch below the newest one is void: a stopped trainer that woke up wrote it. The
+    same number with the same hash under a newer epoch only brings new endpoints. A number that is
+    announced with two contents is *disputed*, and to be pulled by nobody until `settle` says which
+    one the ledger means.
+    """
+
+    def __init__(self) -> None:
+        self._by_version: dict[int, PolicyPublished] = {}
+        self._rivals: dict[int, list[PolicyPublished]] = {}
+        self._epoch = -1
+        self.num_void = 0
+
+    def apply(self, event: PolicyPublished) -> bool:
+        """Fold one event in log order; False if it is void."""
+        if event.epoch < self._epoch:
+            self.num_void += 1
+            return False
+        self._epoch = event.epoch
+        version = event.policy_version
+        known = self._by_version.get(version)
+        if version in self._rivals:
+            self._rivals[version].append(event)
+        elif known is not None and known.weight_hash != event.weight_hash:
+            self._rivals[version] = [self._by_version.pop(version), event]
+        else:
+            self._by_version[version] = event
+        return True
+
+    @property
+    def disputed(self) -> Sequence[int]:
+        """Versions that were announced with more than one content, lowest first."""
+        return sorted(self._rivals)
+
+    def settle(self, version: int, weight_hash: str) -> None:
+        """The ledger gives `version` this content: the last announcement that agrees counts."""
+        rivals = self._rivals.pop(version)
+        agreeing = [event for event in rivals if event.weight_hash == weight_hash]
+        self.num_void += len(rivals) - len(agreeing)
+        if agreeing:
+            self._by_version[version] = agreeing[-1]
+
+    @property
+    def newest(self) -> PolicyPublished | None:
+        """The highest version."""
+        return self._by_version[max(self._by_version)] if self._by_version else None
+
+    @property
+    def newest_version(self) -> int:
+        """Its number, or NO_VERSION."""
+        return max(self._by_version, default=NO_VERSION)
+
+    def get(self, version: int) -> PolicyPublished | None:
+        """The event that announced `version`."""
+        return self._by_version.get(version)
+
+    @property
+    def served(self) -> Sequence[int]:
+        """Versions that the newest announcement says can be pulled, oldest first."""
+        newest = self.newest
+        return () if newest is None else sorted(newest.versions_served)
+
+
+class PolicyFollower:
+    """Keeps a `PolicyView` up to date; polled from the role's loop."""
+
+    def __init__(self, bus: Bus, *, every_s: float = 0.005) -> None:
+        self.view = PolicyView()
+        self._foreign = ForeignRecords(POLICY_VERSIONS.name)
+        self._ledger = PolicyLedger(bus)
+        self._reader = bus.reader({Partition(POLICY_VERSIONS.name, 0): 0})
+        self._every_s = every_s
+        self._next = 0.0
+        self._next_settling = 0.0
+
+    def poll(self) -> PolicyView:
+        """Read what is new, at most every `every_s`; never waits."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every_s
+            for record in self._foreign.readable(self._reader.poll(100, 0.0)):
+                if isinstance(record.event, PolicyPublished):
+                    self._apply(record.event)
+        if self.view.disputed and now >= self._next_settling:
+            self._next_settling = now + SETTLE_EVERY_S
+            self._settle()
+        return self.view
+
+    def close(self) -> None:
+        """Release the readers."""
+        self._reader.close()
+        self._ledger.close()
+
+    def _apply(self, event: PolicyPublished) -> None:
+        known = self.view.disputed
+        if not self.view.apply(event):
+            self._foreign.log.warning(
+                "void_version", version=event.policy_version, epoch=event.epoch
+            )
+        elif self.view.disputed != known:
+            self._foreign.log.warning(
+                "disputed_version", version=event.policy_version, hash=event.weight_hash
+            )
+
+    def _settle(self) -> None:
+        hashes = self._ledger.poll()
+        for version in self.view.disputed:
+            if version in hashes:
+                self.view.settle(version, hashes[version])
+                self._foreign.log.warning("settled_version", version=version, hash=hashes[version])

@@ -1,0 +1,1 @@
+"""Runs that are there: found by name, and attached to."""
