@@ -62,7 +62,7 @@ def test_help_is_quick():
 def test_nothing_heavy_is_imported_for_help():
     """Neither torch nor a Kafka client stands between a user and the help."""
     code = (
-        "import sys; from workers.__main__ import _parser; _parser().format_help(); "
+        "import sys; from workers.__main__ import parser_of_all; parser_of_all().format_help(); "
         "print(sorted({'torch', 'transformers', 'confluent_kafka', 'kafka', 'rich', 'matplotlib', "
         "'msgspec', 'numpy', 'pyarrow'} & set(sys.modules)))"
     )

@@ -105,10 +105,12 @@ class FakeServer:
 
     async def _stop(self) -> None:
         assert self._runner is not None
-        for connection in list(self._runner.server.connections) if self._runner.server else []:
-            if connection.transport is not None:
-                connection.transport.abort()
+        server = self._runner.server
+        _abort_all(server)
         await self._runner.cleanup()
+        await asyncio.sleep(0.01)  # what stood in the queue of the port is accepted even now
+        _abort_all(server)
+        await asyncio.sleep(0)
         self._runner = None
 
     @web.middleware
@@ -156,3 +158,9 @@ class FakeServer:
 
     def _spoiled(self, answer: Answer) -> Answer:
         return self.spoil(answer) if self.spoil else answer
+
+
+def _abort_all(server: web.Server | None) -> None:
+    for connection in list(server.connections) if server else []:
+        if connection.transport is not None:
+            connection.transport.abort()

@@ -132,11 +132,12 @@ def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
 def _fault(draw: random.Random, number: int, role: str, chance: Chance) -> Fault:
     kind = _kind(draw, role, has_points=chance.has_points)
     is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
-    share = draw.uniform(0.5, 1.5)
+    # The order of the draws stays: a seed names the same faults for ever.
+    ordinal, share = draw.randrange(chance.counts[role]), draw.uniform(0.5, 1.5)
     return Fault(
         number=number,
         role=role,
-        ordinal=draw.randrange(chance.counts[role]),
+        ordinal=ordinal,
         kind=kind,
         wait_s=chance.every_s * (1.0 if chance.is_periodic else share),
         stop_s=_stop_s(draw, chance.max_stop_s) if is_stop else 0.0,
