@@ -220,10 +220,10 @@ def audited(bus: KafkaBus, num_samples: int, helpers: Helpers | None) -> Rate:
 
 def bare(bootstrap: str, ends: Mapping[Partition, int], num_samples: int) -> Rate:
     """The client alone reads the values of the same records and drops them."""
-    consumer = Consumer(_CONSUMER | {"bootstrap.servers": bootstrap, "group.id": "bare"})
     start_s, cpu_s = time.perf_counter(), time.process_time()
     num_bytes = 0
-    for topic in LARGE:
+    for topic in LARGE:  # a client each: the fetch that still waits for one would delay the next
+        consumer = Consumer(_CONSUMER | {"bootstrap.servers": bootstrap, "group.id": "bare"})
         named = f"{RUN}.{topic.name}"
         starts = [TopicPartition(named, p.number, 0) for p in ends if p.topic == topic.name]
         consumer.assign(starts)
@@ -234,8 +234,8 @@ def bare(bootstrap: str, ends: Mapping[Partition, int], num_samples: int) -> Rat
             num_bytes += sum(len(message.value()) for message in messages)
             left -= len(messages)
             assert time.monotonic() < deadline, f"the bare consumer still lacks {left} of {named}"
+        consumer.close()
     rate = rate_of(num_samples, start_s, cpu_s)
-    consumer.close()
     assert left == 0, f"{-left} records too many, {num_bytes} bytes in all"
     return rate
 
