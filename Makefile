@@ -32,7 +32,8 @@ check: setup ## Format, lint, types, and the tests that need no broker
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not broker and not e2e and not slow and not vllm" $(ARGS)
 
 bench: setup ## Measure; results go to tests/bench/results
-	@for script in tests/bench/*.py; do echo "$$script"; $(BIN)/python "$$script" $(ARGS) || exit 1; done
+	@status=0; for script in tests/bench/*.py; do echo "$$script"; \
+	$(BIN)/python "$$script" $(ARGS) || status=1; done; exit $$status
 
 demo-model: setup ## Make the demo's warm-started model anew
 	@$(BIN)/python -m infra.demo.make_model $(ARGS)

@@ -300,7 +300,8 @@ def main() -> None:
     if options.save:
         path = Path(__file__).parent / f"results/audit-{time.strftime('%Y-%m-%d')}.json"
         path.write_text(text, encoding="utf-8")
-    missed = [name for name, found in results.items() if found["samples_per_s"] < GOAL_PER_S]
+    ours = {name: found for name, found in results.items() if name != "bare_consumer"}
+    missed = [name for name, found in ours.items() if found["samples_per_s"] < GOAL_PER_S]
     missed += ["memory"] if results["in_memory"]["resident_mb"] > GOAL_MB else []
     sys.exit(f"goal missed: {', '.join(missed)}" if missed else 0)
 
