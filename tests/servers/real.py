@@ -48,7 +48,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
     subprocess.run(["sh", str(ROOT / "infra" / "setup-vllm.sh")], check=True)
     changes = [
         f"run.dir={folder}",
-        f"model.path={_without_end(long_model(folder))}",
+        f"model.path={_without_end(long_model(folder / 'served'))}",
         f"engine.args.max-num-batched-tokens={LONG_MODEL_TOKENS}",  # a whole prompt in one step
     ]
     config = load([DEMO, EXAMPLE], changes)
