@@ -18,7 +18,8 @@ class Context:
     role: str  # "prompts", "rollout", "logprob", "trainer"
     ordinal: int
     instance: str  # unique per process
-    takeover: bool = False  # the supervisor reaped the predecessor: skip the trainer's lease watch
+    takeover: bool = False  # whoever owns the run is dead, says the operator: no lease watch
+    reaped: frozenset[str] = frozenset()  # instances of this worker that the supervisor saw end
 
     @property
     def worker(self) -> str:

@@ -44,9 +44,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="store_true",
         help="the predecessor is known to be dead: a trainer does not watch its lease",
     )
-    # Set by `up`: the id that its reports carry, a pipe that closes when `up` is gone, and where
-    # it is to die on purpose.
+    # Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
+    # ended, a pipe that closes when `up` is gone, and where it is to die on purpose.
     parser.add_argument("--instance", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--reaped", default="", help=argparse.SUPPRESS)
     parser.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
     parser.add_argument("--supervisor-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
                 ordinal=args.ordinal,
                 instance=args.instance or uuid.uuid4().hex,
                 takeover=args.takeover,
+                reaped=frozenset(filter(None, args.reaped.split(","))),
             )
             runtime.run(make_role(context), stop, turn_s=turn_limit_s(config))
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)

@@ -82,14 +82,16 @@ def replay_trainer(
     done: list[ReplayedStep] = []
     with Outputs(target.bus, [STEPS.name]) as outputs, Feeder(target.bus) as feeder:
         player = _TrainerFeed(recording, history, feeder)
-        for number, era in enumerate(eras(history, wanted)):
+        ended: list[str] = []
+        for era in eras(history, wanted):
             config = _era_config(history, era, target, keep_weights, wanted)
             place = target.configured(config)
-            with SoloRole(place, "trainer", deadline_s=deadline_s, takeover=number > 0) as role:
+            with SoloRole(place, "trainer", deadline_s=deadline_s, reaped=ended) as role:
                 for step in _made(role, outputs, player, era):
                     on_step(step)
                     done.append(step)
                 role.join(END_S)
+                ended.append(role.instance)
     return TrainerReplay(
         steps=tuple(done),
         num_fed=player.num_fed,

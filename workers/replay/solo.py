@@ -66,17 +66,17 @@ class SoloRole(Closing):
         target: the fresh run; its configuration file is what the role reads.
         role: which.
         deadline_s: longest wait for the next thing that it writes.
-        takeover: a predecessor of ours ended: a trainer does not watch its lease.
+        reaped: instances before it that ended: a trainer does not watch their lease.
     """
 
     def __init__(
-        self, target: Target, role: str, *, deadline_s: float, takeover: bool = False
+        self, target: Target, role: str, *, deadline_s: float, reaped: Sequence[str] = ()
     ) -> None:
         self._deadline_s = deadline_s
         self.log = target.folder / "logs" / f"{role}-0.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.name = role
-        self._child: Child = _spawn(target, role, self.log, takeover)
+        self._child: Child = _spawn(target, role, self.log, reaped)
         self._started_s = time.monotonic()
 
     def until(
@@ -110,6 +110,11 @@ class SoloRole(Closing):
                     f"{waiting_for}; see {self.log}"
                 )
 
+    @property
+    def instance(self) -> str:
+        """What the process calls itself in its events."""
+        return self._child.spec.instance
+
     def join(self, timeout_s: float) -> None:
         """Wait for its end.
 
@@ -140,14 +145,14 @@ def _tail(log: Path) -> str:
     return "\n".join(log_tail(log))
 
 
-def _spawn(target: Target, role: str, log: Path, takeover: bool) -> Child:
+def _spawn(target: Target, role: str, log: Path, reaped: Sequence[str]) -> Child:
     spec = ChildSpec(
         role=role,
         ordinal=0,
         config=target.config_file,
         log=log,
         instance=uuid.uuid4().hex,
-        takeover=takeover,
+        reaped=reaped,
     )
     return make_spawner().spawn(spec)
 

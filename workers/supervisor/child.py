@@ -37,7 +37,7 @@ class ChildSpec:
     config: Path  # resolved configuration, JSON
     log: Path
     instance: str
-    takeover: bool = False
+    reaped: Sequence[str] = ()  # instances of this worker that were seen to end, newest last
     crash_at: str = ""  # see `streams.crash_points.arm_from`
 
     @property
@@ -49,7 +49,7 @@ class ChildSpec:
         """The command line of `rlstreams worker`."""
         words = [self.role, "--config", str(self.config), "--ordinal", str(self.ordinal)]
         words += ["--instance", self.instance, "--supervisor-fd", str(supervisor_fd)]
-        words += ["--takeover"] if self.takeover else []
+        words += ["--reaped", ",".join(self.reaped)] if self.reaped else []
         return [*words, "--crash-at", self.crash_at] if self.crash_at else words
 
 

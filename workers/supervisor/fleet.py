@@ -16,6 +16,7 @@ from workers.supervisor.restart import Action, Decision, RestartPolicy
 
 # Who is drained first: nobody waits for work of somebody who has left.
 DRAIN_ORDER = ("prompts", "rollout", "logprob", "trainer")
+RECENT = 16  # ends of a worker that its next process is told of
 GRACE_S = 10.0  # beyond drain_s, for a role's last commit and its exit
 
 
@@ -45,7 +46,7 @@ class Worker:
         self.child: Child | None = None
         self.restart_at_s: float | None = None
         self.num_starts = 0
-        self.reaped: set[str] = set()  # instances that we saw end without a rival
+        self.reaped: list[str] = []  # instances that we saw end without a rival, newest last
         self.excuse = ""  # why the end of the present process will be no failure of its own
         self.crash_at: list[str] = []  # armed in the processes to come, one in each
         self.last_status: int | None = None
@@ -212,8 +213,9 @@ class Fleet:
             config=self._config,
             log=worker.log,
             instance=uuid.uuid4().hex,
-            # Only of an owner that we saw end do we know that it is dead.
-            takeover=any(self._witness.owns_run(instance) for instance in worker.reaped),
+            # Only of an owner that we saw end do we know that it is dead; who that is by the time
+            # that the process claims the run, it reads from the log.
+            reaped=tuple(worker.reaped[-RECENT:]),
             crash_at=worker.crash_at.pop(0) if worker.crash_at else "",
         )
         worker.child = self._spawner.spawn(spec)
@@ -228,7 +230,7 @@ class Fleet:
         worker.last_status = status
         instance = child.spec.instance
         if status != Exit.FENCED:  # a fenced one had a rival, who may own the run
-            worker.reaped.add(instance)
+            worker.reaped.append(instance)
         died_at = "" if worker.excuse or status != -signal.SIGKILL else child.spec.crash_at
         if died_at:
             worker.excuse = f"died at {died_at} as asked"

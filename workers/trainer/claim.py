@@ -59,7 +59,7 @@ def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStar
     foreign = ForeignRecords(context.worker)
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         read_to_end(bus, reader, ledger, foreign)
-        if not context.takeover and ledger.claim is not None:
+        if not _is_known_dead(context, ledger):
             _watch(context, reader, ledger, foreign)
         producer = bus.producer(context.transactional_id)
         read_to_end(bus, reader, ledger, foreign)
@@ -67,6 +67,13 @@ def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStar
         (position,) = producer.commit([outgoing(STEPS, event)])
         ledger.apply(event, position)
     return Claimed(ledger=ledger, producer=producer, claim=event)
+
+
+def _is_known_dead(context: Context, ledger: Ledger) -> bool:
+    """Whether nobody can be alive: by the log as it is now, for who was told long ago may wake up
+    late, behind a successor of its own."""
+    owner = ledger.claim
+    return owner is None or context.takeover or owner.instance in context.reaped
 
 
 def read_to_end(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:

@@ -59,9 +59,22 @@ class InterposedBus(MemoryBus):
         return reader
 
 
-def claimed(bus: MemoryBus, config: RunConfig, instance: str, *, takeover: bool = False) -> Claimed:
+def claimed(
+    bus: MemoryBus,
+    config: RunConfig,
+    instance: str,
+    *,
+    takeover: bool = False,
+    reaped: frozenset[str] = frozenset(),
+) -> Claimed:
     context = Context(
-        config=config, bus=bus, role="trainer", ordinal=0, instance=instance, takeover=takeover
+        config=config,
+        bus=bus,
+        role="trainer",
+        ordinal=0,
+        instance=instance,
+        takeover=takeover,
+        reaped=reaped,
     )
 
     def event(ledger: Ledger) -> TrainerStarted:
@@ -119,6 +132,26 @@ def test_a_rivals_claim_counts_at_once(tmp_path: Path) -> None:
     bus.at_poll = rival
     with pytest.raises(OwnerAliveError, match=r"epoch 2 \(instance rival\)"):
         claimed(bus, config, "two")
+
+
+def test_an_owner_that_was_reaped_is_not_watched(tmp_path: Path) -> None:
+    """Its successor claims the run at once: nobody else can be alive."""
+    log, config = make_log(), make_config(tmp_path, deadlines__lease_s=3600.0)
+    claimed(MemoryBus(log, "demo"), config, "one")
+    second = claimed(MemoryBus(log, "demo"), config, "two", reaped=frozenset({"zero", "one"}))
+    assert 2 == second.claim.epoch
+
+
+def test_who_wakes_up_behind_its_own_successor_leaves_it_alone(tmp_path: Path) -> None:
+    """Told that the owner had ended, it slept before its claim; the owner is another one by now."""
+    log, config = make_log(), make_config(tmp_path, deadlines__lease_s=5.0)
+    claimed(MemoryBus(log, "demo"), config, "one")
+    successor = claimed(MemoryBus(log, "demo"), config, "three", reaped=frozenset({"one"}))
+    bus = InterposedBus(log, "demo")
+    bus.at_poll = lambda: successor.producer.commit([beat(epoch=2)])
+    with pytest.raises(OwnerAliveError, match=r"epoch 2 \(instance three\) is alive"):
+        claimed(bus, config, "two", reaped=frozenset({"one"}))
+    assert [(1, "one"), (2, "three")] == claims(log)
 
 
 def test_what_the_owner_commits_between_watch_and_fence_counts(tmp_path: Path) -> None:

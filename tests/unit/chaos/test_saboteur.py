@@ -134,7 +134,7 @@ def test_a_trainer_sleeps_until_its_successor_has_claimed(stage: Stage) -> None:
     one = saboteur(fault("trainer", FaultKind.ZOMBIE))
     stage.begin(one)
     stage.until(one, lambda: len(stage.spawner.started) == 3)
-    assert not stage.spawner.started[2].takeover
+    assert () == stage.spawner.started[2].reaped
     stage.say(STEPS, trainer_started(epoch=2, instance=stage.spawner.started[2].instance))
     stage.until(one, lambda: stage.fleet.num_replaced == 0)
     assert 75 == stage.fleet.exits[0].status

@@ -41,14 +41,14 @@ def test_a_killed_worker_comes_back(tmp_path: Path) -> None:
         assert fleet.failure is None
 
 
-def test_only_an_owner_that_was_seen_dead_is_taken_over(tmp_path: Path) -> None:
-    """A trainer that held the claim hands it on; one that did not leaves the lease watch on."""
-    for owns in (True, False):
-        witness = Log(has_committed=True, owns=owns)
-        folder = tmp_path / str(owns)
-        with fleet_of(folder, {"trainer": "raise SystemExit(1)"}, witness) as (fleet, spawner, _):
+def test_a_successor_is_told_who_was_seen_to_end(tmp_path: Path) -> None:
+    """Every one of its predecessors, but none that a rival fenced: that one may own the run."""
+    for status, told in ((1, True), (75, False)):
+        script = f"raise SystemExit({status})"
+        with fleet_of(tmp_path / str(status), {"trainer": script}) as (fleet, spawner, _):
             until(fleet, lambda spawner=spawner: len(spawner.started) > 1)  # type: ignore[misc]
-            assert [False, owns] == [spec.takeover for spec in spawner.started[:2]]
+            first, second = spawner.started[:2]
+            assert ((), (first.instance,) if told else ()) == (first.reaped, second.reaped)
 
 
 def test_a_kill_can_arm_the_successor(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_sleeper_can_be_replaced(tmp_path: Path) -> None:
         old = fleet.sleep(worker)
         assert old is not None
         fleet.replace(worker)
-        assert (1, False) == (fleet.num_replaced, spawner.started[1].takeover)
+        assert (1, ()) == (fleet.num_replaced, spawner.started[1].reaped)
         old.signal(signal.SIGCONT)
         until(fleet, lambda: fleet.num_replaced == 0)
         (exited,) = fleet.exits
@@ -136,7 +136,8 @@ def test_only_an_owner_of_another_run_of_ours_is_alive(tmp_path: Path) -> None:
         assert 1 == len(spawner.started)
     with fleet_of(tmp_path / "ours", {"trainer": script}, Log(owns=True)) as (fleet, spawner, _):
         until(fleet, lambda: len(spawner.started) == 2)
-        assert (None, True) == (fleet.failure, spawner.started[1].takeover)
+        first, second = spawner.started
+        assert (None, (first.instance,)) == (fleet.failure, second.reaped)
 
 
 def test_a_worker_that_never_works_stops_the_run(tmp_path: Path) -> None:
