@@ -51,6 +51,7 @@ from workers.weights.file import FileWeightChannel, FileWeightServer
 IDS = np.array([1, 8, 4, 9, 4, 7, 8], np.int32)
 EOS = 2  # of the demo model
 TEMPERATURE = 1.0
+BEAT_S = 1.0  # between two looks at the server, as users have it
 GOAL = 0.95
 ROUND_S = 60.0
 
@@ -78,7 +79,7 @@ class Ours:
             self._log.create(f"demo.{topic.name}", 1 if topic.single_partition else 2)
         self._pen = MemoryBus(self._log, "demo").producer("bench")
         model = long_model(folder)
-        engine = real_engine("vllm", url, model, folder, limit=slots)
+        engine = real_engine("vllm", url, model, folder, limit=slots, beat_s=BEAT_S)
         config = load([EXAMPLE], [f"run.dir={folder}"])
         bus = MemoryBus(self._log, "demo")
         context = Context(config=config, bus=bus, role="rollout", ordinal=0, instance="bench")

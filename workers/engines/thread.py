@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -16,12 +16,32 @@ class EngineThread:
 
     def __init__(self, name: str = "engine-loop") -> None:
         self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start `coroutine` on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def start(
+        self, work: Sequence[tuple[Coroutine[Any, Any, T], Callable[[asyncio.Task[T]], object]]]
+    ) -> None:
+        """Start coroutines, waking the loop up once; each one's end is told on the loop's thread.
+
+        Args:
+            work: coroutines, each with who is told; a task that ended can be asked from any thread.
+        """
+
+        def begin() -> None:
+            for coroutine, on_end in work:
+                task = self._loop.create_task(coroutine)
+                self._tasks.add(task)  # the loop itself would let go of it
+                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(on_end)
+
+        if work:
+            self._loop.call_soon_threadsafe(begin)
 
     def wait(self, coroutine: Coroutine[Any, Any, T], deadline_s: float, what: str) -> T:
         """Run `coroutine` to its end.

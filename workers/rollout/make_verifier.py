@@ -64,7 +64,9 @@ def make_verifier(section: RewardSection) -> Verifier:
         else:
             judge = maker.judge(section.verifier, section.options, "reward.verifier")
         close = stack.pop_all().close
-    return RuleVerifier(judge, require_stop=section.require_stop, close=close)
+    return RuleVerifier(
+        judge, require_stop=section.require_stop, waits=maker.num_users > 0, close=close
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +103,14 @@ class _Maker:
     def __init__(self, section: RewardSection, on_close: Callable[..., object]) -> None:
         self._section = section
         self._on_close = on_close
+        self.num_users = 0  # judges made that run in a process of their own
 
     def judge(self, verifier: str, options: Mapping[str, Option], field: str) -> Judge:
         if verifier in JUDGES:
             return _with_options(JUDGES[verifier], options, f"{field} {verifier!r}")
         user = UserVerifier(self._function(verifier, options, field), field)
         self._on_close(user.close)
+        self.num_users += 1
         return user
 
     def _function(self, verifier: str, options: Mapping[str, Option], field: str) -> Function:

@@ -1,7 +1,7 @@
 """What it is to judge an answer: the port that rollout workers, `try` and `doctor` use.
 
-`judge` may be called from any thread. It takes up to `reward.timeout_s`, so call it from a thread
-pool, never from an event loop. `make_verifier` is in `make_verifier.py`.
+`judge` may be called from any thread. One that `waits` takes up to `reward.timeout_s`: call it from
+a thread pool, never from an event loop. `make_verifier` is in `make_verifier.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class Judgement:
 
 class Verifier(Protocol):
     """Judges answers; thread-safe."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a judgement waits for another process, instead of taking microseconds."""
 
     def judge(
         self, prompt: str, completion: str, answer: str, metadata: Metadata, finish_reason: str
@@ -70,8 +74,14 @@ class RuleVerifier:
     """A judge behind the rule for unfinished answers."""
 
     def __init__(
-        self, judge: Judge, *, require_stop: bool, close: Callable[[], None] = lambda: None
+        self,
+        judge: Judge,
+        *,
+        require_stop: bool,
+        waits: bool,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
+        self.waits = waits
         self._judge = judge
         self._require_stop = require_stop
         self._close = close

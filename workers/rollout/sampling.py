@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -62,14 +63,7 @@ class Sampler:
         started_s = time.monotonic()
         attempt, segments = await self.generate(prompt)
         sampled = np.concatenate([segment.token_ids for segment in segments])
-        judgement = await asyncio.to_thread(
-            self.verifier.judge,
-            prompt.text,
-            self.tokenizer.decode(sampled.tolist()),
-            prompt.answer,
-            json.loads(prompt.metadata or "{}"),
-            segments[-1].finish_reason,
-        )
+        judgement = await self._judged(prompt, sampled.tolist(), segments[-1].finish_reason)
         return Rollout(
             segments=tuple(segments),
             judgement=judgement,
@@ -77,6 +71,20 @@ class Sampler:
             started_s=started_s,
             finished_s=time.monotonic(),
         )
+
+    async def _judged(
+        self, prompt: Prompt, sampled: list[int], finish_reason: FinishReason
+    ) -> Judgement:
+        judge = partial(
+            self.verifier.judge,
+            prompt.text,
+            self.tokenizer.decode(sampled),
+            prompt.answer,
+            json.loads(prompt.metadata or "{}"),
+            finish_reason,
+        )
+        # Two changes of thread cost more than a judgement that does not wait.
+        return await asyncio.to_thread(judge) if self.verifier.waits else judge()
 
     async def generate(self, prompt: Prompt) -> tuple[int, list[GeneratedSegment]]:
         """The attempt that succeeded, and its segments; raises as `roll_out` does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class RolloutStage:
         self._pulling: tuple[PolicyPublished, Future[Pulled]] | None = None
         self._pull_after = 0.0
         self._waiting: deque[Record[Prompt]] = deque()
-        self._ended: SimpleQueue[tuple[Record[Prompt], Future[Rollout]]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[Record[Prompt], asyncio.Task[Rollout]]] = SimpleQueue()
         self._unnamed: list[tuple[Record[Prompt], Rollout]] = []
         self._num_open = 0
         self._num_sampled = 0
@@ -87,15 +88,15 @@ class RolloutStage:
             self._conclude(record, rollout, finished)
         while True:
             try:
-                record, future = self._ended.get_nowait()
+                record, task = self._ended.get_nowait()
             except Empty:
                 return finished
             reach(CrashPoint.FORWARD_AFTER)
-            error = future.exception()
+            error = task.exception()
             if error is not None:
                 finished.append(self._fail(record, error))
             else:
-                self._conclude(record, future.result(), finished)
+                self._conclude(record, task.result(), finished)
 
     def probing(self, raw: RawRecord, tries: int) -> None:
         """Count it; the report is also what shows the supervisor that this worker came so far."""
@@ -154,18 +155,21 @@ class RolloutStage:
 
     def _start_waiting(self) -> None:
         held = self._engine.policy_version
+        begun: list[Record[Prompt]] = []
         for _ in range(len(self._waiting)):
             record = self._waiting.popleft()
             if held not in self._pulls.loads or record.event.min_policy_version > held:
                 self._waiting.append(record)
                 continue
             reach(CrashPoint.FORWARD_BEFORE)
-            future = self._loop.submit(self._sampler.roll_out(record.event))
-            future.add_done_callback(partial(self._on_end, record))
+            begun.append(record)
+        self._loop.start(
+            [(self._sampler.roll_out(one.event), partial(self._on_end, one)) for one in begun]
+        )
         self._reporter.state(*self._state(held))
 
-    def _on_end(self, record: Record[Prompt], future: Future[Rollout]) -> None:
-        self._ended.put((record, future))
+    def _on_end(self, record: Record[Prompt], task: asyncio.Task[Rollout]) -> None:
+        self._ended.put((record, task))
 
     def _state(self, held: int) -> tuple[str, str]:
         if self._num_open > len(self._waiting):

@@ -106,6 +106,8 @@ def make_prompt(group_id: str, sample: int, group_size: int, **changes: Any) -> 
 class LengthVerifier:
     """One point per character; refuses the answer "refuse"."""
 
+    waits = False
+
     def judge(
         self, prompt: str, completion: str, answer: str, metadata: object, finish_reason: str
     ) -> Judgement:
