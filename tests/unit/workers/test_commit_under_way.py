@@ -205,3 +205,29 @@ def test_new_work_is_taken_between_two_transactions() -> None:
     bus.held[0].go_on()
     turn_until(loop, lambda: len(bus.held) == 2)
     assert sorted(stage.begun) == ["0/2", "1/0"]
+
+
+class Parting(HeldStage):
+    """Has a last word."""
+
+    is_closed = False
+
+    def farewell(self) -> Sequence[Outgoing]:
+        return [outgoing(WORKER_EVENTS, factories.worker_report())]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_loop_that_learns_of_its_successor_while_it_closes_releases_everything() -> None:
+    """Or its model server would outlive it, and its partitions wait for the session to end."""
+    log, _, bus, loop = started("0/0", stage=(parting := Parting()))
+    parting.begun.clear()
+    loop.drain()
+    assert loop.done
+    MemoryBus(log, "run").producer("rollout.0")
+    with pytest.raises(FencedError):
+        loop.close()
+    assert parting.is_closed
+    with MemoryBus(log, "run").consumer("rollout", [PROMPTS.name]) as heir:
+        assert len(heir.poll(0, 0.0).assigned) == 2
