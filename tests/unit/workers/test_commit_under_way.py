@@ -166,7 +166,7 @@ class Telling(HeldStage):
 
 def test_what_is_announced_meanwhile_goes_out_before_what_finished_meanwhile() -> None:
     """A trajectory may name a load that was announced while the last transaction was under way."""
-    log, stage, bus, loop = started("0/0", "0/1", stage=(telling := Telling()))
+    _, stage, bus, loop = started("0/0", "0/1", stage=(telling := Telling()))
     stage.released = ["0/0"]
     turn_until(loop, lambda: len(bus.held) == 1)
     telling.to_tell = [outgoing(WORKER_EVENTS, factories.worker_report())]
@@ -221,7 +221,7 @@ class Parting(HeldStage):
 
 def test_a_loop_that_learns_of_its_successor_while_it_closes_releases_everything() -> None:
     """Or its model server would outlive it, and its partitions wait for the session to end."""
-    log, _, bus, loop = started("0/0", stage=(parting := Parting()))
+    log, _, _, loop = started("0/0", stage=(parting := Parting()))
     parting.begun.clear()
     loop.drain()
     assert loop.done
