@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import re
+from collections.abc import Callable
 
 import numpy as np
 
 from schemas.events import EVALUATE, TRAIN, Prompt, Segment, Tensor, Trajectory
+from streams.group_ids import evaluation_id, issue_number
 
 AUTHORS = ("prompt", "policy", "environment")
 LOGPROB_ROUNDING = 1e-4  # how far above 0 a log-prob may lie, nats
-_GROUP_IDS = {TRAIN: re.compile("0|[1-9][0-9]*"), EVALUATE: re.compile("e[0-9]+-[0-9]+")}
+_READ_ID: dict[str, Callable[[str], object]] = {TRAIN: issue_number, EVALUATE: evaluation_id}
 
 
 def is_group_number(group_id: str) -> bool:
     """Whether a training group of a run can be named so; `07` is not, lest two ids name one."""
-    return _GROUP_IDS[TRAIN].fullmatch(group_id) is not None
+    return issue_number(group_id) is not None
 
 
 def check_prompt(prompt: Prompt) -> None:
@@ -62,12 +63,12 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
 
 
 def _check_identity(sample: Prompt | Trajectory) -> None:
-    if sample.purpose not in _GROUP_IDS:
-        raise ValueError(f"purpose must be one of {tuple(_GROUP_IDS)}, got {sample.purpose!r}")
-    if not _GROUP_IDS[sample.purpose].fullmatch(sample.group_id):
+    if sample.purpose not in _READ_ID:
+        raise ValueError(f"purpose must be one of {tuple(_READ_ID)}, got {sample.purpose!r}")
+    if _READ_ID[sample.purpose](sample.group_id) is None:
         raise ValueError(
             f"group_id must be an issue number, or e{{version}}-{{row}} of an evaluation, "
-            f"got {sample.group_id!r}"
+            f"got {sample.group_id[:40]!r}"
         )
     if not 0 <= sample.sample < sample.group_size:
         raise ValueError(
