@@ -119,10 +119,12 @@ def _check_experts(trajectory: Trajectory, num_rows: int) -> None:
         raise ValueError(f"routed_experts has shape {shape}, [{num_rows}, layers, top_k]")
     if trajectory.routed_experts.dtype not in ("uint8", "uint16"):
         raise ValueError(f"routed_experts is {trajectory.routed_experts.dtype}")
+    mask = trajectory.routed_experts_mask
+    if mask is not None and mask.shape != (num_rows,):
+        raise ValueError(f"routed_experts_mask must be [{num_rows}], got {list(mask.shape)}")
+    recorded = mask.numpy().astype(bool) if mask is not None else np.ones(num_rows, bool)
     ranked = np.sort(trajectory.routed_experts.numpy(), axis=-1)
     twice = np.argwhere(ranked[..., 1:] == ranked[..., :-1])
-    mask = trajectory.routed_experts_mask
-    recorded = mask.numpy().astype(bool) if mask is not None else np.ones(num_rows, bool)
     twice = twice[recorded[twice[:, 0]]]
     if len(twice):
         row, layer = int(twice[0][0]), int(twice[0][1])
