@@ -184,8 +184,8 @@ class AuditFold:
             number = group_of[max(slot, ~slot)]
             key = keys[number]
             if key < 0 and purpose != b"evaluate":
-                name = group_name(key)
-                self.breaches.add(BreachKind.BAD_ID, name, f"issued for {purpose.decode()!r}")
+                said = purpose.decode("utf-8", "replace")
+                self.breaches.add(BreachKind.BAD_ID, group_name(key), f"issued for {said!r}")
             if slot >= 0:
                 if not sizes[number]:
                     sizes[number] = max(1, min(size, MAX_SAMPLES))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 
+from streams.group_ids import MAX_DIGITS, evaluation_id
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
-from streams.views.evaluation import evaluation_id
 
 MAX_SAMPLES = 1 << 16  # of one group; a larger number is a foreign record
 NOWHERE = -1  # the place of a record that was not seen
@@ -22,7 +22,6 @@ _TRUSTED_SIZE = 1024  # a larger group gets its room sample by sample: it may be
 OFFSET_BITS = 44
 _MAX_OFFSET, _MAX_PARTITION = 1 << OFFSET_BITS, 1 << 19
 _ROW_BITS, _MAX_VERSION = 32, 1 << 30
-_MAX_DIGITS = 18  # of a group number: it has to fit into 64 bits
 
 
 def place_of(partition: int, offset: int) -> int:
@@ -40,7 +39,7 @@ def position_at(place: int) -> tuple[int, int]:
 def group_key(text: bytes) -> int | None:
     """The number of a training group; below 0 for an evaluation; None: an id that is neither."""
     if text.isdigit():
-        is_plain = len(text) <= _MAX_DIGITS and (text[0] != ord("0") or len(text) == 1)
+        is_plain = len(text) <= MAX_DIGITS and (text[0] != ord("0") or len(text) == 1)
         return int(text) if is_plain else None
     found = evaluation_id(text.decode("ascii", "replace"))
     if found is None or found[0] >= _MAX_VERSION or found[1] >= 1 << _ROW_BITS:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
-
-
-def evaluation_id(group_id: str) -> tuple[int, int] | None:
-    """(version, row) of `e{version}-{row}`; None for any other id."""
-    version, dash, row = group_id[1:].partition("-")
-    if group_id[:1] != "e" or not dash or not (version.isdecimal() and row.isdecimal()):
-        return None
-    return int(version), int(row)
+from streams.group_ids import evaluation_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,5 +233,4 @@ __all__ = [
     "SamplesState",
     "SamplesView",
     "TokenRun",
-    "evaluation_id",
 ]

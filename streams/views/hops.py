@@ -27,6 +27,7 @@ from schemas.events import (
     Trajectory,
     WorkerReport,
 )
+from streams.group_ids import issue_number
 from streams.record import Position
 from streams.views.run import EpochGate
 
@@ -139,7 +140,7 @@ class HopsView:
         """Take one event, and where its record lies if that is known."""
         match event:
             case Prompt() | Trajectory() | DeadLetter():
-                if event.purpose == TRAIN and event.group_id.isdecimal():
+                if event.purpose == TRAIN and issue_number(event.group_id) is not None:
                     self._move(event, position)
             case WorkerReport():
                 self._report(event)

@@ -22,6 +22,7 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
+from streams.group_ids import issue_number
 from streams.topic import Topic
 from streams.topics import DEAD_LETTERS, PROMPTS, STEPS
 from streams.views.run import EpochGate
@@ -125,8 +126,8 @@ class LettersView:
     def group(self, group_id: str) -> GroupState:
         """What became of a group, as far as was read."""
         fate = Fate.EVALUATION if group_id.startswith("e") else Fate.NOBODY
-        if group_id.isdecimal() and str(int(group_id)) == group_id:
-            fate = self._fate(group_id)
+        if (number := issue_number(group_id)) is not None:
+            fate = self._fate(group_id, number)
         return GroupState(
             group_id=group_id,
             fate=fate,
@@ -134,12 +135,11 @@ class LettersView:
             dropped=self._dropped.get(group_id),
         )
 
-    def _fate(self, group_id: str) -> Fate:
+    def _fate(self, group_id: str, number: int) -> Fate:
         if group_id in self._replaced_by:
             return Fate.REPLACED
         if group_id in self._dropped:
             return Fate.ASKED if group_id in self._asked else Fate.DROPPED
-        number = int(group_id)
         if number < self._closed.watermark or number in self._above:
             return Fate.TRAINED
         return Fate.OPEN if number <= self._highest else Fate.UNKNOWN
@@ -151,9 +151,10 @@ class LettersView:
         self.letters.append(Letter(event=event, num_bytes=num_bytes))
 
     def _prompt(self, event: Prompt) -> None:
-        if event.purpose != TRAIN or not event.group_id.isdecimal():
+        number = issue_number(event.group_id)
+        if event.purpose != TRAIN or number is None:
             return
-        self._highest = max(self._highest, int(event.group_id))
+        self._highest = max(self._highest, number)
         if event.replaces is not None:
             self._replaced_by.setdefault(event.replaces, event.group_id)
 

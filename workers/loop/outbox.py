@@ -57,6 +57,7 @@ class Outbox:
         self._bury = bury
         self._unsent: list[Outgoing] = []
         self._ready: list[Finished] = []
+        self._num_due = 0  # of them, from the front: those that the last `commit` is about
         self._flight: tuple[Sequence[Finished], Commit] | None = None  # the front of what is ready
         self._aborts = 0  # in a row
         self._not_before_s = 0.0
@@ -128,13 +129,16 @@ class Outbox:
         """
         # A revoked partition's work is dropped: its new owner does it.
         self._keep([done for done in self._ready if self._tracker.holds(done.raw)])
+        self._num_due = len(self._ready)
         self._start()
         self.settle(0.0)
 
     def settle(self, timeout_s: float) -> bool:
         """Whether nothing is under way, after at most `timeout_s`; what an abort left stays.
 
-        One transaction follows the other until all that is ready went through.
+        One transaction follows the other until all that was ready at `commit` went through. What
+        was added since waits for the next one: it may name what is still to be announced, or be of
+        a partition that is ours no longer.
 
         Raises:
             BrokerError: see `commit`.
@@ -147,13 +151,14 @@ class Outbox:
             self._flight = None
             if self._went(batch, under_way):
                 self._keep(self._ready[len(batch) :])
+                self._num_due -= len(batch)
                 self._start()
         return True
 
     def _start(self) -> None:
-        if not self._ready or self.is_waiting:
+        if not self._num_due or self.is_waiting:
             return
-        batch = _first_batch(self._ready, self._limit)
+        batch = _first_batch(self._ready[: self._num_due], self._limit)
         outputs = [output for done in batch for output in done.outputs]
         positions = self._tracker.after([done.raw for done in batch])
         try:

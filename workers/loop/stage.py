@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -139,15 +139,18 @@ class StageLoop:
 
     def close(self) -> None:
         """Leave the group; a clean end says so, and takes its notes back."""
-        if self.done:
-            with suppress(AbortedError):
-                while not self._outbox.settle(IDLE_S):
-                    pass  # until its deadline
-                notes = self._tracker.with_notes(dict.fromkeys(self._tracker.noted))
-                self._producer.commit(self._stage.farewell(), notes, self._consumer)
-        self._stage.close()
-        self._consumer.close()
-        self._producer.close()
+        with ExitStack() as stack:  # whatever fails, the rest is released
+            for each in (self._producer, self._consumer, self._stage):
+                stack.callback(each.close)
+            if self.done:
+                self._part()
+
+    def _part(self) -> None:
+        with suppress(AbortedError):
+            while not self._outbox.settle(IDLE_S):
+                pass  # until its deadline
+            notes = self._tracker.with_notes(dict.fromkeys(self._tracker.noted))
+            self._producer.commit(self._stage.farewell(), notes, self._consumer)
 
     def _announce(self) -> bool:
         return self._outbox.announce(self._stage.announcements())

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import re
+from collections.abc import Callable
 
 import numpy as np
 
 from schemas.events import EVALUATE, TRAIN, Prompt, Segment, Tensor, Trajectory
+from streams.group_ids import evaluation_id, issue_number
 
 AUTHORS = ("prompt", "policy", "environment")
 LOGPROB_ROUNDING = 1e-4  # how far above 0 a log-prob may lie, nats
-_GROUP_IDS = {TRAIN: re.compile("0|[1-9][0-9]*"), EVALUATE: re.compile("e[0-9]+-[0-9]+")}
+_READ_ID: dict[str, Callable[[str], object]] = {TRAIN: issue_number, EVALUATE: evaluation_id}
 
 
 def is_group_number(group_id: str) -> bool:
     """Whether a training group of a run can be named so; `07` is not, lest two ids name one."""
-    return _GROUP_IDS[TRAIN].fullmatch(group_id) is not None
+    return issue_number(group_id) is not None
 
 
 def check_prompt(prompt: Prompt) -> None:
@@ -62,12 +63,12 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
 
 
 def _check_identity(sample: Prompt | Trajectory) -> None:
-    if sample.purpose not in _GROUP_IDS:
-        raise ValueError(f"purpose must be one of {tuple(_GROUP_IDS)}, got {sample.purpose!r}")
-    if not _GROUP_IDS[sample.purpose].fullmatch(sample.group_id):
+    if sample.purpose not in _READ_ID:
+        raise ValueError(f"purpose must be one of {tuple(_READ_ID)}, got {sample.purpose!r}")
+    if _READ_ID[sample.purpose](sample.group_id) is None:
         raise ValueError(
             f"group_id must be an issue number, or e{{version}}-{{row}} of an evaluation, "
-            f"got {sample.group_id!r}"
+            f"got {sample.group_id[:40]!r}"
         )
     if not 0 <= sample.sample < sample.group_size:
         raise ValueError(
@@ -118,10 +119,12 @@ def _check_experts(trajectory: Trajectory, num_rows: int) -> None:
         raise ValueError(f"routed_experts has shape {shape}, [{num_rows}, layers, top_k]")
     if trajectory.routed_experts.dtype not in ("uint8", "uint16"):
         raise ValueError(f"routed_experts is {trajectory.routed_experts.dtype}")
+    mask = trajectory.routed_experts_mask
+    if mask is not None and mask.shape != (num_rows,):
+        raise ValueError(f"routed_experts_mask must be [{num_rows}], got {list(mask.shape)}")
+    recorded = mask.numpy().astype(bool) if mask is not None else np.ones(num_rows, bool)
     ranked = np.sort(trajectory.routed_experts.numpy(), axis=-1)
     twice = np.argwhere(ranked[..., 1:] == ranked[..., :-1])
-    mask = trajectory.routed_experts_mask
-    recorded = mask.numpy().astype(bool) if mask is not None else np.ones(num_rows, bool)
     twice = twice[recorded[twice[:, 0]]]
     if len(twice):
         row, layer = int(twice[0][0]), int(twice[0][1])

@@ -32,6 +32,7 @@ from schemas.events import (
     DroppedGroup,
     MaskedSegment,
 )
+from streams.group_ids import issue_number
 from streams.record import Partition, Position
 from workers.config.trainer import TrainerSection
 from workers.trainer.closed import ClosedSet
@@ -118,10 +119,8 @@ class Admission:
         different topics, so their order would be chance. A dead letter that cannot name its
         sample (-1) ends its group, which could never be known to be complete.
         """
-        if dead.purpose == EVALUATE or not _is_number(dead.group_id):
-            return False
-        number = group_number(dead.group_id)
-        if number in self._closed:
+        number = issue_number(dead.group_id)
+        if dead.purpose == EVALUATE or number is None or number in self._closed:
             return False
         group = self._group(number, dead, now_s)
         group.bury(dead)
@@ -288,13 +287,10 @@ def group_number(group_id: str) -> int:
     Raises:
         ValueError: any other text, `07` included: two ids must not name one number.
     """
-    if not _is_number(group_id):
-        raise ValueError(f"group_id must be an issue number, got {group_id!r}")
-    return int(group_id)
-
-
-def _is_number(group_id: str) -> bool:
-    return group_id.isdecimal() and str(int(group_id)) == group_id
+    number = issue_number(group_id)
+    if number is None:
+        raise ValueError(f"group_id must be an issue number, got {group_id[:40]!r}")
+    return number
 
 
 def _dropped(group: Group, reason: str, version: int, now_s: float) -> DroppedGroup:

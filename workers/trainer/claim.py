@@ -32,7 +32,7 @@ from workers.loop.runtime import OwnerAliveError
 from workers.trainer.ledger import Ledger
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
-READ_DEADLINE_S = 60.0
+READ_DEADLINE_S = 60.0  # without a single record more: a long ledger may take longer than that
 LAST_WORDS_SHARE = 1 / 6  # of the lease, at its begin; heartbeats come every third of it
 
 
@@ -80,14 +80,17 @@ def read_to_end(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecord
     """Fold everything that is committed now.
 
     Raises:
-        DeadlineError: the reader did not get there within READ_DEADLINE_S.
+        DeadlineError: the reader came no further for READ_DEADLINE_S.
     """
     end = bus.ends(STEPS.name)[STEPS_PARTITION]
-    deadline = time.monotonic() + READ_DEADLINE_S
+    before, since_s = -1, time.monotonic()
     while (at := reader.positions()[STEPS_PARTITION]) < end:
-        if time.monotonic() > deadline:
+        if at > before:
+            before, since_s = at, time.monotonic()
+        elif time.monotonic() - since_s > READ_DEADLINE_S:
             raise DeadlineError(
-                f"{STEPS_PARTITION} was read to offset {at} of {end} within {READ_DEADLINE_S:g} s"
+                f"reading {STEPS_PARTITION} from the broker: at offset {at} of {end}, and nothing "
+                f"came for {READ_DEADLINE_S:g} s"
             )
         _fold(reader, ledger, foreign, 0.2)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from schemas.events import TrainerStarted
 from streams.bus import Producer, Reader
 from streams.codec import outgoing
-from streams.errors import ConfigError, FencedError
+from streams.errors import ConfigError, DeadlineError, FencedError
 from streams.memory.bus import MemoryBus
 from streams.memory.log import MemoryLog
 from streams.record import Outgoing, Partition, RawRecord
@@ -28,10 +29,13 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from tests.logs import made_log
 from workers.config.run import RunConfig
 from workers.context import Context
+from workers.loop.foreign import ForeignRecords
 from workers.loop.runtime import OwnerAliveError
-from workers.trainer.claim import Claimed, claim
+from workers.trainer import claim as protocol
+from workers.trainer.claim import STEPS_PARTITION, Claimed, claim, read_to_end
 from workers.trainer.ledger import Ledger
 
 
@@ -241,3 +245,29 @@ def test_a_changed_number_of_partitions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=expected):
         make_trainer(log, config, "two", takeover=True, bus=Grown(log, "demo"))
     assert [] == steps(log)
+
+
+def test_a_long_ledger_may_take_longer_than_the_deadline_of_one_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of months would never be resumed otherwise; only a reader that stands still is told."""
+    bus = InterposedBus(made_log(), "run")
+    with bus.producer("trainer.0") as pen:
+        for _ in range(5):
+            pen.commit([outgoing(STEPS, factories.heartbeat())])
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+
+    def later() -> None:
+        clock.now_s += 0.9 * protocol.READ_DEADLINE_S
+
+    bus.at_poll = later
+    with bus.reader({STEPS_PARTITION: 0}) as reader:
+        whole, reader.poll = reader.poll, lambda *_: whole(1, 0.0)  # type: ignore[method-assign]
+        read_to_end(bus, reader, Ledger(), ForeignRecords("test"))
+        assert reader.positions() == bus.ends(STEPS.name)
+
+        reader.seek({STEPS_PARTITION: 0})
+        reader.poll = lambda *_: later() or []  # type: ignore[method-assign]
+        with pytest.raises(DeadlineError, match=r"steps\[0\].*at offset 0 of 10"):
+            read_to_end(bus, reader, Ledger(), ForeignRecords("test"))

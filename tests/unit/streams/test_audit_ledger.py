@@ -13,6 +13,7 @@ from schemas.events import (
 from streams.audit.classes import Classes
 from streams.audit.fold import AuditFold
 from streams.audit.report import EXAMPLES_PER_KIND
+from streams.audit.rows import Rows
 from streams.record import ID_HEADER, Partition, Position, RawRecord
 from tests.factories import (
     dead_letter,
@@ -267,6 +268,14 @@ def test_an_evaluation_id_on_a_training_prompt_is_named() -> None:
     log = healthy()
     log.issue("e0-9", purpose="train")
     assert kinds(log.report()) == {"bad id": SIZE}
+
+
+def test_a_purpose_that_is_no_text_is_shown_as_far_as_it_goes() -> None:
+    """Skimming does not look into texts, so the audit must not stop at one."""
+    fold = AuditFold()
+    fold.add(Rows("prompts", rows=[(b"e0-9", 0, 1, b"\xff")], places=[0]))
+    report = Classes(fold, reached(set(), set())).report()
+    assert report.breaches[0].detail == "issued for '\ufffd'"
 
 
 def test_a_step_cannot_train_an_evaluation() -> None:

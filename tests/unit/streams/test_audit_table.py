@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from streams.audit.table import Table, group_key, group_name, place_of, position_at
 
 
@@ -26,3 +28,11 @@ def test_ids_and_places_survive_as_integers() -> None:
     assert [group_key(t) for t in (b"", b"x", b"01", b"-1", b"9" * 30, b"e1-x")] == [None] * 6
     assert position_at(place_of(11, 1 << 40)) == (11, 1 << 40)
     assert place_of(-1, 5) == place_of(0, -1) == place_of(0, 1 << 50) == -1
+
+
+@pytest.mark.parametrize(
+    "text", [b"9" * 19, b"9" * 5000, b"e0-" + b"9" * 5000, b"07", b"e1", b"\xb2"]
+)
+def test_what_is_no_group_of_ours_has_no_key(text: bytes) -> None:
+    """Also where Python refuses to read so long a number."""
+    assert group_key(text) is None

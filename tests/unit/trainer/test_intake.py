@@ -220,3 +220,13 @@ def test_requests_of_operators_are_none_of_its_business() -> None:
     site.sends(outgoing(DEAD_LETTERS, factories.replacement_requested()))
     assert [] == site.take()
     assert (0, []) == (site.intake.num_foreign, site.dead())
+
+
+@pytest.mark.parametrize("group", ["9" * 19, "9" * 5000])
+def test_a_group_number_that_no_log_can_hold_stops_nobody(group: str) -> None:
+    """Neither in a score nor in a letter; the closed set is written in 64 bits."""
+    site = Site()
+    site.sends(factories.dead_letter(group_id=group, sample=0), scored(0, group=group))
+    letters = site.take()
+    assert [(SCORED.name, "validation")] == [(x.origin_topic, x.reason) for x in letters]
+    assert [] == site.dead()

@@ -30,6 +30,14 @@ def with_score(**changes):
     return scored(scores=(replace(score(1, [-0.6, -0.9]), **changes),))
 
 
+def with_experts(mask):
+    """Four tokens, so three rows; each names an expert twice."""
+    routed = Tensor.of(np.zeros((3, 1, 2), np.uint8))
+    whole = scored((PROMPT, ANSWER))
+    trajectory = replace(whole.trajectory, routed_experts=routed, routed_experts_mask=mask)
+    return replace(whole, trajectory=trajectory)
+
+
 def test_good_ones_pass():
     """A plain one, log-probs a rounding above 0, and an environment between two answers."""
     validate(scored(), VOCAB_SIZE)
@@ -62,6 +70,9 @@ def test_good_ones_pass():
         (with_score(proximal_logprobs=floats([-1])), r"scores\[0\].proximal_logprobs .*\[2\]"),
         (with_score(proximal_logprobs=floats([-1, INF])), r"proximal_logprobs\[1\] .* got inf"),
         (with_score(anchor="newest"), r"scores\[0\].anchor .* got 'newest'"),
+        (with_experts(None), r"routed_experts\[0, 0\] names an expert twice"),
+        (with_experts(ids([1, 1])), r"routed_experts_mask must be \[3\], got \[2\]"),
+        (with_experts(Tensor.of(np.ones((3, 1), np.uint8))), r"_mask must be \[3\], got \[3, 1\]"),
         (with_score(segment=0), r"policy segments \[1\], got \[0\]"),
         (with_score(entropy=floats([1.0])), r"scores\[0\].entropy must be \[2\], got \[1\]"),
         (with_score(reference_logprobs=floats([-1, NAN])), r"reference_logprobs\[1\] .* nan"),

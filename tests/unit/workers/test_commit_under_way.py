@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from streams.codec import outgoing
 from streams.errors import FencedError
 from streams.memory.bus import Ended, MemoryBus, MemoryProducer
 from streams.memory.log import Fault, MemoryLog
 from streams.record import Committed, Outgoing, Partition, Position
-from streams.topics import PROMPTS
+from streams.topics import PROMPTS, WORKER_EVENTS
+from tests import factories
 from tests.unit.roles.stand import turn_until
-from tests.unit.workers.test_stage import HeldStage, issue, make_log, outputs
+from tests.unit.workers.test_stage import HeldStage, issue, make_log, outputs, read
 from workers.config.run import RunConfig
 from workers.context import Context
 from workers.loop.stage import StageLoop
@@ -65,9 +67,11 @@ class SlowBus(MemoryBus):
         return producer
 
 
-def started(*names: str) -> tuple[MemoryLog, HeldStage, SlowBus, StageLoop]:
+def started(
+    *names: str, stage: HeldStage | None = None
+) -> tuple[MemoryLog, HeldStage, SlowBus, StageLoop]:
     """A loop that has begun the samples `names`."""
-    log, stage = make_log(), HeldStage()
+    log, stage = make_log(), stage or HeldStage()
     issue(log, *names)
     bus = SlowBus(log)
     context = Context(config=RunConfig(), bus=bus, role="rollout", ordinal=0, instance="i")
@@ -146,3 +150,84 @@ def test_a_drained_loop_waits_for_its_last_transaction() -> None:
     turn_until(loop, lambda: loop.done)
     loop.close()
     assert outputs(log) == ["0/0"]
+
+
+class Telling(HeldStage):
+    """Announces what a test gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_tell: list[Outgoing] = []
+
+    def announcements(self) -> Sequence[Outgoing]:
+        told, self.to_tell = self.to_tell, []
+        return told
+
+
+def test_what_is_announced_meanwhile_goes_out_before_what_finished_meanwhile() -> None:
+    """A trajectory may name a load that was announced while the last transaction was under way."""
+    _, stage, bus, loop = started("0/0", "0/1", stage=(telling := Telling()))
+    stage.released = ["0/0"]
+    turn_until(loop, lambda: len(bus.held) == 1)
+    telling.to_tell = [outgoing(WORKER_EVENTS, factories.worker_report())]
+    stage.released = ["0/1"]
+    loop.turn()
+    bus.held[0].go_on()
+    turn_until(loop, lambda: len(bus.held) == 2)
+    assert len(read(bus, WORKER_EVENTS.name)) == 1
+
+
+def test_what_a_lost_partition_s_record_gives_meanwhile_is_dropped() -> None:
+    """Its partition went before the transaction began; its new owner does it."""
+    log, stage, bus, loop = started("0/0")
+    issue(log, "1/0", partition=1)
+    turn_until(loop, lambda: sorted(stage.begun) == ["0/0", "1/0"])
+    with MemoryBus(log, "run").consumer("rollout", [PROMPTS.name]) as rival:
+        turn_until(loop, lambda: bool(rival.poll(0, 0.0).assigned))
+        stage.released = ["0/0"]
+        turn_until(loop, lambda: len(bus.held) == 1)
+        stage.released = ["1/0"]
+        loop.turn()
+        bus.held[0].go_on()
+        turn_until(loop, lambda: outputs(log) == ["0/0"])
+        loop.turn()
+    assert (len(bus.held), stage.begun) == (1, {})
+
+
+def test_new_work_is_taken_between_two_transactions() -> None:
+    """Also where a record is ready each time that a transaction ends."""
+    log, stage, bus, loop = started("0/0", "0/1", "0/2")
+    stage.released = ["0/0"]
+    turn_until(loop, lambda: len(bus.held) == 1)
+    issue(log, "1/0")
+    stage.released = ["0/1"]
+    loop.turn()
+    bus.held[0].go_on()
+    turn_until(loop, lambda: len(bus.held) == 2)
+    assert sorted(stage.begun) == ["0/2", "1/0"]
+
+
+class Parting(HeldStage):
+    """Has a last word."""
+
+    is_closed = False
+
+    def farewell(self) -> Sequence[Outgoing]:
+        return [outgoing(WORKER_EVENTS, factories.worker_report())]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_loop_that_learns_of_its_successor_while_it_closes_releases_everything() -> None:
+    """Or its model server would outlive it, and its partitions wait for the session to end."""
+    log, _, _, loop = started("0/0", stage=(parting := Parting()))
+    parting.begun.clear()
+    loop.drain()
+    assert loop.done
+    MemoryBus(log, "run").producer("rollout.0")
+    with pytest.raises(FencedError):
+        loop.close()
+    assert parting.is_closed
+    with MemoryBus(log, "run").consumer("rollout", [PROMPTS.name]) as heir:
+        assert len(heir.poll(0, 0.0).assigned) == 2

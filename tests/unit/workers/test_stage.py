@@ -84,12 +84,12 @@ def make_loop(log: MemoryLog, stage: HeldStage, ordinal: int = 0) -> StageLoop:
     return StageLoop(context, bus, stage, PROMPTS.name, interval_s=0.0)
 
 
-def issue(log: MemoryLog, *names: str) -> None:
+def issue(log: MemoryLog, *names: str, partition: int = 0) -> None:
     records = []
     for name in names:
         group_id, sample = name.split("/")
         event = factories.prompt(group_id=group_id, sample=int(sample))
-        records.append(outgoing(PROMPTS, event, partition=0))
+        records.append(outgoing(PROMPTS, event, partition=partition))
     MemoryBus(log, "run").producer("prompts.0").commit(records)
 
 

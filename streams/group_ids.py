@@ -1,0 +1,24 @@
+"""How groups are named: a training group by its issue number, an evaluation by version and row.
+
+Ids come from records that anyone may have written. A number of more digits than Avro's 64 bits
+hold is none: it could be read, but never be written into a closed set.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_DIGITS = 18
+_NUMBER = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}}")
+_EVALUATION = re.compile(rf"e([0-9]{{1,{MAX_DIGITS}}})-([0-9]{{1,{MAX_DIGITS}}})")
+
+
+def issue_number(group_id: str) -> int | None:
+    """The number of a training group; None for any other id, `07` included, lest two name one."""
+    return int(group_id) if _NUMBER.fullmatch(group_id) else None
+
+
+def evaluation_id(group_id: str) -> tuple[int, int] | None:
+    """(version, row) of `e{version}-{row}`; None for any other id."""
+    found = _EVALUATION.fullmatch(group_id)
+    return (int(found[1]), int(found[2])) if found else None
