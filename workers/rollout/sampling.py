@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -49,6 +51,10 @@ class Sampler:
     sampling: Sampling
     max_attempts: int
     deadline_s: float
+    # Its own: answers that wait for a slow verifier must not hold up a pull, which needs a thread.
+    judging: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, thread_name_prefix="judge")
+    )
 
     async def roll_out(self, prompt: Prompt) -> Rollout:
         """Generate and judge one sample.
@@ -62,7 +68,8 @@ class Sampler:
         started_s = time.monotonic()
         attempt, segments = await self.generate(prompt)
         sampled = np.concatenate([segment.token_ids for segment in segments])
-        judgement = await asyncio.to_thread(
+        judgement = await asyncio.get_running_loop().run_in_executor(
+            self.judging,
             self.verifier.judge,
             prompt.text,
             self.tokenizer.decode(sampled.tolist()),
