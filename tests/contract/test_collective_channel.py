@@ -18,7 +18,14 @@ from tests.contract.test_weight_channel import weights
 from workers.weights.channel import VersionGoneError, WeightError
 from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
 from workers.weights.layout import weight_hash
+from workers.weights.link.errors import PullError
+from workers.weights.link.pieces import Piece
+from workers.weights.link.receiver import Address, Receiver
+from workers.weights.link.shards import Part
+from workers.weights.link.target import FreshTensors
+from workers.weights.link.trust import receiver_key
 from workers.weights.sender import Limits
+from workers.weights.snapshot import Snapshot
 
 SECRET, EPOCH, DEADLINE_S = "the run's", 1, 120.0  # the epoch is the one that `announced` says
 
@@ -202,6 +209,77 @@ def test_a_layout_that_is_not_the_servers_is_refused(
     wrong = dataclasses.replace(published, layout=published.layout.replace("[2,3]", "[3,2]"))
     with pytest.raises(WeightError, match=r"model.z.weight float32 \[3, 2\]"):
         stand.pull(channel, wrong)
+
+
+def test_a_receiver_that_cannot_be_a_rank_of_its_server_is_refused(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """A pipeline's second stage says rank 2 of 2: it gets nothing, and others go on."""
+    published = stand.publish(0)
+    stand.server.serve(factories.pull_requested(0, channel="gloo", address="odd"))
+    receiver = Receiver(
+        Address(
+            address=published.endpoints[0].address,
+            backend="gloo",
+            receiver="odd",
+            key=receiver_key(SECRET, "odd"),
+            epoch=EPOCH,
+            rank=2,
+            ranks=2,
+        ),
+        torch.device("cpu"),
+        engine="a pipeline",
+        mode="auto",
+    )
+    halves = FreshTensors(
+        [(n, str(t.dtype).removeprefix("torch."), (t.shape[0] // 2, *t.shape[1:]))
+         for n, t in weights(0).items() if t.ndim and t.shape[0] % 2 == 0],
+        torch.device("cpu"),
+    )  # fmt: skip
+    with pytest.raises(PullError, match="rank 2 of 2"):
+        receiver.receive(0, halves, time.monotonic() + DEADLINE_S)
+    assert stand.pull(channel, published)
+
+
+def test_weights_of_a_type_that_cannot_be_sent_are_refused_by_name(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """And the next version, without them, is sent."""
+    odd = weights(0) | {"rotary": torch.zeros(2, dtype=torch.complex64)}
+    published = announced(stand.server, stand.server.publish(0, odd))
+    with pytest.raises(WeightError, match="rotary complex64"):
+        stand.pull(channel, published)
+    assert stand.pull(channel, stand.publish(1))
+
+
+class Unreadable(Snapshot):
+    """As of a GPU that has no room to stage a piece."""
+
+    def bytes_of(self, piece: Piece, part: Part) -> torch.Tensor:
+        raise RuntimeError(f"out of memory at {piece.name}")
+
+
+def test_a_copy_that_cannot_be_staged_breaks_its_transfer_only(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """Tried again, refused with the reason in the end; the sender goes on."""
+    published, later = stand.publish(0), stand.publish(1)
+    held = stand.server._snapshots._held
+    held[0] = Unreadable(held[0].weight_hash, held[0].tensors, torch.device("cpu"))
+    with pytest.raises(WeightError, match="out of memory at"):
+        stand.pull(channel, published)
+    assert stand.pull(channel, later)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sender_that_ended_is_told_to_the_trainer(stand: Stand) -> None:
+    """Nobody would ever get a version again: the trainer is to start anew."""
+    stand.server._sender.events.put("no event")  # type: ignore[arg-type]
+    stand.server._sender._thread.join(DEADLINE_S)
+    with pytest.raises(WeightError, match="sender of weights ended"):
+        stand.server.publish(0, weights(0))
+    with pytest.raises(WeightError, match="sender of weights ended"):
+        stand.server.serve(factories.pull_requested(0, channel="gloo", address="any"))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])

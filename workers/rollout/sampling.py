@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -50,6 +51,10 @@ class Sampler:
     sampling: Sampling
     max_attempts: int
     deadline_s: float
+    # Its own: answers that wait for a slow verifier must not hold up a pull, which needs a thread.
+    judging: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, thread_name_prefix="judge")
+    )
 
     async def roll_out(self, prompt: Prompt) -> Rollout:
         """Generate and judge one sample.
@@ -84,7 +89,9 @@ class Sampler:
             finish_reason,
         )
         # Two changes of thread cost more than a judgement that does not wait.
-        return await asyncio.to_thread(judge) if self.verifier.waits else judge()
+        if not self.verifier.waits:
+            return judge()
+        return await asyncio.get_running_loop().run_in_executor(self.judging, judge)
 
     async def generate(self, prompt: Prompt) -> tuple[int, list[GeneratedSegment]]:
         """The attempt that succeeded, and its segments; raises as `roll_out` does."""

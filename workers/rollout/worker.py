@@ -125,6 +125,7 @@ class RolloutStage:
         """Give up open samples; they stay in flight."""
         self._loop.wait(self._engine.close(), CLOSE_S, f"closing engine {self._engine.name}")
         self._loop.close()
+        self._sampler.judging.shutdown(wait=False, cancel_futures=True)
         self._sampler.verifier.close()
         self._follower.close()
 

@@ -113,7 +113,12 @@ class CollectiveWeightServer:
         weights: Mapping[str, torch.Tensor],
         known_hash: str | None = None,
     ) -> Manifest:
-        """Copy the weights and serve them; see `WeightServer.publish`."""
+        """Copy the weights and serve them; see `WeightServer.publish`.
+
+        Raises:
+            WeightError: also where nobody can be served any more.
+        """
+        self._sender.check()
         content = known_hash or weight_hash(weights)
         held = self._snapshots.hash_of(policy_version)
         if held is None:
@@ -137,7 +142,8 @@ class CollectiveWeightServer:
         return (Endpoint(channel=self._backend, address=self._listener.address),)
 
     def serve(self, request: PullRequested) -> None:
-        """The log lets this receiver have the version."""
+        """The log lets this receiver have the version; raises as `publish` does."""
+        self._sender.check()
         if request.channel == self._backend:
             self._sender.events.put(Asked(request.address, request.policy_version, request.worker))
 

@@ -75,6 +75,17 @@ class Sender:
         self._listener = listener
         self._thread.start()
 
+    def check(self) -> None:
+        """Whether it still sends, or has not begun.
+
+        Raises:
+            WeightError: its thread ended with an error, which the log holds; nobody would be served
+                any more.
+        """
+        has_begun = self._thread.ident is not None
+        if has_begun and not self._thread.is_alive() and not self._stopping:
+            raise WeightError("the sender of weights ended with an error; it stands in the log")
+
     def withdraw(self, hold_s: float) -> None:
         """Until every member has the newest version, or for `hold_s`; then no version is served.
 

@@ -130,7 +130,7 @@ class Transfer:
                     settle()
             while under_way:
                 settle()
-        except PullError as err:
+        except (PullError, RuntimeError) as err:  # torch's: the device has no room to stage it
             raise BrokenError(str(err)) from err
         if checksum is not None:
             with streams.summing():

@@ -71,6 +71,10 @@ SPOILED = {
     "clamped log-prob": (set_logprob(-9999.0), r"logprobs\[1\] = -9999.0"),
     "positive log-prob": (set_logprob(0.5), r"logprobs\[1\] = 0.5 is no log-prob"),
     "log-prob as text": (set_logprob("-1"), "logprob should be int or float, is '-1'"),
+    "log-prob that is no object": (
+        choice(lambda c: c["logprobs"]["content"].__setitem__(1, None)),
+        r"logprobs.content\[1\] is of token None",
+    ),
     "too many tokens": (
         choice(
             lambda c: (
@@ -107,6 +111,10 @@ SPOILED = {
         choice(lambda c: c.__setitem__("routed_experts", "AAAA")),
         "no base64 of a .npy file",
     ),
+    "experts that are no text": (
+        choice(lambda c: c.__setitem__("routed_experts", "\u00e9")),
+        "no base64 of a .npy file",
+    ),
     "spans with a gap": (spans(("0-x", 0, 2), ("0-x", 3, 4)), "span 3 to 4 follows token 2"),
     "spans too short": (spans(("0-x", 0, 3)), "weight_versions end at token 3 of 4"),
     "a version that it never loaded": (
@@ -114,6 +122,61 @@ SPOILED = {
         r"version 'default', but it was given \['0-",
     ),
 }
+
+
+def meta(name: str, change: Callable[[Any], object]) -> Callable[[Answer], Answer]:
+    """Change a field of SGLang's `meta_info`."""
+
+    def spoil(answer: Answer) -> Answer:
+        found = answer["meta_info"]
+        return {**answer, "meta_info": {**found, name: change(found.get(name))}}
+
+    return spoil
+
+
+SGLANG_SPOILED = {
+    # orjson, with which it writes, makes null of a NaN.
+    "no log-prob": (
+        meta("output_token_logprobs", lambda rows: [[None, t, None] for _, t, _ in rows]),
+        r"output_token_logprobs\[0\]",
+    ),
+    "fewer log-probs": (
+        meta("output_token_logprobs", lambda rows: rows[1:]),
+        "output_token_logprobs has 0 entries for 1 tokens",
+    ),
+    "experts that are no base64": (meta("routed_experts", lambda _: "\u00e9"), "no base64"),
+}
+
+
+@pytest.mark.parametrize("name", SGLANG_SPOILED)
+def test_a_wrong_answer_of_sglang_is_named(world: World, name: str) -> None:
+    """As for vLLM: an error of the request, not of the worker."""
+    spoil, message = SGLANG_SPOILED[name]
+    server = world.serve("sglang-0.5.17")
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        server.spoil = spoil
+        with pytest.raises(EngineError, match=message) as caught:
+            await collect(engine, request("3/1/0", max_new_tokens=4))
+        assert server.url in str(caught.value)
+        server.spoil = None
+        assert await collect(engine, request(max_new_tokens=4))
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("flavour", ["vllm-0.25.1", "sglang-0.5.17"])
+def test_a_line_of_a_stream_may_be_as_long_as_it_is(world: World, flavour: str) -> None:
+    """One event carries the routed experts of a whole sample: megabytes for a large model."""
+    server = world.serve(flavour)
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        server.spoil = lambda answer: {**answer, "padding": "x" * 3_000_000}
+        assert await collect(engine, request(max_new_tokens=2))
+
+    world.run(scenario)
 
 
 @pytest.mark.parametrize("name", SPOILED)

@@ -76,7 +76,7 @@ class ServerHttp:
             ):
                 if answer.status >= 400:
                     raise self._refused(what, answer.status, await answer.read())
-                async for line in answer.content:
+                async for line in _lines(answer.content):
                     if not line.startswith(b"data:"):
                         continue
                     text = line[5:].strip()
@@ -114,7 +114,7 @@ class ServerHttp:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
                 timeout=aiohttp.ClientTimeout(total=None),  # each call has its own deadline
                 headers={"Content-Type": "application/json", **self._headers},
-                read_bufsize=1 << 20,  # one line of a stream may carry a whole prompt's experts
+                read_bufsize=1 << 20,
             )
         return self._session
 
@@ -158,6 +158,20 @@ class ServerHttp:
         return ServerGoneError(
             f"server {self.url}: {what}: connection failed: {type(err).__name__}: {err}"
         )
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines without their ends. The reader's own end at 2 MiB, and one event may carry the routed
+    experts of a whole sample."""
+    begun = bytearray()
+    async for chunk in content.iter_any():
+        head, *rest = chunk.split(b"\n")
+        begun += head
+        for line in rest:
+            yield bytes(begun)
+            begun = bytearray(line)
+    if begun:
+        yield bytes(begun)
 
 
 def _short(content: bytes) -> str:

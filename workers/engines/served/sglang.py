@@ -11,7 +11,6 @@ Run with 0.5.17; 0.5.23 was read only. Facts behind what looks odd here:
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Any
 
 import numpy.typing as npt
@@ -140,7 +139,8 @@ def _logprobs(meta: dict[str, Any], token_ids: list[int]) -> list[float]:
             f"field output_token_logprobs has {len(entries)} entries for {len(token_ids)} tokens"
         )
     for position, (entry, token_id) in enumerate(zip(entries, token_ids, strict=True)):
-        if not isinstance(entry, list) or len(entry) < 2 or entry[1] != token_id:
+        is_pair = isinstance(entry, list) and len(entry) >= 2 and entry[1] == token_id
+        if not is_pair or not isinstance(entry[0], (int, float)):  # null: it was a NaN
             raise AnswerError(
                 f"field output_token_logprobs[{position}] should be of token {token_id}, "
                 f"is {entry!r:.60}"
@@ -151,6 +151,7 @@ def _logprobs(meta: dict[str, Any], token_ids: list[int]) -> list[float]:
 def _experts(found: object) -> npt.NDArray[Any]:
     """Base64 of int32, flat: the caller knows layers and top-k."""
     try:
-        return int_array(base64.b64decode(str(found), validate=True), "<i4")
-    except binascii.Error as err:
+        content = base64.b64decode(str(found), validate=True)
+    except ValueError as err:
         raise AnswerError(f"field routed_experts is no base64: {err}") from err
+    return int_array(content, "<i4")

@@ -11,7 +11,6 @@ Run with 0.25.1 and 0.32.0. Facts behind what looks odd here:
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 from typing import Any
 
@@ -134,7 +133,8 @@ def _logprobs(found: object, token_ids: list[int]) -> list[float]:
             f"field logprobs.content has {len(content)} entries for {len(token_ids)} tokens"
         )
     for position, (entry, token_id) in enumerate(zip(content, token_ids, strict=True)):
-        named = entry.get("token_id", entry.get("token"))
+        known = entry if isinstance(entry, dict) else {}
+        named = known.get("token_id", known.get("token"))
         if named not in (token_id, f"token_id:{token_id}"):
             raise AnswerError(
                 f"field logprobs.content[{position}] is of token {named!r}, not of {token_id}"
@@ -147,6 +147,6 @@ def _experts(found: object) -> npt.NDArray[Any]:
     try:
         content = base64.b64decode(str(found), validate=True)
         rows: npt.NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=False)
-    except (binascii.Error, ValueError, EOFError) as err:
+    except (ValueError, EOFError) as err:
         raise AnswerError(f"field routed_experts is no base64 of a .npy file: {err}") from err
     return rows

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .errors import PullError
-from .pieces import Piece
+from .pieces import SIZES, Piece
 from .shards import Part, parts_of, split
 from .target import Row
 
@@ -42,8 +42,14 @@ def make_plan(
             what cannot be mapped through the loader.
 
     Raises:
-        PullError: `layout`, naming what has no counterpart on either side.
+        PullError: `layout`, naming what has no counterpart on either side, or cannot be sent.
     """
+    if not 0 <= rank < ranks:
+        raise PullError(
+            "layout", f"rank {rank} of {ranks}: stages of a pipeline cannot be told apart"
+        )
+    if odd := [f"{name} {dtype}" for name, dtype, _ in sources if dtype not in SIZES]:
+        raise PullError("layout", f"tensors of a type that is not sent: {_few(odd)}")
     held = {name: (dtype, tuple(shape)) for name, dtype, shape in sources}
     if mode == "checkpoint":
         return _joined([_loaded(name, held) for name in held])

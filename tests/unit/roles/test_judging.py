@@ -1,0 +1,55 @@
+"""Judging answers beside everything else that a rollout worker does."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.unit.roles.stand import DEADLINE_S, LengthVerifier, Stand, make_prompt, make_sampler
+from workers.engines.fake import FakeEngine
+from workers.rollout.reward import Judgement
+from workers.weights.file import FileWeightChannel
+
+LIMIT_S = 10.0  # missed, a thread was held up
+
+
+class SlowVerifier(LengthVerifier):
+    """Judges once it is allowed to."""
+
+    waits = True
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+        self.may_judge = threading.Event()
+
+    def judge(
+        self, prompt: str, completion: str, answer: str, metadata: object, finish_reason: str
+    ) -> Judgement:
+        self.is_asked.set()
+        assert self.may_judge.wait(DEADLINE_S)
+        return super().judge(prompt, completion, answer, metadata, finish_reason)
+
+
+def test_a_slow_verifier_holds_up_no_other_thread(tmp_path: Path) -> None:
+    """A pull needs a thread while generation stands still: judging takes none of those."""
+    stand = Stand(tmp_path)
+    verifier, engine = SlowVerifier(), FakeEngine(slots=4)
+    sampler = dataclasses.replace(make_sampler(stand, engine), verifier=verifier)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        await engine.pull(stand.publish(0), FileWeightChannel())
+        rollout = asyncio.create_task(sampler.roll_out(make_prompt("0", 0, 1)))
+        try:
+            while not verifier.is_asked.is_set():
+                await asyncio.sleep(0.005)
+            await asyncio.wait_for(asyncio.to_thread(threading.get_ident), LIMIT_S)
+        finally:
+            verifier.may_judge.set()
+        assert (await rollout).judgement.reward > 0
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
