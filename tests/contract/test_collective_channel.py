@@ -135,6 +135,18 @@ def test_pullers_that_are_ready_together_share_one_broadcast() -> None:
     assert stand.log.events.count("weights_sent") <= 4  # six, if nothing were shared
 
 
+def test_nobody_waits_for_those_that_have_the_version() -> None:
+    """One that joins late is sent to at once: the others hold the version, or a newer one."""
+    stand = serving(window_s=10 * DEADLINE_S)  # a pull that waited it out would be given up
+    early, late = (CollectiveWeightChannel("gloo", SECRET) for _ in range(2))
+    old, new = stand.publish(0), stand.publish(1)
+    for channel, published in ((early, new), (late, old), (late, new)):
+        assert published.weight_hash == weight_hash(stand.pull(channel, published))
+    for channel in (early, late):
+        channel.close()
+    stand.server.close()
+
+
 def test_a_number_never_gets_a_second_content(stand: Stand) -> None:
     """The same content again is a no-op, another is refused."""
     first = stand.server.publish(1, weights(1))

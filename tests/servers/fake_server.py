@@ -39,6 +39,7 @@ class FakeServer:
         self.core = MarkovServer(step_s=step_s)
         self.asked: list[Answer] = []  # bodies of generate requests
         self.called: list[str] = []  # control routes, with query
+        self.num_looks = 0  # requests of /health that came in
         self.spoil: Spoil | None = None  # of generate's answers
         self.statuses: list[int] = []  # of the next generate requests, instead of an answer
         self.dies_of_loading = False
@@ -60,8 +61,6 @@ class FakeServer:
     def kill(self) -> None:
         """Everything is lost: connections, jobs, weights."""
         self._on_loop(self._stop())
-        step_s = self.core.step_s
-        self.core = MarkovServer(step_s=step_s)
 
     def kill_soon(self) -> None:
         """The same from within one of its own handlers."""
@@ -111,11 +110,13 @@ class FakeServer:
         await asyncio.sleep(0.01)  # what stood in the queue of the port is accepted even now
         _abort_all(server)
         await asyncio.sleep(0)
+        self.core = MarkovServer(step_s=self.core.step_s)
         self._runner = None
 
     @web.middleware
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         path = request.path
+        self.num_looks += path == "/health"
         if path not in ("/generate", "/inference/v1/generate", "/health", "/openapi.json"):
             self.called.append(request.path_qs)
         if self.dies_of_loading and path in ("/collective_rpc", "/update_weights_from_disk"):

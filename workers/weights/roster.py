@@ -64,8 +64,8 @@ class Roster:
             self.members.remove(member)
 
     def lacking(self, version: int) -> list[Member]:
-        """Who neither got `version` nor was refused it."""
-        return [member for member in self.members if member.settled != version]
+        """Who neither got `version`, or a newer one, nor was refused it."""
+        return [m for m in self.members if m.settled is None or m.settled < version]
 
     def ready(self) -> list[Member]:
         """Who may be sent to, oldest wish first."""

@@ -181,11 +181,15 @@ class Sender:
             self._withdrawal = None
 
     def _due(self) -> Delivery | None:
-        """The oldest wish with all that want the same bytes, once its window is over."""
+        """The oldest wish with all that want the same bytes, once its window is over.
+
+        The window is for those that lack the version too: once they are all ready it is over.
+        """
         ready = self._roster.ready()
-        is_everyone = len(ready) == len(self._roster.members)
         for oldest in ready:
-            if not is_everyone and time.monotonic() < oldest.since_s + self._limits.window_s:
+            assert oldest.wants is not None
+            has_all = set(self._roster.lacking(oldest.wants)) <= set(ready)
+            if not has_all and time.monotonic() < oldest.since_s + self._limits.window_s:
                 return None
             delivery = self._delivery(oldest, ready)
             if delivery is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.contract.engine_rigs import collect, request
 from tests.servers.world import World
+from tests.unit.served.test_gate import until
 from workers.engines.base import EngineError
 from workers.engines.served.engine import ServedEngine
 
@@ -263,3 +264,21 @@ def test_an_answer_that_never_comes_is_an_error(world: World, flavour: str) -> N
         assert await collect(engine, request(max_new_tokens=1))
 
     world.run(scenario, request_s=0.5)
+
+
+def test_a_server_that_breaks_off_while_it_is_looked_at_goes_on(world: World) -> None:
+    """The look says that it lives; the one that waits for it meanwhile is told."""
+    server = world.serve()
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        server.slow_routes["/health"] = 0.2
+        seen = server.num_looks
+        await until(lambda: server.num_looks > seen, "nobody looks")
+        server.breaks_off = True
+        with pytest.raises(EngineError, match="connection failed"):
+            await collect(engine, request())
+        server.breaks_off = False
+        assert await collect(engine, request())
+
+    world.run(scenario, beat_s=0.1, silent_s=60.0)

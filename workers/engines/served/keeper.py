@@ -53,8 +53,8 @@ class Keeper:
     async def run(self) -> None:
         """Until the server is given up, or cancelled."""
         while not self.failure:
+            self._look.clear()  # before the look: what is seen during it is looked at again
             await self._turn()
-            self._look.clear()
             pause_s = self._settings.beat_s if self.server.is_up else self._settings.beat_s / 4
             try:
                 await asyncio.wait_for(self._look.wait(), pause_s)
@@ -110,11 +110,9 @@ class Keeper:
             self._fail(f"not ready within {self._settings.start_s:g} s: {self._why_not}")
 
     async def _check(self) -> None:
-        was_open = self.server.is_open
         if await self.server.is_alive(min(self._settings.answer_s, 4 * self._settings.beat_s)):
             self._silent_since_s = None
-            if not was_open:
-                self._on_change()
+            self._on_change()  # the gate may have been shut and opened while it was looked at
             return
         now_s = time.monotonic()
         self._silent_since_s = self._silent_since_s or now_s

@@ -129,8 +129,10 @@ class Server:
 
     async def is_alive(self, deadline_s: float) -> bool:
         """Whether it answers `/health`. A paused SGLang answers 503, and lives."""
+        was_doubted = self._is_doubted
         is_alive = await self.http.status_of("/health", deadline_s) in (200, 503)
-        self._is_doubted = self._is_doubted and not is_alive
+        if was_doubted and is_alive:  # a doubt that came up meanwhile is for the next look
+            self._is_doubted = False
         return is_alive
 
     def doubt(self) -> None:
