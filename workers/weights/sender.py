@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -158,7 +159,7 @@ class Sender:
         ready = self._roster.ready()
         if not ready:
             return IDLE_S if self._withdrawal is None else LOOK_EVERY_S
-        return max(LOOK_EVERY_S, ready[0].since_s + self._limits.window_s - time.monotonic())
+        return max(0.0, self._window_s(ready[0], ready))
 
     def _try_withdraw(self) -> None:
         """Here nothing is under way: between two deliveries."""
@@ -180,16 +181,18 @@ class Sender:
             self._withdrawal.done.set()
             self._withdrawal = None
 
-    def _due(self) -> Delivery | None:
-        """The oldest wish with all that want the same bytes, once its window is over.
+    def _window_s(self, oldest: Member, ready: Sequence[Member]) -> float:
+        """How long others may still join: until all that lack the version are ready."""
+        assert oldest.wants is not None
+        if set(self._roster.lacking(oldest.wants)) <= set(ready):
+            return 0.0
+        return oldest.since_s + self._limits.window_s - time.monotonic()
 
-        The window is for those that lack the version too: once they are all ready it is over.
-        """
+    def _due(self) -> Delivery | None:
+        """The oldest wish with all that want the same bytes, once its window is over."""
         ready = self._roster.ready()
         for oldest in ready:
-            assert oldest.wants is not None
-            has_all = set(self._roster.lacking(oldest.wants)) <= set(ready)
-            if not has_all and time.monotonic() < oldest.since_s + self._limits.window_s:
+            if self._window_s(oldest, ready) > 0.0:
                 return None
             delivery = self._delivery(oldest, ready)
             if delivery is not None:

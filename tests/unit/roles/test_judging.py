@@ -44,8 +44,7 @@ def test_a_slow_verifier_holds_up_no_other_thread(tmp_path: Path) -> None:
         await engine.pull(stand.publish(0), FileWeightChannel())
         rollout = asyncio.create_task(sampler.roll_out(make_prompt("0", 0, 1)))
         try:
-            while not verifier.is_asked.is_set():
-                await asyncio.sleep(0.005)
+            assert await asyncio.to_thread(verifier.is_asked.wait, DEADLINE_S)
             await asyncio.wait_for(asyncio.to_thread(threading.get_ident), LIMIT_S)
         finally:
             verifier.may_judge.set()
