@@ -20,16 +20,16 @@ run: setup ## See a model learn through Kafka while processes are killed
 	$(BIN)/rlstreams up infra/examples/demo.toml --run.id=$$id $(ARGS)
 
 test: setup ## All tests but the long ones
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" $(ARGS)
+	@sh infra/tests.sh "not slow" $(ARGS)
 
 test-long: setup ## All tests
-	@OMP_NUM_THREADS=1 $(BIN)/pytest $(ARGS)
+	@sh infra/tests.sh "" $(ARGS)
 
 check: setup ## Format, lint, types, and the tests that need no broker
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not broker and not e2e and not slow and not vllm" $(ARGS)
+	@sh infra/tests.sh "not slow" --no-broker $(ARGS)
 
 bench: setup ## Measure; results go to tests/bench/results
 	@status=0; for script in tests/bench/*.py; do echo "$$script"; \

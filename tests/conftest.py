@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,22 @@ settings.register_profile(
     "ours", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ours")
+
+
+_seconds: Counter[str] = Counter()  # by folder; on several cores together
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Sum up what each folder costs."""
+    path = Path(report.nodeid.partition("::")[0])
+    _seconds[path.parts[1] if len(path.parts) > 2 else path.name] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say it, where it is more than one."""
+    if len(_seconds) > 1:
+        parts = (f"{folder} {seconds:.0f} s" for folder, seconds in _seconds.most_common())
+        terminalreporter.write_line(f"seconds in tests: {', '.join(parts)}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

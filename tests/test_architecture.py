@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import graphlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,39 @@ def breached_fences(modules: Sequence[Module]) -> list[str]:
     ]
 
 
+def import_cycles(modules: Sequence[Module]) -> list[str]:
+    """Modules that need each other: late imports and those for types alone count as well.
+
+    Not among tests, where a stand-in and its parts may know each other.
+    """
+    ours = [module for module in modules if not module.name.startswith("tests")]
+    names = {module.name for module in ours}
+    needs = {
+        module.name: {_home(name, names) for name in module.imports()} - {module.name, ""}
+        for module in ours
+    }
+    order = graphlib.TopologicalSorter(needs)
+    found = []
+    while True:
+        try:
+            order.prepare()
+        except graphlib.CycleError as err:
+            cycle: list[str] = err.args[1][:-1]
+            first = cycle.index(min(cycle))
+            found.append(" <- ".join([*cycle[first:], *cycle[: first + 1]]))
+            needs[cycle[1]] -= {cycle[0]}  # tell the others too
+            order = graphlib.TopologicalSorter(needs)
+        else:
+            return found
+
+
+def _home(name: str, names: Collection[str]) -> str:
+    """The module that an imported name is, or lies in; empty if it is none of ours."""
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name
+
+
 def too_large(modules: Sequence[Module]) -> list[str]:
     large = [f"{m.name}: {m.num_lines} lines" for m in modules if m.num_lines > FILE_CAP]
     for module in modules:
@@ -168,6 +202,11 @@ def test_roles_meet_in_topics_only() -> None:
     assert roles_importing_roles(MODULES) == []
 
 
+def test_no_module_needs_itself() -> None:
+    """Nowhere do imports go in a circle: each piece can be read after those that it builds on."""
+    assert import_cycles(MODULES) == []
+
+
 def test_third_party_packages_stay_behind_their_fences() -> None:
     """A client, a model library or a downloader can be replaced in one place."""
     assert breached_fences(MODULES) == []
@@ -199,6 +238,10 @@ BAD = {
     "workers/rollout/bad.py": "from workers import trainer\n__all__ = ['b', 'a']\n",
     "workers/bad.py": "import tests.factories\n",
     "workers/trainer/long.py": "x = 1\n" * 401,
+    "streams/a.py": "from streams.b import x\n",
+    "streams/b.py": "def late():\n    from streams import c\n",
+    "streams/c.py": "if TYPE_CHECKING:\n    from streams.a import T\n",
+    "streams/d.py": "import streams.a\n",
     "workers/trainer/steep.py": "def f():\n" + "    x = 1\n" * 60,
 }
 
@@ -219,6 +262,7 @@ def test_the_checks_find_what_is_wrong(bad: list[Module]) -> None:
         "workers.engines.bad imports streams.topics",
     ]
     assert roles_importing_roles(bad) == ["workers.rollout.bad imports workers.trainer"]
+    assert import_cycles(bad) == ["streams.a <- streams.c <- streams.b <- streams.a"]
     assert breached_fences(bad) == [
         "streams.bad imports torch.nn",
         "streams.bad imports confluent_kafka",

@@ -108,7 +108,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model() -> Qwen3MoeForCausalLM:
-    """A Qwen3-MoE of 255 thousand parameters with random weights."""
+    """A Qwen3-MoE of 264 thousand parameters with random weights."""
     torch.manual_seed(SEED)
     config = Qwen3MoeConfig(
         vocab_size=len(VOCABULARY),

@@ -11,7 +11,7 @@ from workers.chaos.plan import Fault
 from workers.supervisor.sabotage import Scene
 
 if TYPE_CHECKING:
-    from workers.supervisor.summary import Ended
+    from workers.supervisor.ended import Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

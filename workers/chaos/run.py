@@ -17,10 +17,10 @@ from workers.chaos.saboteur import Saboteur
 from workers.chaos.sweep import Sweep
 from workers.chaos.verdict import Seen, report
 from workers.config.run import RunConfig
+from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.fleet_size import num_workers
-from workers.supervisor.run import Outcome
 from workers.supervisor.sabotage import Scene
-from workers.supervisor.summary import Ended, show
+from workers.supervisor.summary import show
 from workers.supervisor.up import Asked, up
 
 

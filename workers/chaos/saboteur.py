@@ -20,7 +20,7 @@ from workers.supervisor.fleet import Worker
 from workers.supervisor.sabotage import Scene
 
 if TYPE_CHECKING:
-    from workers.supervisor.summary import Ended
+    from workers.supervisor.ended import Ended
 
 PATIENCE_S = 10.0  # a victim that does not run for so long has its turn later
 SUCCESSOR_S = 60.0  # longest sleep beyond the planned one, so that the successor is at work

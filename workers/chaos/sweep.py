@@ -14,7 +14,7 @@ from workers.chaos.plan import Fault
 from workers.supervisor.sabotage import Scene
 
 if TYPE_CHECKING:
-    from workers.supervisor.summary import Ended
+    from workers.supervisor.ended import Ended
 
 
 class Sweep:

@@ -6,17 +6,16 @@ import argparse
 import math
 import sys
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workers.cli.arguments import examples
 from workers.cli.ranges import add_selection
+from workers.cli.replay_options import asked, fresh_target
 
 if TYPE_CHECKING:
     from streams.recording import Recording
     from streams.recording.selection import Selection
-    from workers.replay.filters import Asked
     from workers.replay.player import Played
     from workers.replay.target import Target
 
@@ -103,14 +102,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def fresh_target(args: argparse.Namespace, recording: Recording) -> AbstractContextManager[Target]:
-    """The fresh run that the options name, as a context."""
-    from workers.replay.target import fresh_run, replay_config
-
-    config = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap=args.bootstrap)
-    return fresh_run(config, keep=args.keep)
-
-
 def speed_of(text: str) -> float:
     """Recorded seconds per second.
 
@@ -126,21 +117,6 @@ def speed_of(text: str) -> float:
     if not speed > 0:
         raise ConfigError(f"--speed must be a number above 0, or max, got {text!r}")
     return speed
-
-
-def asked(args: argparse.Namespace) -> Asked:
-    """What the options choose."""
-    from workers.cli.ranges import range_of, selection_of
-    from workers.replay.filters import Asked
-
-    return Asked(
-        selection=selection_of(args),
-        rewards=range_of(args.rewards, "--rewards", float),
-        staleness=range_of(args.staleness, "--staleness"),
-        dead_letters=args.dead_letters,
-        begin=args.begin,
-        end=args.end,
-    )
 
 
 def _count(recording: Recording, selection: Selection) -> int:

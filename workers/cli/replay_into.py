@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.replay import asked, fresh_target
+from workers.cli.replay_options import asked, fresh_target
 
 if TYPE_CHECKING:
     from streams.recording import Recording

@@ -9,26 +9,18 @@ from __future__ import annotations
 import math
 import signal
 import time
-from enum import StrEnum
 from types import FrameType
 
 from workers.config.run import RunConfig
 from workers.live.screen import ProcessInfo
 from workers.supervisor.broker import BrokerKeeper
 from workers.supervisor.drain import Drain
+from workers.supervisor.ended import Outcome
 from workers.supervisor.fleet import Fleet, Worker
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.kills import KillMenu, KillPlan
 from workers.supervisor.sabotage import Sabotage
 from workers.supervisor.watcher import Watcher
-
-
-class Outcome(StrEnum):
-    """How a run ended."""
-
-    COMPLETE = "complete"  # the target is reached and the last version evaluated
-    DRAINED = "drained"  # stopped before; resumable
-    FAILED = "failed"  # a worker cannot go on; resumable once that is cured
 
 
 class Interrupts:

@@ -11,7 +11,7 @@ from workers.supervisor.fleet import Fleet
 from workers.supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
-    from workers.supervisor.summary import Ended
+    from workers.supervisor.ended import Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,32 +7,17 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from streams.audit.report import AuditReport
 from streams.views.feed import EvaluationState, ViewState
-from workers.config.run import RunConfig
 from workers.live.words import redone_lines
 from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
+from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.fleet import Failure
-from workers.supervisor.run import Outcome
 
 NAME = "rlstreams"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A run that is over, for now."""
-
-    config: RunConfig
-    command: str  # what started it, from `up` on, as typed
-    outcome: Outcome
-    failure: Failure | None
-    num_killed: int
-    audit: AuditReport
 
 
 def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> int:

@@ -31,6 +31,7 @@ from workers.hub import model_folder
 from workers.loop.control import RUNNING
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
+from workers.supervisor.ended import Ended
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.keyboard import Keyboard
@@ -38,7 +39,7 @@ from workers.supervisor.resume import changes
 from workers.supervisor.run import Interrupts, Supervisor
 from workers.supervisor.run_lock import locked_run
 from workers.supervisor.sabotage import Sabotage, Scene
-from workers.supervisor.summary import Ended, show, summarize
+from workers.supervisor.summary import show, summarize
 from workers.supervisor.watcher import Watcher
 from workers.tokenizer import Tokenizer
 

@@ -1,0 +1,32 @@
+#!/bin/sh
+# Tests that MARKS chooses (all, if empty), in two parts: what needs no broker and starts no fleet
+# shares the cores; the rest runs one after the other. Ends with how each part went.
+#   infra/tests.sh MARKS [--no-broker] [PYTEST ARGUMENTS]
+set -u
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=1
+CHOSEN=${1:+and ($1)}
+ALONE="broker or e2e or docker or vllm"
+SAID=
+STATUS=0
+shift
+
+part() { # NAME, MARKS, pytest's arguments
+    name=$1 marks=$2 start=$(date +%s) status=0
+    shift 2
+    printf '== %s\n' "$name"
+    .venv/bin/pytest -m "$marks $CHOSEN" "$@" || status=$?
+    how="exit status $status"
+    case $status in 0) how=passed ;; 1) how=FAILED ;; 5) how="none chosen" status=0 ;; esac
+    SAID="$SAID
+== $name: $how, $(($(date +%s) - start)) s"
+    [ "$status" = 0 ] || STATUS=$status
+    [ "$status" -lt 2 ] || { printf '%s\n' "$SAID"; exit "$status"; } # interrupted, or wrong usage
+}
+
+if [ "${1:-}" = --no-broker ]; then BROKER=false; shift; else BROKER=true; fi
+part "tests without a broker, on all cores" "not ($ALONE)" \
+    --numprocesses auto --maxprocesses 4 --dist worksteal "$@"
+$BROKER && part "tests with a broker, one after the other" "($ALONE)" "$@"
+printf '%s\n' "$SAID"
+exit "$STATUS"

@@ -1,0 +1,30 @@
+"""How a run ended: what the loop of `up` found, for those who tell it or prove something by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from streams.audit.report import AuditReport
+from workers.config.run import RunConfig
+from workers.supervisor.fleet import Failure
+
+
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    COMPLETE = "complete"  # the target is reached and the last version evaluated
+    DRAINED = "drained"  # stopped before; resumable
+    FAILED = "failed"  # a worker cannot go on; resumable once that is cured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that is over, for now."""
+
+    config: RunConfig
+    command: str  # what started it, from `up` on, as typed
+    outcome: Outcome
+    failure: Failure | None
+    num_killed: int
+    audit: AuditReport
