@@ -15,7 +15,7 @@ from typing import Any
 
 from workers.weights import payloads, piece
 
-UP_S = 240.0
+UP_S = 420.0  # on a busy machine; steps have limits of their own
 LONG_TOKENS = 2000
 
 

@@ -36,7 +36,7 @@ from workers.report.collect import collect
 from workers.runs.attach import attached
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "infra" / "examples"
-ON_CPU = ("weights.channel=gloo", "prompts.evaluate_rows=32", "engine.args.max-model-len=128")
+ON_CPU = ("weights.channel=gloo", "prompts.evaluate_rows=32", "engine.args.enforce-eager=true")
 READ_S = 60.0
 TAIL_LINES = 40
 
