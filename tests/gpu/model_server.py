@@ -68,6 +68,7 @@ class ModelServer:
             except OSError:
                 time.sleep(0.5)
         else:
+            self.__exit__()
             raise RuntimeError(f"the server is not up after {UP_S:g} s: {self.tail()}")
         self.up_s = time.monotonic() - started_s
         return self

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -136,6 +137,9 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    # NCCL reads it once a process, and the trainer's ranks use NCCL before our group does: it must
+    # be as model servers have it.
+    os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
     gpus = server_gpus(args)
     folder = Path(tempfile.mkdtemp())
     result: dict[str, Any] = {"hardware": hardware(), "torch": torch.__version__}
