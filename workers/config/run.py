@@ -245,6 +245,12 @@ class RunConfig:
         return self.run.dir.replace("{id}", self.run.id)
 
     @property
+    def has_gpus(self) -> bool:
+        """Whether a role computes on a GPU by itself."""
+        devices = (self.rollout.device, self.logprob.device, self.trainer.device)
+        return any(device != "cpu" for device in devices)
+
+    @property
     def max_open_groups(self) -> int:
         """(S + 1) x P: what keeps every group trainable at staleness S, P groups a step."""
         return (self.trainer.max_staleness + 1) * self.trainer.groups_per_step

@@ -149,7 +149,7 @@ def _spawn(target: Target, role: str, log: Path, takeover: bool) -> Child:
         instance=uuid.uuid4().hex,
         takeover=takeover,
     )
-    return make_spawner().spawn(spec)
+    return make_spawner(has_gpus=target.config.has_gpus).spawn(spec)
 
 
 class Feeder(Closing):

@@ -10,6 +10,7 @@ import torch
 from streams.errors import ConfigError
 from workers.config.load import load
 from workers.device import VISIBLE, claim_device, nearest_device
+from workers.supervisor.child import PlainSpawner, make_spawner
 
 
 @pytest.fixture
@@ -59,3 +60,8 @@ def test_a_device_that_is_none_is_refused_with_its_name(field: str) -> None:
     """When the configuration is read."""
     with pytest.raises(ConfigError, match=rf"{field}\.device must be .*, got 'gpu'"):
         load([], [f"{field}.device=gpu"])
+
+
+def test_roles_on_gpus_are_not_forked() -> None:
+    """What the fork server imported may have touched CUDA, which a fork would inherit broken."""
+    assert isinstance(make_spawner(has_gpus=True), PlainSpawner)
