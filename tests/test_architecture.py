@@ -32,7 +32,13 @@ OWN_IMPORTS: Mapping[str, tuple[str, ...]] = {
 FENCES: Mapping[str, tuple[str, ...]] = {
     "confluent_kafka": ("streams.kafka",),
     "kafka": ("streams.kafka",),
-    "torch": ("workers.trainer", "workers.weights", "workers.engines", "workers.logprob"),
+    "torch": (
+        "workers.trainer",
+        "workers.weights",
+        "workers.engines",
+        "workers.logprob",
+        "workers.device",  # asks it for the GPU of a role
+    ),
     "transformers": ("workers.engines", "workers.trainer"),
     "safetensors": ("workers.trainer", "workers.weights", "workers.engines"),
     "vllm": ("workers.weights.link.vllm",),

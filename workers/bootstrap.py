@@ -187,6 +187,7 @@ def _engine(context: Context) -> Engine:
         from workers.served_engine import make_served_engine
 
         return make_served_engine(context)
+    from workers.device import claim_device
     from workers.engines.builtin import BuiltinEngine
 
     return BuiltinEngine(
@@ -195,10 +196,12 @@ def _engine(context: Context) -> Engine:
         threads=config.model.threads,
         capture_experts=config.rollout.capture_experts,
         pull_deadline_s=config.weights.pull_deadline_s,
+        device=claim_device("rollout.device", config.rollout.device),
     )
 
 
 def _logprob(context: Context) -> Role:
+    from workers.device import claim_device
     from workers.engines.builtin_scorer import BuiltinScorer
     from workers.logprob.worker import make_worker
 
@@ -207,16 +210,20 @@ def _logprob(context: Context) -> Role:
         versions_held=context.config.logprob.versions_held,
         pull_deadline_s=context.config.weights.pull_deadline_s,
         threads=context.config.model.threads,
+        device=claim_device("logprob.device", context.config.logprob.device),
     )
     return make_worker(context, context.bus, scorer, _channel(context))
 
 
 def _trainer(context: Context) -> Role:
+    from workers.device import claim_device
     from workers.trainer.training import Training
     from workers.trainer.worker import TrainerWorker
 
     config = context.config
-    training = Training(model_folder(config.model.path), config.trainer, config.model.threads)
+    device = claim_device("trainer.device", config.trainer.device)
+    folder = model_folder(config.model.path)
+    training = Training(folder, config.trainer, config.model.threads, device)
     return TrainerWorker(context, context.bus, training, _weight_server(context))
 
 

@@ -128,3 +128,36 @@ def test_copies_need_no_wait(channel: CollectiveWeightChannel) -> None:
     server.before_change()
     assert list(server.versions()) == [0, 1]
     server.close()
+
+
+@pytest.mark.parametrize("place", ["device", "none"])
+def test_a_trainer_that_is_through_waits_until_its_last_version_is_pulled(
+    channel: CollectiveWeightChannel, place: str
+) -> None:
+    """It is evaluated after the last step, and ends with the trainer's process."""
+    log = Log()
+    limits = Limits(window_s=0.01, form_s=LONG_S, stall_s=LONG_S)
+    server = CollectiveWeightServer(
+        "gloo", host="127.0.0.1", secret=SECRET, log=log, limits=limits, place=place
+    )
+    server.open(EPOCH)
+    stand = Stand(server, log)
+    stand.pull(channel, stand.publish(0))
+    last = stand.publish(1)
+    ending = beside(lambda: server.finish(LONG_S))
+    assert weight_hash(stand.pull(channel, last)) == last.weight_hash
+    ending.join(LONG_S)
+    assert not ending.is_alive()
+    assert "puller_not_awaited" not in log.events
+    server.close()
+
+
+def test_who_never_pulls_the_last_version_is_named() -> None:
+    """After the deadline of a pull; the trainer ends all the same."""
+    stand, channel = serving(LONG_S), CollectiveWeightChannel("gloo", SECRET)
+    stand.pull(channel, stand.publish(0))
+    stand.publish(1)
+    stand.server.finish(0.0)
+    assert stand.log.events.count("puller_not_awaited") == 1
+    channel.close()
+    stand.server.close()

@@ -1,8 +1,8 @@
 """A recording answers as the server did, and nothing that it was not asked when it was made.
 
 `tests/gpu/engine_contract.py --record` makes recordings of real servers; they belong beside this
-file, into `recordings/`. None is there yet: what is held here is the mechanism, against
-the stand-in servers, and any recording that is added.
+file, into `recordings/`, and every one there is held here, beside the mechanism, which is held
+against the stand-in servers.
 """
 
 from __future__ import annotations

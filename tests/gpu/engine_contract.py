@@ -8,7 +8,7 @@ piece; `--url` takes a running one instead. Then: `engine check`, two versions p
 `file`, greedy and random answers, a long answer under each way of changing weights, an abort, and
 log-probs against Hugging Face on the same machine. `--record` writes the exchanges for `Replay`
 instead (tests/contract/recordings/KIND-VERSION.jsonl; use a small model); weights then travel by
-folder, as a replay has no piece. Not run yet where it was written: no GPU.
+folder, as a replay has no piece. Every file there is replayed by tests/contract/test_recorded.py.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Bench:
     """A server, its model, and versions of it."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
-        self.kind, self.model, self.folder = Kind(args.kind), Path(args.model), folder
+        self.kind, self.model, self.folder = Kind(args.kind), Path(args.model).resolve(), folder
         self.weights = FileWeightServer(folder / "weights", keep=4)
         self.desk = Desk()
         self.process: ServerProcess | None = None
@@ -163,7 +163,8 @@ async def run(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     await engine.close()
     if args.record:
         head = head_of(engine.name, bench.model, args.experts, versions)
-        recorder = Recorder(bench.url, Path(args.record), head)
+        hidden = {str(bench.model): "<model>", str(bench.folder): "<folder>", str(Path.home()): "~"}
+        recorder = Recorder(bench.url, Path(args.record), head, hidden)
         recorded = bench.engine(args, recorder.url)
         await recorded.start()
         told["seen"] = await exercise(recorded, versions, FileWeightChannel())

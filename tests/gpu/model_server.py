@@ -15,7 +15,7 @@ from typing import Any
 
 from workers.weights import payloads, piece
 
-UP_S = 240.0
+UP_S = 420.0  # on a busy machine; steps have limits of their own
 LONG_TOKENS = 2000
 
 
@@ -68,6 +68,7 @@ class ModelServer:
             except OSError:
                 time.sleep(0.5)
         else:
+            self.__exit__()
             raise RuntimeError(f"the server is not up after {UP_S:g} s: {self.tail()}")
         self.up_s = time.monotonic() - started_s
         return self

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import resource
 import signal
 import socket
 import statistics
@@ -207,16 +208,22 @@ def measure_plain(stand: Any, pullers: list[Puller], repeats: int) -> dict[str, 
 def measure_pulls(stand: Stand, pullers: list[Puller], repeats: int) -> dict[str, Any]:
     """All pullers pull each version at once."""
     snapshots, rounds = [], []
+    stand.server.retire(0)
+    forget_peak(stand.device)
+    before = memory_gb(stand.device)
     for _ in range(repeats + 1):  # the first forms the group
         snapshots.append(stand.publish())
         for puller in pullers:
             puller.pull(stand.version)
         rounds.append([puller.answer() for puller in pullers])
+    after = memory_gb(stand.device)
     wrong = [answer for answers in rounds for answer in answers if answer.get("wrong", ["?"])]
     later = [max(a["seconds"] for a in answers) for answers in rounds[1:] if not wrong]
     receiving = [max(a["receive_s"] for a in answers) for answers in rounds[1:] if not wrong]
     return speed(stand, later) | {
         "receiving_s": receiving,
+        # The most at once beside the model; a snapshot taken before may have left its memory.
+        "gb_beside_the_model": {place: after[place] - before[place] for place in after},
         "first_pull_s": [a.get("seconds") for a in rounds[0]],
         "first_join_s": [a.get("join_s") for a in rounds[0]],
         "first_snapshot_s": snapshots[0],
@@ -224,6 +231,21 @@ def measure_pulls(stand: Stand, pullers: list[Puller], repeats: int) -> dict[str
         "bit_equal": not wrong,
         "wrong": wrong[:2],
     }
+
+
+def memory_gb(device: torch.device) -> dict[str, float]:
+    """In use by the trainer: on its GPU the most since `forget_peak`, and in this process."""
+    pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]
+    found = {"host": int(pages) * resource.getpagesize() / 1e9}
+    if device.type == "cuda":
+        found["device"] = torch.cuda.max_memory_allocated(device) / 1e9
+    return found
+
+
+def forget_peak(device: torch.device) -> None:
+    """What was freed counts no longer."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def speed(stand: Any, seconds: list[float]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import threading
 from collections import defaultdict, deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,13 @@ class Served:
 class Recorder(Served):
     """Passes everything on to `target` and writes it down."""
 
-    def __init__(self, target: str, file: Path, head: Json) -> None:
+    def __init__(
+        self, target: str, file: Path, head: Json, hidden: Mapping[str, str] | None = None
+    ) -> None:
+        """Args: hidden: what must not be told, such as a folder, and what stands there instead."""
         self._target = target
         self._file = file
+        self._hidden = hidden or {}
         file.write_text(json.dumps(head) + "\n")
         super().__init__()
 
@@ -125,10 +129,18 @@ class Recorder(Served):
             "request": _steady(json.loads(content)) if content else None,
             "status": status,
             "kind": kind,
-            "answer": text,
+            "answer": self._told(request.path, text),
         }
         with self._file.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+    def _told(self, path: str, text: str) -> str:
+        """Of the description only what the adapter reads, the names of the routes: 17 kB of 365."""
+        if path == "/openapi.json":
+            return json.dumps({"paths": {route: {} for route in json.loads(text)["paths"]}})
+        for secret, instead in self._hidden.items():
+            text = text.replace(secret, instead)
+        return text
 
 
 class Replay(Served):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from streams.errors import ConfigError
 
 
@@ -17,3 +19,9 @@ def not_negative(section: str, **values: float) -> None:
     for name, value in values.items():
         if value < 0:
             raise ConfigError(f"{section}.{name} must be 0 or above, got {value}")
+
+
+def device(name: str, value: str) -> None:
+    """Refuse what is no device, by the field's full name."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise ConfigError(f"{name} must be `cpu`, `cuda` or `cuda:N`, got {value!r}")

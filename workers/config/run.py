@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streams.errors import ConfigError
-from workers.config.checks import not_negative, positive
+from workers.config.checks import device, not_negative, positive
 from workers.config.data import DataSection
 from workers.config.engine import EngineSection
 from workers.config.operation import DeadLettersSection, DeadlinesSection, DemoSection
@@ -120,6 +120,8 @@ class RolloutSection:
     """Processes started by `up`."""
     engine: Literal["builtin", "vllm", "sglang"] = "builtin"
     """What samples: a model in the worker's process, or servers (section `engine`)."""
+    device: str = "cpu"
+    """Where the built-in engine computes: `cpu`, `cuda` or `cuda:N`; a server chooses by itself."""
     slots: int = 64
     """Sequences decoded together."""
     max_new_tokens: int = 16
@@ -149,6 +151,7 @@ class RolloutSection:
             max_attempts=self.max_attempts,
             sample_deadline_s=self.sample_deadline_s,
         )
+        device("rollout.device", self.device)
         not_negative("rollout", temperature=self.temperature, top_k=self.top_k)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"rollout.top_p must be in (0, 1], got {self.top_p}")
@@ -160,6 +163,8 @@ class LogprobSection:
 
     workers: int = 1
     """Processes started by `up`."""
+    device: str = "cpu"
+    """Where they score: `cpu`, `cuda` or `cuda:N`; with channel `nccl` not the trainer's GPU."""
     token_budget: int = 16384
     """Tokens (padding included) of one forward; a window closes when it is full ..."""
     window_s: float = 0.1
@@ -178,6 +183,7 @@ class LogprobSection:
             versions_held=self.versions_held,
             commit_interval_s=self.commit_interval_s,
         )
+        device("logprob.device", self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +243,12 @@ class RunConfig:
     def folder(self) -> str:
         """The run's folder."""
         return self.run.dir.replace("{id}", self.run.id)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether a role computes on a GPU by itself."""
+        devices = (self.rollout.device, self.logprob.device, self.trainer.device)
+        return any(device != "cpu" for device in devices)
 
     @property
     def max_open_groups(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streams.errors import ConfigError
-from workers.config.checks import not_negative, positive
+from workers.config.checks import device, not_negative, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,8 @@ class LoraSection:
 class TrainerSection:
     """Learning."""
 
+    device: str = "cpu"
+    """Where it learns: `cpu`, `cuda` or `cuda:N`. A step is redone to the bit on the same one."""
     steps: int = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: int = 16
@@ -123,6 +125,7 @@ class TrainerSection:
             checkpoint_every=self.checkpoint_every,
             checkpoints_kept=self.checkpoints_kept,
         )
+        device("trainer.device", self.device)
         not_negative(
             "trainer",
             max_staleness=self.max_staleness,

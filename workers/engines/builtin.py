@@ -19,8 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from schemas.events import PolicyPublished
 from workers.engines.base import (
+    CPU,
     EngineError,
     GeneratedSegment,
     Health,
@@ -58,6 +61,7 @@ class BuiltinEngine:
         capture_experts: bool = True,
         pull_deadline_s: float = 300.0,
         answer_deadline_s: float = 60.0,
+        device: str = CPU,
     ) -> None:
         """Load the model; its weights are used only after a first `pull`.
 
@@ -67,11 +71,12 @@ class BuiltinEngine:
             threads: of torch, for the whole process.
             pull_deadline_s: longest time for one pull.
             answer_deadline_s: longest time for the decode thread to take a command.
+            device: `cpu` or `cuda`.
 
         Raises:
             EngineError: the folder cannot be loaded, or its family not be decoded here.
         """
-        configure_torch(threads)
+        configure_torch(threads, device)
         folder = Path(folder)
         config = read_config(folder)
         self._vocab_size = vocab_size_of(config)
@@ -81,6 +86,7 @@ class BuiltinEngine:
         self._answer_deadline_s = answer_deadline_s
         model = load_model(folder)
         check_decoding(model, self._vocab_size)
+        model = model.to(torch.device(device))
         decoder = Decoder(
             model, slots=slots, num_experts=num_experts_of(config), capture_experts=capture_experts
         )

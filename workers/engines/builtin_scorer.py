@@ -15,7 +15,7 @@ import torch
 
 from schemas.events import PolicyPublished
 from workers.engines.attention import attention_of
-from workers.engines.base import EngineError, Scores, TokenSequence
+from workers.engines.base import CPU, EngineError, Scores, TokenSequence
 from workers.engines.folder import token_limit, vocab_size_of
 from workers.engines.model import (
     configure_torch,
@@ -31,7 +31,7 @@ from workers.weights.layout import size_bytes
 
 
 class BuiltinScorer:
-    """Scores on the CPU under up to `versions_held` versions."""
+    """Scores under up to `versions_held` versions, on one device."""
 
     def __init__(
         self,
@@ -40,13 +40,14 @@ class BuiltinScorer:
         versions_held: int = 2,
         threads: int = 1,
         pull_deadline_s: float = 300.0,
+        device: str = CPU,
     ) -> None:
         """Load the model; its weights are used only after a first `pull`.
 
         Raises:
             EngineError: the folder cannot be loaded, or its family not be scored here.
         """
-        configure_torch(threads)
+        configure_torch(threads, device)
         config = read_config(Path(folder))
         self._vocab_size = vocab_size_of(config)
         self._max_tokens = token_limit(config)
@@ -54,6 +55,8 @@ class BuiltinScorer:
         model = load_model(folder)
         check_scoring(model, self._vocab_size)
         self._attention = attention_of(model)
+        self._device = torch.device(device)
+        model = model.to(self._device)
         copies = [copy.deepcopy(model) for _ in range(versions_held - 1)]
         self._free: list[torch.nn.Module] = [model, *copies]
         self._held: dict[int, torch.nn.Module] = {}
@@ -112,8 +115,9 @@ class BuiltinScorer:
                 )
         if not sequences:
             return []
-        ids_BT, real_BT = right_padded([s.token_ids for s in sequences], pad_id=0)
-        positions_BT = torch.arange(ids_BT.shape[1]).expand_as(ids_BT)
+        padded = right_padded([s.token_ids for s in sequences], pad_id=0)
+        ids_BT, real_BT = (tensor.to(self._device) for tensor in padded)
+        positions_BT = torch.arange(ids_BT.shape[1], device=self._device).expand_as(ids_BT)
         logits_BTV = model(
             input_ids=ids_BT,
             attention_mask=self._attention.causal(real_BT),
@@ -124,7 +128,8 @@ class BuiltinScorer:
         taken_BT = logprobs_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
         entropy_BT = -(logprobs_BTV.exp() * logprobs_BTV).sum(-1)
         pad = torch.nn.functional.pad
-        rows = zip(pad(taken_BT, (1, 0)).numpy(), pad(entropy_BT, (1, 0)).numpy(), strict=True)
+        both = (pad(values_BT, (1, 0)).cpu().numpy() for values_BT in (taken_BT, entropy_BT))
+        rows = zip(*both, strict=True)
         return [
             Scores(
                 logprobs=row[: len(s.token_ids)].copy(), entropy=other[: len(s.token_ids)].copy()

@@ -153,6 +153,7 @@ class Decoder:
         self.running: list[Generation] = []
         self.num_sampled = 0
         self._model = model
+        self._device = next(model.parameters()).device
         self._attention = attention_of(model)
         self._cache = SlotCache(slots)
         self._end = 0  # all running sequences' next column
@@ -174,7 +175,8 @@ class Decoder:
         ids_BT[real_BT] = torch.tensor([t for s in joining for t in s.token_ids])
         positions_BT = (real_BT.long().cumsum(1) - 1).clamp(min=0)
         self.running += joining
-        self._forward(joining, ids_BT, self._attention.causal(real_BT), positions_BT)
+        mask = self._attention.causal(real_BT.to(self._device))
+        self._forward(joining, ids_BT, mask, positions_BT)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -189,7 +191,7 @@ class Decoder:
         self._end += 1
         real_BT = torch.arange(longest) >= longest - lengths[:, None]
         ids_BT = torch.tensor([s.token_ids[-1:] for s in self.running])
-        mask = self._attention.newest(real_BT)
+        mask = self._attention.newest(real_BT.to(self._device))
         self._forward(self.running, ids_BT, mask, lengths[:, None] - 1)
 
     @torch.inference_mode()
@@ -226,16 +228,16 @@ class Decoder:
         positions_BT: torch.Tensor,
     ) -> None:
         output = self._model(
-            input_ids=ids_BT,
+            input_ids=ids_BT.to(self._device),
             attention_mask=mask,
-            position_ids=positions_BT,
+            position_ids=positions_BT.to(self._device),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         )
         if self._capture is not None:
             self._keep_experts(rows, self._capture.take(len(rows)))
-        ids_B, logprobs_B = sample(output.logits[:, -1], _draw(rows))
+        ids_B, logprobs_B = sample(output.logits[:, -1], _draw(rows, self._device))
         if not bool(torch.isfinite(logprobs_B).all()):
             raise EngineError("the model's log-probs are not finite: its weights are broken")
         pairs = zip(rows, ids_B.tolist(), logprobs_B.tolist(), strict=True)
@@ -245,18 +247,19 @@ class Decoder:
 
     def _keep_experts(self, rows: list[Generation], experts_BTLK: torch.Tensor) -> None:
         """Each sequence keeps the rows of its own tokens that no earlier segment has."""
-        captured = experts_BTLK.to(self._expert_dtype).numpy()
+        captured = experts_BTLK.cpu().to(self._expert_dtype).numpy()
         for sequence, own in zip(rows, captured, strict=True):
             missing = len(sequence.token_ids) - sequence.experts_stop
             sequence.experts.append(own[len(own) - missing :])
             sequence.experts_stop += missing
 
 
-def _draw(rows: list[Generation]) -> Draw:
+def _draw(rows: list[Generation], device: torch.device) -> Draw:
     samplings = [s.request.sampling for s in rows]
+    uniforms = [s.draws[len(s.token_ids)] for s in rows]
     return Draw(
-        uniform_N=torch.tensor([s.draws[len(s.token_ids)] for s in rows], dtype=torch.float64),
-        temperature_N=torch.tensor([s.temperature for s in samplings]),
-        top_p_N=torch.tensor([s.top_p for s in samplings]),
-        top_k_N=torch.tensor([s.top_k for s in samplings]),
+        uniform_N=torch.tensor(uniforms, dtype=torch.float64, device=device),
+        temperature_N=torch.tensor([s.temperature for s in samplings], device=device),
+        top_p_N=torch.tensor([s.top_p for s in samplings], device=device),
+        top_k_N=torch.tensor([s.top_k for s in samplings], device=device),
     )

@@ -7,6 +7,7 @@ Axes: `B` sequence, `T` token, `V` vocabulary.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from workers.engines.attention import Attention
-from workers.engines.base import EngineError
+from workers.engines.base import CPU, EngineError
 from workers.engines.families import SDPA, chosen_attention
 from workers.engines.folder import (
     eos_ids_of,
@@ -54,21 +55,38 @@ class Numerics:
     torch_version: str
     threads: int
     cpu_capability: str
+    device: str = CPU
     attention: str = SDPA
     experts: str = EXPERTS
 
 
-def configure_torch(threads: int) -> Numerics:
+def configure_torch(threads: int, device: str = CPU) -> Numerics:
     """Fix thread count and deterministic kernels for this process."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
+    if device != CPU:
+        _configure_cuda()
     # It would write NaN into every new tensor first: an eighth of a decode step, to no effect here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return Numerics(
         torch_version=torch.__version__,
         threads=threads,
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        device=CPU if device == CPU else torch.cuda.get_device_name(),
     )
+
+
+def _configure_cuda() -> None:
+    """What is deterministic on a GPU only if one asks for it."""
+    # cuBLAS reads it when its first handle is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # A cumulative sum has no deterministic kernel: those of ours are over integers, which add up
+    # alike in any order, or draw a token. So an operation without one is told of, not refused.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The gradients of the fused kernels depend on the order in which blocks finish.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def import_library() -> None:

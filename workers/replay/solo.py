@@ -154,7 +154,7 @@ def _spawn(target: Target, role: str, log: Path, reaped: Sequence[str]) -> Child
         instance=uuid.uuid4().hex,
         reaped=reaped,
     )
-    return make_spawner().spawn(spec)
+    return make_spawner(has_gpus=target.config.has_gpus).spawn(spec)
 
 
 class Feeder(Closing):

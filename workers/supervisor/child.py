@@ -161,9 +161,13 @@ class ByRole:
         return (self._plain if spec.role in LIGHT_ROLES else self._forking).spawn(spec)
 
 
-def make_spawner() -> Spawner:
-    """Forking where the platform can."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+def make_spawner(*, has_gpus: bool = False) -> Spawner:
+    """Forking where the platform can, and no role needs a GPU.
+
+    CUDA does not survive a fork: had anything that the server imports only asked for the GPUs, no
+    child could use one, nor choose which it sees.
+    """
+    if has_gpus or "forkserver" not in multiprocessing.get_all_start_methods():
         return PlainSpawner()
     return ByRole(ForkSpawner(multiprocessing.get_context("forkserver")), PlainSpawner())
 

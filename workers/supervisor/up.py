@@ -72,7 +72,8 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
     with ExitStack() as stack:
         stack.enter_context(locked_run(folder))
         _set_threads(config)
-        spawner = make_spawner()  # imports torch while the broker starts
+        # It imports torch while the broker starts.
+        spawner = make_spawner(has_gpus=config.has_gpus)
         broker = stack.enter_context(_broker(config))
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))

@@ -129,6 +129,8 @@ def versions(numerics: Numerics) -> dict[str, str]:
         "attention": numerics.attention,
         "experts": numerics.experts,
     }
+    if numerics.device != "cpu":  # a claim without it is of a CPU
+        found["device"] = numerics.device
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)

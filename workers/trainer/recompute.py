@@ -16,6 +16,7 @@ from pathlib import Path
 from streams.bus import Bus
 from streams.errors import ConfigError
 from workers.config.run import RunConfig
+from workers.device import nearest_device
 from workers.hub import model_folder
 from workers.loop.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
@@ -53,7 +54,10 @@ def recompute(bus: Bus, config: RunConfig, *, from_step: int = 0) -> Iterator[Re
     ledger = Ledger()
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         read_to_end(bus, reader, ledger, ForeignRecords("recompute"))
-    training = Training(model_folder(config.model.path), config.trainer, config.model.threads)
+    device = nearest_device("trainer.device", config.trainer.device)
+    training = Training(
+        model_folder(config.model.path), config.trainer, config.model.threads, device
+    )
     if from_step:
         _load(config, ledger, training, from_step)
     for fact in plan_redo(ledger, from_step):

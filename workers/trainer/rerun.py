@@ -22,6 +22,7 @@ from streams.record import RawRecord
 from streams.topics import SCORED
 from workers.config.load import from_json
 from workers.config.run import RunConfig
+from workers.device import nearest_device
 from workers.engines.base import EngineError
 from workers.loop.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
@@ -150,7 +151,10 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
     claim = ledger.claims[fact.epoch]
     recorded = from_json(claim.config)
     try:
-        training = Training(Path(config.model.path), recorded.trainer, recorded.model.threads)
+        device = nearest_device("trainer.device", recorded.trainer.device)
+        training = Training(
+            Path(config.model.path), recorded.trainer, recorded.model.threads, device
+        )
     except (EngineError, OSError) as err:
         raise RerunError(
             f"the model folder {config.model.path} cannot be used: {err}; name it with --model"

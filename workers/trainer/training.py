@@ -18,6 +18,7 @@ from streams.crash_points import CrashPoint, reach
 from streams.errors import ConfigError
 from workers.config.trainer import TrainerSection
 from workers.engines.attention import attention_of
+from workers.engines.base import CPU
 from workers.engines.folder import read_config, vocab_size_of
 from workers.engines.model import configure_torch, load_model, numerics_of, weights_of
 from workers.engines.selfcheck import check_scoring
@@ -50,12 +51,19 @@ class Trained:
 class Training:
     """Model and optimizer at a version."""
 
-    def __init__(self, folder: Path, section: TrainerSection, threads: int) -> None:
-        numerics = configure_torch(threads)
+    def __init__(
+        self, folder: Path, section: TrainerSection, threads: int, device: str = CPU
+    ) -> None:
+        """
+        Args:
+            device: `cpu`, or `cuda` after `claim_device`.
+        """
+        numerics = configure_torch(threads, device)
         self.vocab_size = vocab_size_of(read_config(folder))
         self._section = section
         model = load_model(folder)
         check_scoring(model, self.vocab_size)
+        model = model.to(device)
         self.numerics = numerics_of(model, numerics)
         self.model_hash = self.weight_hash = weight_hash(weights_of(model))
         mask = attention_of(model).causal

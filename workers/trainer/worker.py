@@ -137,6 +137,10 @@ class TrainerWorker:
         self._drop()  # what is decided is told; what is open stays open
         self._tell("draining", "checkpoint")
         yield from self._checkpoint()
+        if not self._draining:  # the last version is evaluated, and nobody else has it
+            self._tell("waiting", "until workers have the last version")
+            deadline_s = self._context.config.weights.pull_deadline_s
+            yield self._compute(self._server.finish, deadline_s)
         self._tell("done", "")
         self._heartbeat()
         self._done = True

@@ -86,6 +86,15 @@ class WeightServer(Protocol):
             WeightError: a transfer does not end.
         """
 
+    def finish(self, deadline_s: float) -> None:
+        """The run is over, and its last version published: returns when whoever listens has it.
+
+        At once where versions outlive the trainer; else after `deadline_s` at the latest.
+
+        Raises:
+            WeightError: a transfer does not end.
+        """
+
     def retire(self, keep: int) -> None:
         """Stop serving all but the newest `keep` versions."""
 

@@ -156,6 +156,10 @@ class CollectiveWeightServer:
         if self._is_live:
             self._sender.withdraw(self._hold_s)
 
+    def finish(self, deadline_s: float) -> None:
+        """Until all that are connected have the newest version; see `WeightServer`."""
+        self._sender.withdraw(deadline_s)
+
     def retire(self, keep: int) -> None:
         """Stop serving all but the newest; one that is being sent arrives."""
         self._snapshots.retire(keep)

@@ -122,6 +122,9 @@ class FileWeightServer:
     def before_change(self) -> None:
         """Nothing to do: a file is a copy."""
 
+    def finish(self, deadline_s: float) -> None:
+        """Nothing to do: files stay."""
+
     def retire(self, keep: int) -> None:
         """Remove all but the newest `keep` versions. A reader that has one open keeps it.
 

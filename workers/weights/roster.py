@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import Frame
@@ -46,6 +47,7 @@ class Roster:
             member.rows()  # or it raises
             member.mode, member.ranks = str(frame["mode"]), int(frame["ranks"])
             member.engine = str(frame["engine"])
+            member.gpu = str(frame.get("gpu", ""))
             self.members.append(member)
         elif frame["type"] == "ready":
             member.wants, member.since_s = int(frame["policy_version"]), time.monotonic()
@@ -76,6 +78,17 @@ class Roster:
                 member.worker = self._asked.get((receiver, member.wants), "")
                 able += [member] if member.worker else []
         return sorted(able, key=lambda member: member.since_s)
+
+
+def apart(first: Member, others: Iterable[Member]) -> list[Member]:
+    """`first`, and of the others at most one on each GPU: NCCL has one rank of a group on each."""
+    chosen = [first]
+    taken = {first.gpu}
+    for member in others:
+        if member is not first and (not member.gpu or member.gpu not in taken):
+            chosen.append(member)
+            taken.add(member.gpu)
+    return chosen
 
 
 def tell(member: Member, frame: Frame) -> None:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Protocol
 from workers.weights.channel import WeightError
 from workers.weights.groups import Groups
 from workers.weights.link.errors import PullError
+from workers.weights.link.group import gpu_of
 from workers.weights.link.rendezvous import Board
 from workers.weights.members import Asked, Event, Listener, Member, Withdraw
 from workers.weights.plans import Planner, Prepared
-from workers.weights.roster import Roster, refuse
+from workers.weights.roster import Roster, apart, refuse
 from workers.weights.snapshot import Snapshots
 from workers.weights.transfer import BrokenError, Delivery, SilentError, Transfer
 
@@ -213,6 +214,7 @@ class Sender:
             if member.wants != version:
                 continue
             try:
+                self._check_gpu(member)
                 plans[member] = self._planner.plan(snapshot, member)
             except PullError as err:
                 refuse(member, err.kind, str(err))
@@ -222,13 +224,25 @@ class Sender:
             return None
         wire = plans[oldest].wire
         same = {member: plan for member, plan in plans.items() if plan.wire == wire}
-        order = sorted(same, key=lambda member: (member.hello.receiver, member.hello.rank))
+        order = sorted(
+            apart(oldest, same), key=lambda member: (member.hello.receiver, member.hello.rank)
+        )
         return Delivery(
             policy_version=version,
             snapshot=snapshot,
             wire=wire,
             plans={member: same[member] for member in order},
         )
+
+    def _check_gpu(self, member: Member) -> None:
+        """NCCL would find out too late, and break the others' transfer."""
+        if member.gpu and member.gpu == gpu_of(self._device):
+            raise PullError(
+                "refused",
+                f"{member.label} is on the trainer's own GPU {member.gpu}, and NCCL sends from one "
+                "GPU to another: give it another one (logprob.device, or CUDA_VISIBLE_DEVICES of a "
+                "model server in engine.env), or pull over another channel",
+            )
 
     def _deliver(self, delivery: Delivery) -> None:
         """One try; who is alive after a broken one stays ready."""

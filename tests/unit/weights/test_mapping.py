@@ -133,6 +133,36 @@ def test_what_cannot_be_mapped_goes_through_the_loader() -> None:
     assert len(plan.pieces) == 3 + 6
 
 
+def test_a_bias_follows_its_quantised_weight_through_the_loader() -> None:
+    """A loader makes the whole module anew: what it is not given would be left undefined."""
+    biases: list[Row] = [
+        (f"{LAYER}.self_attn.{x}_proj.bias", "float32", (heads * HEAD_DIM,))
+        for x, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+    ]
+    num_rows = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    target = [row for row in rows(server(1, 0)) if "qkv" not in row[0]]
+    target += [
+        (f"{LAYER}.self_attn.qkv_proj.weight", "float8_e4m3fn", (HIDDEN, num_rows)),
+        (f"{LAYER}.self_attn.qkv_proj.weight_scale", "float32", (1,)),
+        (f"{LAYER}.self_attn.qkv_proj.bias", "float32", (num_rows,)),
+    ]
+    plan = make_plan(sorted([*TRAINER, *biases]), target, mode="auto")
+    loaded = {piece.name for piece in plan.pieces if piece.place == "load"}
+    parts = ("weight", "bias")
+    assert loaded == {f"{LAYER}.self_attn.{x}_proj.{part}" for x in "qkv" for part in parts}
+
+
+def test_a_quantised_output_layer_goes_through_the_loader() -> None:
+    """Though it may be tied, and a server without one lacks nothing."""
+    source: list[Row] = [
+        ("lm_head.weight", "float32", (VOCABULARY, HIDDEN)),
+        ("model.embed_tokens.weight", "float32", (VOCABULARY, HIDDEN)),
+    ]
+    target = [("lm_head.weight", "float8_e4m3fn", (VOCABULARY, HIDDEN)), source[1]]
+    places = {piece.name: piece.place for piece in make_plan(source, target, mode="auto").pieces}
+    assert places == {"lm_head.weight": "load", "model.embed_tokens.weight": "parameter"}
+
+
 def test_all_goes_through_the_loader_when_asked() -> None:
     """`checkpoint` names every tensor of the trainer, once."""
     plan = make_plan(TRAINER, [], mode="checkpoint")

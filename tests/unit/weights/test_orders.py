@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 from workers.weights.desk import Desk
 from workers.weights.layout import weight_hash
 from workers.weights.link import PROTOCOL
+from workers.weights.link.model_target import Loading, ModelTarget
 from workers.weights.link.orders import Server
+from workers.weights.link.pieces import Piece
 
 SENT = {"bias": torch.ones(2), "weight": torch.arange(6, dtype=torch.float32).view(2, 3)}
 
@@ -60,8 +62,8 @@ def order(file: Path, **changes: object) -> dict[str, object]:
     } | changes
 
 
-def serving(model: torch.nn.Module, **more: Callable[[], None]) -> Server:
-    return Server(model, torch.device("cpu"), engine="test 1", **more)
+def serving(model: torch.nn.Module, **more: Any) -> Server:
+    return Server(model, torch.device("cpu"), engine="test 1", loading=Loading(**more))
 
 
 def obey(server: Server, what: Mapping[str, object]) -> dict[str, Any]:
@@ -155,7 +157,7 @@ def test_an_engine_that_raises_is_reported(file: Path) -> None:
     def explode() -> None:
         raise MemoryError("the device is full")
 
-    report = obey(serving(Model(), after_load=explode), order(file, mode="checkpoint"))
+    report = obey(serving(Model(), after=explode), order(file, mode="checkpoint"))
     assert (False, "server", True) == (report["ok"], report["kind"], report["touched"])
     assert "MemoryError: the device is full" in report["error"]
 
@@ -177,3 +179,46 @@ def test_a_trainer_that_is_gone_is_a_broken_link(file: Path) -> None:
     assert (False, "link", False) == (report["ok"], report["kind"], report["touched"])
     assert "127.0.0.1:1" in report["error"]
     assert obey(serving(Model()), order(file, kind="leave"))["ok"]
+
+
+def test_a_pull_that_never_began_leaves_the_model_as_it_computes(tmp_path: Path) -> None:
+    """A loader that is made ready takes the weights away: not before there are others."""
+    said: list[str] = []
+    server = serving(Model(), before=lambda: said.append("before"))
+    report = obey(server, order(tmp_path / "gone", mode="checkpoint"))
+    assert (False, False, []) == (report["ok"], report["touched"], said)
+
+
+def test_what_is_received_in_place_needs_no_loader(file: Path) -> None:
+    """Mode `auto` decides by the plan, not by its name."""
+    said: list[str] = []
+    target = ModelTarget(
+        Model(), torch.device("cpu"), Loading(before=lambda: said.append("before"))
+    )
+    target.expect([Piece("parameter", "bias", "float32", 0, (2,))])
+    assert said == []
+
+
+def test_a_loader_counts_anew_for_each_try() -> None:
+    """vLLM takes a module for complete when enough elements came, from whichever try."""
+    said: list[str] = []
+    loading = Loading(before=lambda: said.append("before"), after=lambda: said.append("after"))
+    target = ModelTarget(Model(), torch.device("cpu"), loading)
+    pieces = [Piece("load", "bias", "float32", 0, (2,))]
+    target.expect(pieces)
+    target.expect(pieces)  # the first try broke off
+    target.settle()
+    target.settle()
+    assert said == ["before", "after", "before", "after"]
+
+
+def test_packed_weights_are_not_overwritten_by_a_loader_that_cannot_pack(file: Path) -> None:
+    """SGLang's would copy bfloat16 over FP8 without its scale, and say nothing."""
+    model = Model()
+    model.register_parameter(
+        "packed", torch.nn.Parameter(torch.zeros(2, dtype=torch.float8_e4m3fn), False)
+    )
+    report = obey(serving(model, packs_again=False), order(file, mode="checkpoint"))
+    assert (False, "layout", False) == (report["ok"], report["kind"], report["touched"])
+    assert "packed is float8_e4m3fn" in report["error"]
+    assert obey(serving(model, packs_again=True), order(file, mode="checkpoint"))["ok"]

@@ -30,6 +30,13 @@ _LET_GO_EVERY_S = 0.05
 _NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
+def gpu_of(device: torch.device) -> str:
+    """The GPU's own name, the same in every process that sees it; empty for a CPU."""
+    if device.type != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
 class Pending:
     """A batch on its way."""
 

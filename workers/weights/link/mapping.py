@@ -53,20 +53,30 @@ def make_plan(
     held = {name: (dtype, tuple(shape)) for name, dtype, shape in sources}
     if mode == "checkpoint":
         return _joined([_loaded(name, held) for name in held])
+    found = {row: _placed(row, held, rank, ranks) for row in map(_frozen, targets)}
+    unmapped = [row for row, pieces in found.items() if pieces is None]
+    # A loader makes a module anew from what it is given of it: then it must be given all of it.
+    loaded = {_module(row) for row in unmapped}
+    by_loader = {row[0] for row in found if _module(row) in loaded}
     placed: list[tuple[Piece, Part]] = []
     used: set[str] = set()
-    unmapped: list[Row] = []
-    for row in targets:
-        found = _placed(row, held, rank, ranks)
-        if found is None:
-            unmapped.append(row)
-            continue
-        placed += found
-        used |= {part.name for _, part in found}
-    left = [name for name in held if name not in used and name not in _TIED]
+    for row, pieces in found.items():
+        if pieces is not None and _module(row) not in loaded:
+            placed += pieces
+            used |= {part.name for _, part in pieces}
+    left = [name for name in held if name not in used and (name not in _TIED or name in by_loader)]
     if (unmapped or left) and (mode == "in_place" or not left):
         raise PullError("layout", _difference(unmapped, left, held))
     return _joined([*placed, *(_loaded(name, held) for name in left)])
+
+
+def _frozen(row: Row) -> Row:
+    name, dtype, shape = row
+    return name, dtype, tuple(shape)
+
+
+def _module(row: Row) -> str:
+    return row[0].rpartition(".")[0]
 
 
 def _joined(pairs: Sequence[tuple[Piece, Part]]) -> Plan:

@@ -6,7 +6,8 @@ CUDA graphs keep addresses, so bytes received in place are used by the next step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,22 +16,69 @@ from .errors import PullError
 from .pieces import Piece
 from .target import Row, dtype_name, run_of
 
+PACKED = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.int32})
+
+
+@dataclass(frozen=True)  # no slots: servers may have another Python than we
+class Loading:
+    """What an engine needs around its own `load_weights`."""
+
+    before: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
+    packs_again: bool = True  # the loader quantises what it is given
+
 
 class ModelTarget:
     """One rank of a served model.
 
     Pieces of place "load" are collected by checkpoint name and given to the loader batch by batch.
+    Between `before` and `after` a model has no weights to compute with, so they are called for
+    pieces of that place only, and `settle` ends what `expect` began in every case.
     """
 
-    def __init__(self, model: Any, device: torch.device) -> None:  # noqa: ANN401  (any engine's)
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401  (any engine's)
+        device: torch.device,
+        loading: Loading,
+    ) -> None:
         self._model = model
         self._device = device
+        self._loading = loading
+        self._is_loading = False
+        # Those that the model computes with: a loader may put others in their place meanwhile.
         self._parameters = dict(model.named_parameters())
         self.loaded: set[str] = set()  # checkpoint names that went through the loader
 
     def parameters(self) -> Sequence[Row]:
         """The server's own names, shapes and dtypes."""
         return [(n, dtype_name(p.dtype), tuple(p.shape)) for n, p in self._parameters.items()]
+
+    def expect(self, pieces: Sequence[Piece]) -> None:
+        """Make the loader ready, if it gets anything; anew for each try, for it counts what came.
+
+        Raises:
+            PullError: `layout`: the loader would put plain weights into packed parameters.
+        """
+        self.settle()
+        if all(piece.place != "load" for piece in pieces):
+            return
+        packed = [n for n, p in self._parameters.items() if p.dtype in PACKED]
+        if packed and not self._loading.packs_again:
+            raise PullError(
+                "layout",
+                f"{packed[0]} is {dtype_name(self._parameters[packed[0]].dtype)}, {len(packed)} "
+                "parameters are packed, and the loader of this server cannot pack weights again: "
+                "start it without quantization",
+            )
+        self._is_loading = True
+        self._loading.before()
+
+    def settle(self) -> None:
+        """The loader ends its work; idempotent."""
+        if self._is_loading:
+            self._is_loading = False
+            self._loading.after()
 
     def buffer(self, piece: Piece) -> torch.Tensor:
         """A run of a parameter, or room for a checkpoint's tensor."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from . import PROTOCOL
 from .errors import PullError
 from .frames import dial
 from .mapping import make_plan
-from .model_target import ModelTarget
+from .model_target import Loading, ModelTarget
 from .pieces import batches
 from .receiver import Address, Receiver
 from .safetensors_file import read, rows
@@ -26,6 +25,7 @@ from .trust import Hello, introduce
 REPORT_S = 10.0
 KINDS = ("receive", "describe", "leave")
 MODES = ("auto", "in_place", "checkpoint")
+PLAIN = Loading()
 Report = dict[str, Any]
 
 
@@ -40,20 +40,14 @@ class Server:
         engine: str,
         rank: int = 0,
         ranks: int = 1,
-        before_load: Callable[[], None] = lambda: None,
-        after_load: Callable[[], None] = lambda: None,
+        loading: Loading = PLAIN,
     ) -> None:
-        """
-        Args:
-            before_load, after_load: what the engine needs around `load_weights`.
-        """
         self._model = model
         self._device = device
         self._engine = engine
         self._rank = rank
         self._ranks = ranks
-        self._before_load = before_load
-        self._after_load = after_load
+        self._loading = loading
         self._receiver: Receiver | None = None
         self._mode = ""
         self._touched = False
@@ -91,18 +85,19 @@ class Server:
         if order["kind"] == "leave":
             self.close()
             return {}
-        target = ModelTarget(self._model, self._device)
+        target = ModelTarget(self._model, self._device, self._loading)
         if order["kind"] == "describe":
             return {"engine": self._engine, "parameters": target.parameters()}
         mode = str(order["mode"])
         if mode == "auto" and self._device.type == "cpu":
             mode = "checkpoint"  # CPU kernels keep weights packed: their parameters are not these
-        if mode != "in_place":
-            self._before_load()
         pulled = self._from_file if order["channel"] == "file" else self._from_link
-        said = pulled(order, mode, target, until_s)
-        if mode != "in_place":
-            self._after_load()
+        try:
+            said = pulled(order, mode, target, until_s)
+        finally:
+            was_touched, self._touched = self._touched, True  # should the loader fail now
+            target.settle()
+            self._touched = was_touched
         self._touched = False
         return said | {"policy_version": order["policy_version"]}
 
@@ -142,6 +137,7 @@ class Server:
         plan = make_plan(
             rows(tensors), target.parameters(), mode=mode, rank=self._rank, ranks=self._ranks
         )
+        target.expect(plan.pieces)
         self._touched = True
         part_of = dict(zip(plan.pieces, plan.parts, strict=True))
         for batch in batches(plan.pieces):

@@ -16,7 +16,7 @@ import torch
 from .checksum import Checksum
 from .errors import PullError
 from .frames import Connection, Frame, dial
-from .group import Group, Pending
+from .group import Group, Pending, gpu_of
 from .pieces import Piece, batches, from_rows
 from .rendezvous import LinkStore
 from .side_streams import SideStreams
@@ -123,8 +123,9 @@ class Receiver:
     def _joined(self, target: Target, until_s: float) -> Connection:
         if self._link is None:
             link = self._dial("member", until_s)
-            said = {"engine": self._engine, "mode": self._mode, "parameters": target.parameters()}
-            link.send({"type": "layout", "ranks": self.address.ranks} | said)
+            said = {"engine": self._engine, "mode": self._mode, "gpu": gpu_of(self._device)}
+            rows = {"ranks": self.address.ranks, "parameters": target.parameters()}
+            link.send({"type": "layout"} | said | rows)
             self._link = link
         return self._link
 
@@ -145,6 +146,7 @@ class Receiver:
         pieces = self._plan(frame)
         self._check(str(frame["plan"]), pieces, target)
         group = self._group(link, frame, watch)
+        target.expect(pieces)
         started_s = time.monotonic()
         self.touched = True
         checksum = self._receive_pieces(pieces, group, target, watch)

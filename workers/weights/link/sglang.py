@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .model_target import Loading
 from .orders import Server
 
 _servers: dict[int, Server] = {}
@@ -27,7 +28,12 @@ def _server(model: Any) -> Server:  # noqa: ANN401
         rank, ranks = _tensor_parallel()
         device = next(model.parameters()).device
         _servers[id(model)] = Server(
-            model, device, engine=f"sglang {_version()}", rank=rank, ranks=ranks
+            model,
+            device,
+            engine=f"sglang {_version()}",
+            rank=rank,
+            ranks=ranks,
+            loading=Loading(packs_again=False),
         )
     return _servers[id(model)]
 

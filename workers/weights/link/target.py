@@ -31,6 +31,13 @@ class Target(Protocol):
             PullError: `layout`: it has no such parameter, or another shape or dtype.
         """
 
+    def expect(self, pieces: Sequence[Piece]) -> None:
+        """A try begins: these come now, and what a try before it left half done is void.
+
+        Raises:
+            PullError: `layout`: they cannot be taken; nothing is touched.
+        """
+
     def took(self, pieces: Sequence[Piece], buffers: Sequence[torch.Tensor]) -> None:
         """A batch has come in whole."""
 
@@ -55,6 +62,9 @@ class FreshTensors:
     def buffer(self, piece: Piece) -> torch.Tensor:
         """A run of one of the tensors."""
         return run_of(self.tensors, piece)
+
+    def expect(self, pieces: Sequence[Piece]) -> None:
+        """A new try writes over all that an old one wrote."""
 
     def took(self, pieces: Sequence[Piece], buffers: Sequence[torch.Tensor]) -> None:
         """They are where they belong."""

@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from .model_target import Loading
 from .orders import Server
 
 NAME = "rlstreams"
@@ -82,8 +83,7 @@ class RlstreamsEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 engine=f"vllm {__version__}",
                 rank=parallel.rank,
                 ranks=parallel.tensor_parallel_size,
-                before_load=self._before_load,
-                after_load=self._after_load,
+                loading=Loading(before=self._before_load, after=self._after_load),
             )
         return self._made
 

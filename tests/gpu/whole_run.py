@@ -1,0 +1,198 @@
+"""A whole run on two GPUs of one machine: broker, prompts, vLLM, log-probs, trainer, NCCL pulls.
+
+    python -m tests.gpu.whole_run --out result.json
+    python -m tests.gpu.whole_run --cpu --steps 3 --python .venv-vllm/bin/python   # vLLM and gloo
+
+Runs `rlstreams up` on the demo with its overlay, as a user would, and then reads the run's own log:
+what was learned, what each pull cost, whether every sample is accounted for. The trainer has GPU 0;
+vLLM and the log-prob worker share GPU 1. Words behind `--` are overrides (`--trainer.device=cpu`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from schemas.events import PolicyLoaded
+from streams.bus import Bus
+from streams.codec import decoded
+from streams.record import Partition
+from streams.topics import POLICY_PULLS
+from workers.config.load import load
+from workers.config.run import RunConfig
+from workers.report.collect import collect
+from workers.runs.attach import attached
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "infra" / "examples"
+ON_CPU = ("weights.channel=gloo", "prompts.evaluate_rows=32", "engine.args.enforce-eager=true")
+READ_S = 60.0
+TAIL_LINES = 40
+
+
+def overrides_of(args: argparse.Namespace) -> list[str]:
+    """What is asked of the run, on top of the files."""
+    words = [f"run.dir={args.folder}/{{id}}", f"trainer.steps={args.steps}"]
+    words += [f"broker.jars_dir={args.jars}"] if args.jars else []
+    words += [f"engine.python={args.python}"] if args.python else []
+    words += ON_CPU if args.cpu else ()
+    return [*words, *(word.removeprefix("--") for word in args.overrides)]
+
+
+def run_it(files: Sequence[Path], overrides: Sequence[str], folder: Path, limit_s: float) -> int:
+    """`rlstreams up`; its status. What it says is shown and kept."""
+    words = [*map(str, files), *(f"--{word}" for word in overrides)]
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    with (folder / "up.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers", "up", *words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # it drains and sums up
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return 124
+
+
+def loaded_events(bus: Bus) -> Iterator[PolicyLoaded]:
+    """What workers said of their pulls."""
+    partition = Partition(POLICY_PULLS.name, 0)
+    end = bus.ends(POLICY_PULLS.name)[partition]
+    until_s = time.monotonic() + READ_S
+    with bus.reader({partition: bus.beginnings(POLICY_PULLS.name)[partition]}) as reader:
+        while reader.positions()[partition] < end:
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{partition} was not read within {READ_S:g} s")
+            for record in reader.poll(500, 0.2):
+                event = decoded(record).event
+                if isinstance(event, PolicyLoaded):
+                    yield event
+
+
+def pulls_by_role(events: Sequence[PolicyLoaded]) -> dict[str, Any]:
+    """Each role's pulls; the first one of a worker forms the group, and is told apart."""
+    told: dict[str, Any] = {}
+    for role in sorted({event.role for event in events}):
+        own = [event for event in events if event.role == role]
+        later = own[1:] or own
+        told[role] = {
+            "pulls": len(own),
+            "channel": own[0].channel,
+            "num_bytes": own[0].num_bytes,
+            "first_s": own[0].seconds,
+            "median_s": statistics.median(event.seconds for event in later),
+            "max_s": max(event.seconds for event in later),
+            "median_paused_s": statistics.median(event.paused_s for event in later),
+            "gb_per_s": own[0].num_bytes / statistics.median(e.seconds for e in later) / 1e9,
+            "each": [[e.policy_version, e.seconds, e.paused_s] for e in own],
+        }
+    return told
+
+
+def told_by_the_log(config: RunConfig) -> dict[str, Any]:
+    """All figures, from topics alone."""
+    with attached(config) as bus:
+        given = collect(bus, config.run.id)
+        pulls = pulls_by_role(list(loaded_events(bus)))
+    steps = given.views.run.steps
+    seconds = (steps[-1].finished_at_ms - steps[0].finished_at_ms) / 1000 if steps else 0.0
+    mismatch = [p.metrics["mismatch_mean"] for p in steps if "mismatch_mean" in p.metrics]
+    return {
+        "accuracy": [[p.policy_version, p.accuracy, p.num_samples]
+                     for p in given.views.evaluation.curve],
+        "steps": len(steps),
+        "reward": [point.reward for point in steps],
+        "seconds_of_steps": seconds,
+        "tokens_per_s": sum(point.num_tokens for point in steps[1:]) / seconds if seconds else 0.0,
+        "train_s": statistics.median(p.metrics["train_s"] for p in steps) if steps else None,
+        "mismatch_mean": statistics.median(mismatch) if mismatch else None,
+        "pulls": pulls,
+        "audit_ok": given.audit.ok,
+        "audit": json.loads(given.audit.to_json()),
+    }  # fmt: skip
+
+
+def tails(folder: Path) -> str:
+    """The last lines of each log of the run."""
+    texts = []
+    for log in sorted(folder.rglob("*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+        texts.append("\n".join([f"==> {log}", *lines]))
+    return "\n".join(texts)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cpu", action="store_true", help="vLLM for the CPU, and gloo")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--folder", default="runs/gpu", help="for the run's files")
+    parser.add_argument("--jars", default="", help="folder of the broker's jars")
+    parser.add_argument("--python", default="", help="of the server's environment")
+    parser.add_argument("--limit-s", type=float, default=540.0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("overrides", nargs="*", help="after --: fields of the configuration")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and report; the run's status."""
+    args = parse(argv)
+    files = [EXAMPLES / "demo.toml", EXAMPLES / f"demo-{'vllm' if args.cpu else 'gpu'}.toml"]
+    overrides = overrides_of(args)
+    config = load(files, overrides)
+    folder = Path(config.folder)
+    started_s = time.monotonic()
+    status = run_it(files, overrides, folder, args.limit_s)
+    result: dict[str, Any] = {"status": status, "wall_s": time.monotonic() - started_s}
+    result |= {"hardware": hardware(), "overrides": overrides}
+    sys.stdout.write((folder / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:])
+    try:
+        result |= told_by_the_log(config)
+    finally:
+        text = json.dumps(result, indent=1)
+        if args.out:
+            args.out.write_text(text + "\n", encoding="utf-8")
+        shown = {k: v for k, v in result.items() if k not in ("reward", "audit", "pulls")}
+        pulls = {role: {k: v for k, v in told.items() if k != "each"}
+                 for role, told in result.get("pulls", {}).items()}  # fmt: skip
+        sys.stdout.write(json.dumps(shown | {"pulls": pulls}, indent=1) + "\n")
+        if status:
+            sys.stdout.write(tails(folder) + "\n")
+    return status
+
+
+def hardware() -> str:
+    """The GPUs, asked in another process: this one holds none."""
+    question = (
+        "import torch; n = torch.cuda.device_count(); "
+        "print(f'{n} x {torch.cuda.get_device_name()}' if n else 'CPU')"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", question], capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
