@@ -5,8 +5,9 @@
 The server is vLLM on the CPU with the demo's model. The bare client posts the very requests that
 the worker makes (ids, seeds, limits), as many at once, and decodes the answers; the worker does all
 that a worker does (queue, gate, checks, reward, events, transactions) on the in-memory log. Both
-sample as many tokens, within 2 %, which is checked. Rounds alternate in who goes first, so that
-both see the same machine; the client's processor time is told beside.
+sample as many tokens, within 2 %, which is checked; with `--fixed` no token ends an answer, for a
+server that samples otherwise in other company. Rounds alternate in who goes first, so that both see
+the same machine; the client's processor time is told beside.
 """
 
 from __future__ import annotations
@@ -73,13 +74,15 @@ class Run:
 class Ours:
     """The worker on an in-memory log."""
 
-    def __init__(self, url: str, folder: Path, slots: int, tokens: int) -> None:
+    def __init__(self, url: str, folder: Path, args: argparse.Namespace) -> None:
         self._log = MemoryLog()
         for topic in TOPICS:
             self._log.create(f"demo.{topic.name}", 1 if topic.single_partition else 2)
         self._pen = MemoryBus(self._log, "demo").producer("bench")
         model = long_model(folder)
-        engine = real_engine("vllm", url, model, folder, limit=slots, beat_s=BEAT_S)
+        engine = real_engine(
+            "vllm", url, model, folder, stops=not args.fixed, limit=args.slots, beat_s=BEAT_S
+        )
         config = load([EXAMPLE], [f"run.dir={folder}"])
         bus = MemoryBus(self._log, "demo")
         context = Context(config=config, bus=bus, role="rollout", ordinal=0, instance="bench")
@@ -87,7 +90,7 @@ class Ours:
             engine=engine,
             verifier=make_verifier(config.reward),
             tokenizer=Tokenizer.load(model),
-            sampling=Sampling(temperature=TEMPERATURE, max_new_tokens=tokens),
+            sampling=Sampling(temperature=TEMPERATURE, max_new_tokens=args.tokens),
             max_attempts=1,
             deadline_s=600.0,
         )
@@ -122,20 +125,20 @@ class Ours:
         self._worker.close()
 
 
-async def bare(url: str, group_id: str, num: int, slots: int, tokens: int) -> Run:
-    """The same requests, `slots` at once."""
-    room, dialect = asyncio.Semaphore(slots), VllmDialect()
+async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> Run:
+    """The same requests, as many at once."""
+    room, dialect = asyncio.Semaphore(args.slots), VllmDialect()
 
     async def one(session: aiohttp.ClientSession, number: int) -> int:
         wanted = Wanted(
             request_id=uuid.uuid4().hex,
             token_ids=IDS.tolist(),
-            max_new_tokens=tokens,
+            max_new_tokens=args.tokens,
             temperature=TEMPERATURE,
             top_p=1.0,
             top_k=0,
             seed=seed_of(0, f"{group_id}/{number}/0", len(IDS)),
-            stop_token_ids=[EOS],
+            stop_token_ids=[] if args.fixed else [EOS],
             experts_start=None,
             salt="bench",
         )
@@ -153,11 +156,11 @@ async def bare(url: str, group_id: str, num: int, slots: int, tokens: int) -> Ru
 
 def measure(url: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Alternate between the two."""
-    ours = Ours(url, folder, args.slots, args.tokens)
+    ours = Ours(url, folder, args)
     rows: list[tuple[Run, Run]] = []
 
     def theirs(group_id: str) -> Run:
-        return asyncio.run(bare(url, group_id, args.samples, args.slots, args.tokens))
+        return asyncio.run(bare(url, group_id, args.samples, args))
 
     try:
         ours.run("0", args.samples)  # pulls the version; the server compiles what it needs
@@ -195,21 +198,32 @@ def measure(url: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What a measurement is made of."""
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--samples", type=int, default=384)
+    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--fixed", action="store_true", help="every answer has so many tokens")
+    parser.add_argument("--json", default="")
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--samples", type=int, default=96)
-    parser.add_argument("--slots", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--json", default="")
+    add_options(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, vllm_server(Path(folder)) as url:
         result = measure(url, Path(folder), args)
+    report(result, args.json)
+
+
+def report(result: dict[str, Any], file: str) -> None:
+    """One line, and the figures in a file if one is named."""
     print(f"worker over bare client: {result['ratio']:.3f} (goal {GOAL})")  # noqa: T201
-    if args.json:
+    if file:
         told = {"hardware": hardware(), **result}
-        Path(args.json).write_text(json.dumps(told, indent=2) + "\n", "utf-8")
+        Path(file).write_text(json.dumps(told, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

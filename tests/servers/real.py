@@ -48,7 +48,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
     subprocess.run(["sh", str(ROOT / "infra" / "setup-vllm.sh")], check=True)
     changes = [
         f"run.dir={folder}",
-        f"model.path={_without_end(long_model(folder / 'served'))}",
+        f"model.path={without_end(long_model(folder / 'served'))}",
         f"engine.args.max-num-batched-tokens={LONG_MODEL_TOKENS}",  # a whole prompt in one step
     ]
     config = load([DEMO, EXAMPLE], changes)
@@ -59,7 +59,7 @@ def vllm_server(folder: Path) -> Iterator[str]:
     process.start()
     url = f"http://{config.engine.host}:{port}"
     try:
-        asyncio.run(_ready(url, process))
+        asyncio.run(ready(url, process))
         yield url
     finally:
         process.close()
@@ -78,7 +78,7 @@ def long_model(folder: Path) -> Path:
     return model
 
 
-def _without_end(model: Path) -> Path:
+def without_end(model: Path) -> Path:
     """The same, but an answer ends only at the tokens that a request names."""
     for name in ("config.json", "generation_config.json"):
         config = json.loads((model / name).read_text())
@@ -87,7 +87,7 @@ def _without_end(model: Path) -> Path:
     return model
 
 
-async def _ready(url: str, process: ServerProcess) -> None:
+async def ready(url: str, process: ServerProcess) -> None:
     http = ServerHttp(url)
     until_s = time.monotonic() + START_S
     try:
