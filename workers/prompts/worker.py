@@ -157,8 +157,9 @@ class PromptsWorker:
         if self._ledger.highest_closed > self._issued.highest:
             raise ConfigError(
                 f"topic steps closed group {self._ledger.highest_closed}, but topic prompts ends "
-                f"with group {self._issued.highest}: its records are gone, or it was re-created; "
-                "start a new run id"
+                f"with group {self._issued.highest}: its records are gone, it was re-created, or "
+                "somebody else wrote samples of that group into this run's topics; start a new "
+                "run.id"
             )
 
     def _check_data(self) -> None:
