@@ -15,6 +15,7 @@ from tests.contract.engine_rigs import announced
 from tests.contract.test_collective_channel import EPOCH, SECRET, Log
 from workers.engines.model import load_model
 from workers.weights.collective import CollectiveWeightServer
+from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
 from workers.weights.sender import Limits
 from workers.weights.sharded import ShardedWeights
@@ -70,3 +71,21 @@ def _serve(weights: ShardedWeights, version: int, place: str, parent: Connection
         parent.recv()
         server.before_change()
     server.close()
+
+
+def disagree(rank: int, folder: Path) -> None:
+    """Another model than rank 0 has, then another bucket size: told on every rank."""
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    layers = [
+        torch.nn.Linear(8, 8 + rank),
+        torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4))),
+    ]
+    for layer, bucket_bytes in zip(layers, (600, 600 + 1000 * rank), strict=True):
+        try:
+            ShardedWeights(layer, bucket_bytes=bucket_bytes)
+        except WeightError as err:
+            assert "ranks [1] of 2" in str(err), err
+        else:
+            raise AssertionError("nobody told")
+    dist.destroy_process_group()
