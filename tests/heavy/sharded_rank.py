@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from tests.contract.engine_rigs import announced
 from tests.contract.test_collective_channel import EPOCH, SECRET, Log
 from workers.engines.model import load_model
+from workers.weights.channel import WeightError
 from workers.weights.collective import CollectiveWeightServer
 from workers.weights.layout import weight_hash
 from workers.weights.sender import Limits
@@ -70,3 +72,15 @@ def _serve(weights: ShardedWeights, version: int, place: str, parent: Connection
         parent.recv()
         server.before_change()
     server.close()
+
+
+def disagree(rank: int, folder: Path) -> None:
+    """Another model than rank 0 has, then another bucket size: told on every rank."""
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    same = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    cases = ((torch.nn.Linear(8, 8 + rank), 600), (same, 600 + 1000 * rank))
+    for model, bucket_bytes in cases:
+        with pytest.raises(WeightError, match=r"ranks \[1\] of 2"):
+            ShardedWeights(model, bucket_bytes=bucket_bytes)
+    dist.destroy_process_group()

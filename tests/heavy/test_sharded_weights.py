@@ -14,7 +14,7 @@ import torch.distributed as dist
 from schemas.events import PolicyPublished
 from tests import factories
 from tests.contract.test_collective_channel import SECRET
-from tests.heavy.sharded_rank import MODEL, RANKS, WAIT_S, changed, main
+from tests.heavy.sharded_rank import MODEL, RANKS, WAIT_S, changed, disagree, main
 from workers.engines.model import load_model, weights_of
 from workers.weights.collective import CollectiveWeightChannel
 from workers.weights.layout import layout_of, size_bytes, weight_hash
@@ -64,6 +64,20 @@ def _pull(leader: Connection, published: PolicyPublished) -> dict[str, torch.Ten
     leader.send("done")
     channel.close()
     return received
+
+
+def test_ranks_that_would_gather_otherwise_are_named(tmp_path: Path) -> None:
+    """Other shapes, or buckets cut elsewhere: they would mix tensors up, or wait for each other."""
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=disagree, args=(rank, tmp_path)) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(WAIT_S)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert [0, 0] == codes
 
 
 @pytest.fixture

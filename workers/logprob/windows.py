@@ -9,11 +9,14 @@ of a log-prob (measured: alone instead of among 63 others, 62 of 64 sequences di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from schemas.events import Trajectory
 from streams.record import WINDOW_HEADER, RawRecord, Record
+
+_HEADER = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9]{1,9})")
 
 
 class Prescribed(NamedTuple):
@@ -31,11 +34,10 @@ def header_of(name: str, place: int, size: int) -> dict[str, bytes]:
 
 def prescribed(raw: RawRecord) -> Prescribed | None:
     """The window that a record was sent for; None if it was sent for none."""
-    name, _, numbers = raw.headers.get(WINDOW_HEADER, b"").decode("ascii", "replace").partition("/")
-    place, _, size = numbers.partition("/")
-    if not (name and place.isdecimal() and size.isdecimal() and int(place) < int(size)):
+    found = _HEADER.fullmatch(raw.headers.get(WINDOW_HEADER, b"").decode("ascii", "replace"))
+    if found is None or int(found[2]) >= int(found[3]):
         return None
-    return Prescribed(name, int(place), int(size))
+    return Prescribed(found[1], int(found[2]), int(found[3]))
 
 
 def is_prescribed(record: Record[Trajectory]) -> bool:

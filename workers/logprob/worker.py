@@ -35,7 +35,7 @@ from workers.policy.view import PolicyFollower
 from workers.weights.channel import Pulled, WeightChannel, WeightError
 
 Scored = ScoredTrajectory | Exception  # why it could not be scored
-ANNOUNCEMENT_DEADLINE_S = 30.0
+ANNOUNCEMENT_DEADLINE_S = 30.0  # for what is on its way: a version, the rest of a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +181,11 @@ class LogprobStage:
     def _is_due(self) -> bool:
         if not self._pending:
             return False
-        if is_prescribed(self._pending[0]):
-            return next_window(self._pending) is not None
-        tokens = sum(num_tokens(record.event) for record in self._pending)
         waited_s = time.monotonic() - self._pending_since
+        if is_prescribed(self._pending[0]):
+            # One that does not get whole is a stranger's, or lacks a record that was set aside.
+            return next_window(self._pending) is not None or waited_s >= ANNOUNCEMENT_DEADLINE_S
+        tokens = sum(num_tokens(record.event) for record in self._pending)
         return tokens >= self._config.token_budget or waited_s >= self._config.window_s
 
     def _start(self) -> None:

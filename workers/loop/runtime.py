@@ -91,7 +91,9 @@ class Stop:
 
 
 def run(role: Role, stop: Stop, *, turn_s: float = 0.0) -> None:
-    """Drive `role` until it is done; errors pass through after `close`.
+    """Drive `role` until it is done; an error passes through after `close`.
+
+    What `close` raises after an error is a note of that error: the first one says what happened.
 
     Args:
         turn_s: a turn (or `close`) that takes longer ends the process with `Exit.FAILED`, with
@@ -108,9 +110,19 @@ def run(role: Role, stop: Stop, *, turn_s: float = 0.0) -> None:
                     draining = True
                     role.drain()
                 role.turn()
-        finally:
+        except BaseException as reason:
             watchdog.beat()
-            role.close()
+            _close_after(role, reason)
+            raise
+        watchdog.beat()
+        role.close()
+
+
+def _close_after(role: Role, reason: BaseException) -> None:
+    try:
+        role.close()
+    except Exception as err:  # noqa: BLE001  (told as a note)
+        reason.add_note(f"then, while it closed: {type(err).__name__}: {err}")
 
 
 def exit_status(error: BaseException | None) -> Exit:
@@ -131,4 +143,5 @@ def explain(error: BaseException) -> None:
     if exit_status(error) is Exit.FAILED and not isinstance(error, StreamsError):
         traceback.print_exception(error, file=sys.stderr)
     else:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+        print("\n".join(lines), file=sys.stderr)  # noqa: T201

@@ -34,7 +34,8 @@ class Issued:
     """Which groups and evaluations the topic holds. Fold all of its records, then `settle`.
 
     Records are decoded once per group: their headers tell the rest. What no `prompts` worker of
-    this run can have written changes nothing here; the rollout worker that reads it sets it aside.
+    this run can have written changes nothing here; a rollout worker sets it aside if it is no
+    prompt at all.
 
     Args:
         seed: of the run; every prompt carries it.

@@ -26,7 +26,7 @@ class Replacement:
     """A dropped group whose row is to be issued again."""
 
     replaces: str
-    row: int  # -1: no event could name it; the group's own prompts do
+    row: int  # -1 (or none of the data): no event could name it; the group's own prompts do
     dataset_epoch: int
     replacement: int  # of the new group: how often the row was replaced, this time included
 

@@ -24,16 +24,25 @@ class Replacements:
 
     Args:
         run: requests of another run are passed by.
+        num_rows: of the training data; a drop may name a row beyond it, from a stranger's record.
         deadline_s: longest silence of the broker while a group's row is looked up.
     """
 
     def __init__(
-        self, bus: Bus, run: str, ledger: Ledger, foreign: ForeignRecords, deadline_s: float
+        self,
+        bus: Bus,
+        run: str,
+        ledger: Ledger,
+        foreign: ForeignRecords,
+        *,
+        num_rows: int,
+        deadline_s: float,
     ) -> None:
         self._bus = bus
         self._run = run
         self._ledger = ledger
         self._foreign = foreign
+        self._rows = range(num_rows)
         self._deadline_s = deadline_s
         self._num_partitions = bus.partitions(PROMPTS.name)
         self._reader = bus.reader(bus.beginnings(DEAD_LETTERS.name))
@@ -61,7 +70,7 @@ class Replacements:
         due = self._ledger.to_replace
         for again in [again for again in due if again.replaces in replaced]:
             due.remove(again)
-        for again in [again for again in list(due)[: len(numbers)] if again.row < 0]:
+        for again in [again for again in list(due)[: len(numbers)] if again.row not in self._rows]:
             self._look_up(again)
         return [
             PlannedGroup(
@@ -79,10 +88,10 @@ class Replacements:
         self._reader.close()
 
     def _look_up(self, again: Replacement) -> None:
-        """Fill in the row of a drop whose samples could not be read; without one it is given up."""
+        """Fill in the row of a drop that names none of ours; without one it is given up."""
         due = self._ledger.to_replace
         prompt = find_prompt(self._bus, again.replaces, self._num_partitions, self._deadline_s)
-        if prompt is None:
+        if prompt is None or prompt.row not in self._rows:
             due.remove(again)
             self._foreign.log.warning("no_row_to_replace", group_id=again.replaces)
             return

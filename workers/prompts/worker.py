@@ -69,7 +69,8 @@ class PromptsWorker:
         self._writer = PromptWriter(train, held_out, encoder, config.run.seed)
         limit = config.prompts.evaluate_rows or len(held_out or ())
         self._held_out_rows = range(min(limit, len(held_out or ())))
-        self._order = Order(config.run.seed, len(train))
+        self._num_rows = len(train)
+        self._order = Order(config.run.seed, self._num_rows)
         self._ledger = Ledger(config.prompts.max_replacements)
         self._foreign = ForeignRecords(context.worker)
         self._reporter = Reporter(context)
@@ -92,7 +93,12 @@ class PromptsWorker:
         self._steps = bus.reader(bus.beginnings(STEPS.name))
         self._history = bus.ends(STEPS.name)  # nothing is issued before it is read up to here
         self._replacements = Replacements(
-            bus, self._config.run.id, self._ledger, self._foreign, deadline_s
+            bus,
+            self._config.run.id,
+            self._ledger,
+            self._foreign,
+            num_rows=self._num_rows,
+            deadline_s=deadline_s,
         )
         self._control = ControlFollower(bus)
 
@@ -157,8 +163,9 @@ class PromptsWorker:
         if self._ledger.highest_closed > self._issued.highest:
             raise ConfigError(
                 f"topic steps closed group {self._ledger.highest_closed}, but topic prompts ends "
-                f"with group {self._issued.highest}: its records are gone, or it was re-created; "
-                "start a new run id"
+                f"with group {self._issued.highest}: its records are gone, it was re-created, or "
+                "somebody else wrote samples of that group into this run's topics; start a new "
+                "run.id"
             )
 
     def _check_data(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from schemas.events import TRAIN, DeadLetter, ScoredTrajectory, SegmentScore, Trajectory
 from workers.loop.validation import check_logprobs, check_trajectory, is_group_number
 
+MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
 ANCHORS = ("sampled", "nearby", "behavior")
 
 
@@ -16,14 +17,16 @@ def validate(scored: ScoredTrajectory, vocab_size: int) -> None:
 
     Raises:
         ValueError: as `check_trajectory`; also scores that are not one per policy segment in order,
-            an unknown anchor, log-probs of another length or that are no log-probs, temperature 0.
+            an unknown anchor, log-probs of another length or that are no log-probs, a temperature
+            of 0 or next to it.
     """
     check_trajectory(scored.trajectory, vocab_size)
     for index, segment in enumerate(scored.trajectory.segments):
         is_policy = segment.author == "policy"
-        if is_policy and not (math.isfinite(segment.temperature) and segment.temperature > 0):
+        is_usable = math.isfinite(segment.temperature) and segment.temperature >= MIN_TEMPERATURE
+        if is_policy and not is_usable:
             raise ValueError(
-                f"segments[{index}].temperature must be above 0 to train on, "
+                f"segments[{index}].temperature must be at least {MIN_TEMPERATURE:g} to train on, "
                 f"got {segment.temperature}"
             )
     _check_scores(scored)

@@ -188,6 +188,8 @@ class TrainerWorker:
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
         """Commit the step; from here on it is done."""
+        self._next_drop = 0.0
+        self._drop()  # a restart goes on behind what the letters are about
         step = self._step + 1
         low = self._admission.low_watermarks(self._intake.positions(), plan.group_ids)
         positions = [

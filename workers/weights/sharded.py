@@ -53,7 +53,8 @@ class ShardedWeights(LazyWeights):
                 wait in `follow`: it must be longer than the trainer's wait for pullers.
 
         Raises:
-            WeightError: the ranks do not hold the same names, dtypes and shapes.
+            WeightError: the ranks do not hold the same names, dtypes and shapes, or were given
+                another `bucket_bytes`.
         """
         import torch.distributed
 
@@ -139,8 +140,8 @@ class ShardedWeights(LazyWeights):
         """Ranks that gather in different orders would mix tensors up, or hang."""
         import torch
 
-        layout = layout_of(self.facts).encode()
-        digest = int.from_bytes(hashlib.sha256(layout).digest()[:7], "little")
+        gathered = f"{layout_of(self.facts)} {[len(bucket) for bucket in self._buckets]}".encode()
+        digest = int.from_bytes(hashlib.sha256(gathered).digest()[:7], "little")
         mine = torch.tensor([digest], dtype=torch.int64, device=self._device)
         size = torch.distributed.get_world_size(self._group)
         found = [torch.zeros_like(mine) for _ in range(size)]
@@ -148,8 +149,8 @@ class ShardedWeights(LazyWeights):
         others = [rank for rank, one in enumerate(found) if int(one.item()) != int(found[0].item())]
         if others:
             raise WeightError(
-                f"ranks {others} of {size} hold other names, dtypes or shapes than rank 0: all "
-                "must shard the same model"
+                f"ranks {others} of {size} hold other names, dtypes or shapes than rank 0, or "
+                "cut them into other buckets: all must shard the same model with one bucket_bytes"
             )
 
 

@@ -18,6 +18,7 @@ from schemas.events import (
 from streams.codec import outgoing
 from streams.errors import FencedError
 from streams.memory.bus import MemoryBus
+from streams.record import Outgoing
 from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
@@ -195,3 +196,18 @@ def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Pat
     turn_until(second, lambda: second._reporter.policy_version == 1)
     assert second._recovery.saved_step == 1
     second.close()
+
+
+def test_no_step_passes_a_record_whose_letter_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart goes on behind it: if we died now, nothing would say that it was there."""
+    log, config = make_log(), make_config(tmp_path)
+    trainer = make_trainer(log, config)
+    turn_until(trainer, lambda: bool(read(log, POLICY_VERSIONS.name)))
+    monkeypatch.setattr(trainer, "_next_drop", time.monotonic() + 3600)
+    send(log, Outgoing(topic=SCORED.name, key=b"x", value=[b"rubbish"]))
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    run_steps(log, trainer, 1)
+    trainer.close()
+    assert [letter.value for letter in read(log, DEAD_LETTERS.name)] == [b"rubbish"]

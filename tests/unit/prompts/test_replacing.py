@@ -173,3 +173,16 @@ def test_numbers_stay_dense_when_requests_come_out_of_order(tmp_path: Path) -> N
     assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
     assert {2} == {len(samples) for samples in groups.values()}
     heir.close()
+
+
+def test_a_row_that_the_data_does_not_have_is_looked_up(tmp_path: Path) -> None:
+    """A drop has it from the first record of its group, which a stranger may have written."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    row = world.groups()["1"][0].row
+    world.says(drop("1", row=10**9))
+    turns(worker)
+    assert [("6", "1", row, 1)] == answers(world)
+    worker.close()

@@ -14,6 +14,7 @@ from streams.topics import SCORED, TRAJECTORIES
 from tests import factories
 from tests.unit.roles.stand import Stand, turn_until
 from workers.engines.fake import FakeScorer
+from workers.logprob import worker as module
 from workers.logprob.windows import header_of, next_window, prescribed
 from workers.logprob.worker import make_worker
 from workers.weights.file import FileWeightChannel
@@ -56,7 +57,27 @@ def test_prescribed_windows_are_scored_together_in_their_order(tmp_path: Path) -
     ]
 
 
-@pytest.mark.parametrize("text", [b"", b"w", b"w/1", b"w/3/3", b"w/-1/3", b"\xff/0/1/2"])
+def test_a_window_that_never_gets_whole_holds_nobody_up_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A foreign header, or a sibling that was set aside; then all are scored as they are."""
+    monkeypatch.setattr(module, "ANNOUNCEMENT_DEADLINE_S", 3600.0)
+    stand = Stand(tmp_path, logprob__window_s=0.001)
+    stand.publish(1)
+    role = make_worker(stand.context("logprob"), stand.bus(), FakeScorer(), FileWeightChannel())
+    others = [replace(sample(number), partition=0) for number in (5, 6)]
+    stand.send(in_window(sample(4), "w", 0, 3, 0), *others)
+    for _ in range(50):
+        role.turn()
+    assert [] == stand.read(SCORED.name, ScoredTrajectory)
+    monkeypatch.setattr(module, "ANNOUNCEMENT_DEADLINE_S", 0.0)
+    turn_until(role, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == 3)
+    role.close()
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"w", b"w/1", b"w/3/3", b"w/-1/3", b"\xff/0/1/2", b"w/0/" + b"9" * 5000]
+)
 def test_other_headers_prescribe_nothing(text: bytes) -> None:
     """A foreign writer's header holds nobody up."""
     raw = RawRecord(

@@ -60,6 +60,7 @@ def test_good_ones_pass():
         (with_answer(author="user"), r"segments\[1\].author .* got 'user'"),
         (with_answer(policy_version=-1), r"segments\[1\].policy_version .* got -1"),
         (with_answer(temperature=0.0), r"segments\[1\].temperature .* got 0.0"),
+        (with_answer(temperature=1e-40), r"segments\[1\].temperature .* got 1e-40"),
         (with_answer(temperature=NAN), r"segments\[1\].temperature .* got nan"),
         (with_answer(behavior_logprobs=None), r"segments\[1\].behavior_logprobs is missing"),
         (with_answer(behavior_logprobs=floats([-1])), r"behavior_logprobs must be floats \[2\]"),
