@@ -90,6 +90,32 @@ class _Upper(dict[bytes, int]):
 TIME_LOWER, TIME_UPPER = _Lower(), _Upper()
 
 
+class _FirstTwoBytes(dict[int, int]):
+    """The same by an unsigned integer of two bytes, the lower one first."""
+
+    def __missing__(self, two: int) -> int:
+        self[two] = value = TIME_LOWER[two.to_bytes(2, "little")]
+        return value
+
+
+class _LastFourBytes(dict[int, int]):
+    """The same by one of four bytes."""
+
+    def __missing__(self, four: int) -> int:
+        if len(self) >= _TABLE_ENTRIES:
+            self.clear()
+        self[four] = value = TIME_UPPER[four.to_bytes(4, "little")]
+        return value
+
+
+FIRST_TWO_BYTES, LAST_FOUR_BYTES = _FirstTwoBytes(), _LastFourBytes()
+
+
+def is_clock(ms: int) -> bool:
+    """Whether a `long` takes six bytes and is positive, as times from 2514 days on do to 2039."""
+    return 1 << 34 <= ms < 1 << 41
+
+
 def read_long(buf: Buffer, i: int) -> tuple[int, int]:
     """An Avro `long` at `i`: its value and where it ends.
 
