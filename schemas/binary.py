@@ -71,26 +71,35 @@ def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
         UnknownSchemaError: a fingerprint that neither the package nor `schemas` knows.
     """
     view = memoryview(value)
-    outlines = None
-    if type(value) is bytes:
-        outlines = _OUTLINES.get(value[:HEADER_BYTES])
-        if outlines is not None:
-            for straight in outlines.lines:
-                try:
-                    event, end = straight(value, view, HEADER_BYTES)
-                except _CORRUPT:  # of another outline, or damaged: the decoder below tells
-                    continue
-                if end == len(value):
-                    if straight is not outlines.lines[0]:
-                        outlines.prefer(straight)
-                    return event  # type: ignore[no-any-return]
-    else:
-        view = view.toreadonly()
+    if type(value) is not bytes:
+        return _decode_any(value, view.toreadonly(), schemas or {})
+    outlines = _OUTLINES.get(value[:HEADER_BYTES])
+    if outlines is None:
+        event = _decode_any(value, view, schemas or {})
+        if _fingerprint(value) in _DECODERS:
+            _OUTLINES[value[:HEADER_BYTES]] = Outlines(type(event))
+        return event
+    for straight in outlines.lines:
+        try:
+            event, end = straight(value, view, HEADER_BYTES)
+        except _CORRUPT:  # of another outline, or damaged: the decoder of all records tells
+            continue
+        if end == len(value):
+            if straight is not outlines.lines[0]:
+                outlines.prefer(straight)
+            return event  # type: ignore[no-any-return]
+    event = _decode_any(value, view, schemas or {})
+    outlines.learn(event)
+    return event
+
+
+def _decode_any(value: Buffer, view: memoryview, schemas: Mapping[bytes, str]) -> Event:
+    """A record of any outline; errors as `decode`."""
     print_ = _fingerprint(value)
     decoder = _decoder(print_)
     try:
         if decoder is None:
-            return _resolve(value, print_, schemas or {})
+            return _resolve(value, print_, schemas)
         event, end = decoder(value, view, HEADER_BYTES)
     except DecodeError:
         raise
@@ -101,10 +110,6 @@ def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
         ) from err
     if end != len(value):
         raise DecodeError(_length_message(type(event).__name__, end, len(value)))
-    if type(value) is bytes:
-        if outlines is None:
-            outlines = _OUTLINES.setdefault(value[:HEADER_BYTES], Outlines(type(event)))
-        outlines.learn(event)
     return event  # type: ignore[no-any-return]
 
 

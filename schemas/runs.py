@@ -39,16 +39,18 @@ _RUN_BYTES = 512  # longer runs are not kept
 _RUN_SIZES = 4  # lengths of earlier runs that are tried
 
 Runs = dict[bytes, tuple[object, ...]]  # a run's bytes -> the values of its fields
-Sizes = list[list[int]]  # by the first byte of a run: how long such runs were, the latest first
+SizesByByte = list[
+    list[int]
+]  # by the first byte of a run: how long such runs were, the latest first
 
 
-def run_tables() -> tuple[Runs, Sizes]:
+def run_tables() -> tuple[Runs, SizesByByte]:
     """For one place of a schema, empty."""
     return {}, [[] for _ in range(256)]
 
 
 def keep(
-    runs: Runs, sizes: Sizes, b: bytes, start: int, end: int, values: tuple[object, ...]
+    runs: Runs, sizes: SizesByByte, b: bytes, start: int, end: int, values: tuple[object, ...]
 ) -> None:
     """Remember what `b[start:end]` says, unless the record was cut within it."""
     size = end - start

@@ -35,7 +35,7 @@ def _unsigned_bytes(z: int) -> bytes:
 def time_bytes(ms: int) -> bytes:
     """`long_bytes` for a wall clock in milliseconds, whose upper part changes every 8 seconds."""
     if type(ms) is int and _PAIR < ms < 1 << 62:
-        return _FIRST_TWO[ms << 1 & _PAIR - 1] + _UPPER_BYTES[ms >> 13]
+        return FIRST_TWO[ms << 1 & _PAIR - 1] + UPPER_BYTES[ms >> 13]
     return long_bytes(ms)
 
 
@@ -57,7 +57,8 @@ class _UpperBytes(dict[int, bytes]):
         return self[z]
 
 
-_FIRST_TWO, _UPPER_BYTES = _FirstTwo(), _UpperBytes()
+# Only `time_bytes` adds to the second: what it holds belongs to times of more than two bytes.
+FIRST_TWO, UPPER_BYTES = _FirstTwo(), _UpperBytes()
 
 # A wall clock in milliseconds has six bytes until 2039. It is the sum of what its first two bytes
 # and its last four say; a sum below 0 is none, and `read_long` is to be asked.
