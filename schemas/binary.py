@@ -19,6 +19,7 @@ from schemas.avro import HISTORY, fingerprint, parsing_form, schema_text
 from schemas.decoder import Decoder, compile_decoder
 from schemas.encoder import compile_encoder
 from schemas.events import EVENTS, Event
+from schemas.outlines import Outlines
 from schemas.shapes import from_plain
 from schemas.tensor import Buffer
 
@@ -36,8 +37,8 @@ _CORRUPT = (
     struct.error,
 )
 _ENCODERS: dict[type[Event], Callable[[Event], list[Buffer]]] = {}  # made at first use
-_OF_BYTES: dict[bytes, Decoder] = {}  # by the header of their records
-_OF_BUFFERS: dict[bytes, Decoder] = {}
+_DECODERS: dict[bytes, Decoder] = {}  # by fingerprint
+_OUTLINES: dict[bytes, Outlines] = {}  # by the header of their records
 _BY_NAME: Mapping[str, type[Event]] = {cls.__name__: cls for cls in EVENTS}
 
 
@@ -70,22 +71,41 @@ def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
         UnknownSchemaError: a fingerprint that neither the package nor `schemas` knows.
     """
     view = memoryview(value)
-    decoder = None
-    if type(value) is bytes:
-        decoder = _OF_BYTES.get(value[:HEADER_BYTES])
-    else:
-        view = view.toreadonly()
-    if decoder is None:
-        decoder = _decoder(_fingerprint(value), type(value) is bytes)
+    if type(value) is not bytes:
+        return _decode_any(value, view.toreadonly(), schemas or {})
+    outlines = _OUTLINES.get(value[:HEADER_BYTES])
+    if outlines is None:
+        event = _decode_any(value, view, schemas or {})
+        if _fingerprint(value) in _DECODERS:
+            _OUTLINES[value[:HEADER_BYTES]] = Outlines(type(event))
+        return event
+    for straight in outlines.lines:
+        try:
+            event, end = straight(value, view, HEADER_BYTES)
+        except _CORRUPT:  # of another outline, or damaged: the decoder of all records tells
+            continue
+        if end == len(value):
+            if straight is not outlines.lines[0]:
+                outlines.prefer(straight)
+            return event  # type: ignore[no-any-return]
+    event = _decode_any(value, view, schemas or {})
+    outlines.learn(event)
+    return event
+
+
+def _decode_any(value: Buffer, view: memoryview, schemas: Mapping[bytes, str]) -> Event:
+    """A record of any outline; errors as `decode`."""
+    print_ = _fingerprint(value)
+    decoder = _decoder(print_)
     try:
         if decoder is None:
-            return _resolve(value, _fingerprint(value), schemas or {})
+            return _resolve(value, print_, schemas)
         event, end = decoder(value, view, HEADER_BYTES)
     except DecodeError:
         raise
     except _CORRUPT as err:
         raise DecodeError(
-            f"record of {len(value)} bytes, schema {_fingerprint(value).hex()}: damaged, "
+            f"record of {len(value)} bytes, schema {print_.hex()}: damaged, "
             f"or cut short ({type(err).__name__}: {err})"
         ) from err
     if end != len(value):
@@ -114,14 +134,13 @@ def _encoder(cls: type[Event]) -> Callable[[Event], list[Buffer]]:
     return _ENCODERS[cls]
 
 
-def _decoder(print_: bytes, of_bytes: bool) -> Decoder | None:
-    decoders = _OF_BYTES if of_bytes else _OF_BUFFERS
-    if MARKER + print_ not in decoders:
+def _decoder(print_: bytes) -> Decoder | None:
+    if print_ not in _DECODERS:
         cls = _ours().get(print_)
         if cls is None:
             return None
-        decoders[MARKER + print_] = compile_decoder(cls, of_bytes=of_bytes)
-    return decoders[MARKER + print_]
+        _DECODERS[print_] = compile_decoder(cls)
+    return _DECODERS[print_]
 
 
 @cache

@@ -45,6 +45,15 @@ class Source:
         self._names += 1
         return f"v{self._names}"
 
+    def twin(self, cls: Any) -> str:  # noqa: ANN401
+        """The name of a class with the slots of `cls`, whose instances can still be written to."""
+        if hasattr(cls, "__post_init__"):
+            raise TypeError(f"{cls.__name__} checks itself at birth; decoding would step around it")
+        name = f"New{cls.__name__}"
+        self.scope[cls.__name__] = cls
+        self.scope[name] = type(name, (), {"__slots__": cls.__slots__})
+        return name
+
     def function(self, name: str, title: str) -> Any:  # noqa: ANN401
         """Compile; `title` is what a traceback shows as the file."""
         exec(compile("\n".join(self._lines), f"<{title}>", "exec"), self.scope)

@@ -35,7 +35,7 @@ def _unsigned_bytes(z: int) -> bytes:
 def time_bytes(ms: int) -> bytes:
     """`long_bytes` for a wall clock in milliseconds, whose upper part changes every 8 seconds."""
     if type(ms) is int and _PAIR < ms < 1 << 62:
-        return _FIRST_TWO[ms << 1 & _PAIR - 1] + _UPPER_BYTES[ms >> 13]
+        return FIRST_TWO[ms << 1 & _PAIR - 1] + UPPER_BYTES[ms >> 13]
     return long_bytes(ms)
 
 
@@ -57,7 +57,8 @@ class _UpperBytes(dict[int, bytes]):
         return self[z]
 
 
-_FIRST_TWO, _UPPER_BYTES = _FirstTwo(), _UpperBytes()
+# Only `time_bytes` adds to the second: what it holds belongs to times of more than two bytes.
+FIRST_TWO, UPPER_BYTES = _FirstTwo(), _UpperBytes()
 
 # A wall clock in milliseconds has six bytes until 2039. It is the sum of what its first two bytes
 # and its last four say; a sum below 0 is none, and `read_long` is to be asked.
@@ -88,6 +89,32 @@ class _Upper(dict[bytes, int]):
 
 
 TIME_LOWER, TIME_UPPER = _Lower(), _Upper()
+
+
+class _FirstTwoBytes(dict[int, int]):
+    """The same by an unsigned integer of two bytes, the lower one first."""
+
+    def __missing__(self, two: int) -> int:
+        self[two] = value = TIME_LOWER[two.to_bytes(2, "little")]
+        return value
+
+
+class _LastFourBytes(dict[int, int]):
+    """The same by one of four bytes."""
+
+    def __missing__(self, four: int) -> int:
+        if len(self) >= _TABLE_ENTRIES:
+            self.clear()
+        self[four] = value = TIME_UPPER[four.to_bytes(4, "little")]
+        return value
+
+
+FIRST_TWO_BYTES, LAST_FOUR_BYTES = _FirstTwoBytes(), _LastFourBytes()
+
+
+def is_clock(ms: int) -> bool:
+    """Whether a `long` takes six bytes and is positive, as times from 2514 days on do to 2039."""
+    return 1 << 34 <= ms < 1 << 41
 
 
 def read_long(buf: Buffer, i: int) -> tuple[int, int]:

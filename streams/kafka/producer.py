@@ -19,6 +19,7 @@ from streams.errors import AbortedError, FencedError, OutcomeUnknownError, Strea
 from streams.kafka.commit import KafkaCommit
 from streams.kafka.consumer import KafkaGroupConsumer
 from streams.kafka.errors import aborted_transaction, error_of, lost_transaction
+from streams.kafka.reports import NO_REPORTS, Report, Reports
 from streams.kafka.stretch import Stretches
 from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
 from streams.record import Committed, Outgoing, Partition, Position
@@ -53,8 +54,7 @@ class KafkaProducer(Closing):
         self._prefix = f"{run}."
         self._id = transactional_id
         self._commit_s = commit_s
-        self._delivery_error: Any = None  # the first of this transaction
-        self._unplaced = False  # the broker took a record for one that it had before
+        self._reports = NO_REPORTS  # of this transaction
         self._ended: StreamsError | None = None
         self._started: KafkaCommit | None = None
         self._closed = False
@@ -133,17 +133,16 @@ class KafkaProducer(Closing):
         member: KafkaGroupConsumer | None,
     ) -> Sequence[Position]:
         deadline = time.monotonic() + self._commit_s
-        self._delivery_error = None
-        self._unplaced = False
+        self._reports = NO_REPORTS
         reach(CrashPoint.BEGIN_BEFORE)
         self._client.begin_transaction()
         reach(CrashPoint.BEGIN_AFTER)
         # Taken once, before anything else: a poll in between could renew it for partitions
         # that another member owns by then.
         metadata = member.group_metadata() if member is not None else None
-        positions: list[Position | None] = [None] * len(records)
+        reports = self._reports = Reports(len(records))
         for index, record in enumerate(records):
-            self._produce(record, self._into(positions, index, record.topic), deadline)
+            self._produce(record, reports.of(index), deadline)
         reach(CrashPoint.SEND_AFTER)
         if metadata is not None:
             offsets = [
@@ -158,16 +157,16 @@ class KafkaProducer(Closing):
             )
             reach(CrashPoint.OFFSETS_AFTER)
         _serve(lambda: self._client.flush(_left_s(deadline)))
-        if self._unplaced:
+        if reports.is_unplaced:
             raise self._retracted()
         reach(CrashPoint.COMMIT_BEFORE)
         self._again(self._client.commit_transaction, deadline)
         reach(CrashPoint.COMMIT_AFTER)
         _serve(lambda: self._client.poll(0))
-        written = [position for position in positions if position is not None]
-        if self._unplaced or len(written) != len(records):
+        positions = reports.positions(records)
+        if reports.is_unplaced or len(positions) != len(records):
             raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
-        return written
+        return positions
 
     def commit_stream(self, records: Iterable[Outgoing]) -> None:
         """One whole transaction of records as they come, which need not tell where they lie.
@@ -197,7 +196,7 @@ class KafkaProducer(Closing):
         def wait(*message: Any, **settings: Any) -> None:  # noqa: ANN401
             self._enqueue(time.monotonic() + self._commit_s, *message, **settings)
 
-        self._delivery_error = None
+        self._reports = NO_REPORTS
         stretches = Stretches(self._client.produce, wait, self._prefix)
         self._client.begin_transaction()
         try:
@@ -209,28 +208,13 @@ class KafkaProducer(Closing):
             raise
         deadline = time.monotonic() + self._commit_s
         _serve(lambda: self._client.flush(_left_s(deadline)))
-        self._delivery_error = stretches.error
+        self._reports = Reports(0, stretches.error)
         if not (stretches.error or stretches.is_whole or len(self._client)):
             raise self._retracted()
         self._again(self._client.commit_transaction, deadline)
         _serve(lambda: self._client.poll(0))
         if not stretches.is_whole:
             raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
-
-    def _into(
-        self, positions: list[Position | None], index: int, topic: str
-    ) -> Callable[[Any, Any], None]:
-        """A delivery callback that notes the offset of part 0, or why there is none."""
-
-        def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
-            if error is not None:
-                self._delivery_error = self._delivery_error or error
-            elif message.offset() is None:
-                self._unplaced = True
-            else:
-                positions[index] = Position(topic, message.partition(), message.offset())
-
-        return delivered
 
     def _retracted(self) -> StreamsError:
         """Abort although nothing failed: of a record the log may have nothing, or two."""
@@ -239,22 +223,35 @@ class KafkaProducer(Closing):
             return lost_transaction(reason, self._id)
         return AbortedError(f"transactional id {self._id}: aborted ({_UNPLACED})")
 
-    def _produce(
-        self, record: Outgoing, delivered: Callable[[Any, Any], None], deadline: float
-    ) -> None:
-        topic, num_bytes = self._prefix + record.topic, len(record)
-        # Only of part 0: a report copies the whole message.
-        settings: dict[str, Any] = {"on_delivery": delivered}
-        if record.partition is not None:
-            settings["partition"] = record.partition
-        if num_bytes <= PART_BYTES:  # nearly all
-            settings["headers"] = list(record.headers.items())
-            self._enqueue(deadline, topic, whole(record.value), record.key, **settings)
+    def _produce(self, record: Outgoing, delivered: Report, deadline: float) -> None:
+        topic, number = self._prefix + record.topic, record.partition
+        place = {} if number is None else {"partition": number}
+        if len(record) > PART_BYTES:
+            self._produce_parts(topic, record, delivered, deadline, place)
             return
-        count, record_id = num_parts(num_bytes), secrets.token_hex(8)
+        value, headers = whole(record.value), _as_dict(record.headers)
+        try:  # nearly all
+            self._client.produce(
+                topic, value, record.key, headers=headers, on_delivery=delivered, **place
+            )
+        except BufferError:
+            settings = {"headers": headers, "on_delivery": delivered, **place}
+            self._enqueue(deadline, topic, value, record.key, **settings)
+
+    def _produce_parts(
+        self,
+        topic: str,
+        record: Outgoing,
+        delivered: Report,
+        deadline: float,
+        place: Mapping[str, int],
+    ) -> None:
+        settings: dict[str, Any] = {"on_delivery": delivered, **place}
+        count, record_id = num_parts(len(record)), secrets.token_hex(8)
         for index, part in enumerate(split(record.value)):
             headers = part_headers(record.headers, record_id, index, count)
             self._enqueue(deadline, topic, part, record.key, headers=headers, **settings)
+            # Only of part 0: a report copies the whole message.
             settings.pop("on_delivery", None)
 
     def _enqueue(self, deadline: float, *message: Any, **settings: Any) -> None:  # noqa: ANN401
@@ -316,7 +313,7 @@ class KafkaProducer(Closing):
 
     def _failed(self, error: Any) -> StreamsError:  # noqa: ANN401
         """Abort if that is possible, and say how the transaction ended."""
-        cause = self._delivery_error or error  # before the abort purges what is left
+        cause = self._reports.error or error  # before the abort purges what is left
         if cause.code() in _PURGED:
             cause = error  # thrown out of the queue because of what befell another record
         if error.txn_requires_abort() or error.code() == KafkaError._FATAL:
@@ -349,6 +346,11 @@ class KafkaProducer(Closing):
         client, self._client = self._client, None
         if is_free:
             _serve(client.close)
+
+
+def _as_dict(headers: Mapping[str, bytes]) -> dict[str, bytes]:
+    """What the client takes as headers; it reads them at once."""
+    return headers if isinstance(headers, dict) else dict(headers)
 
 
 def _left_s(deadline: float) -> float:
