@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
 from streams.errors import ConfigError
 
 
@@ -17,3 +20,17 @@ def not_negative(section: str, **values: float) -> None:
     for name, value in values.items():
         if value < 0:
             raise ConfigError(f"{section}.{name} must be 0 or above, got {value}")
+
+
+def check_urls(name: str, urls: Sequence[str]) -> None:
+    """Each is the address of one server.
+
+    Raises:
+        ConfigError: one is not, or is named twice.
+    """
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise ConfigError(f"{name} must be like http://host:port, got {url!r}")
+    if len(set(urls)) != len(urls):
+        raise ConfigError(f"{name} names a server twice: {list(urls)}")
