@@ -60,8 +60,6 @@ class FakeServer:
     def kill(self) -> None:
         """Everything is lost: connections, jobs, weights."""
         self._on_loop(self._stop())
-        step_s = self.core.step_s
-        self.core = MarkovServer(step_s=step_s)
 
     def kill_soon(self) -> None:
         """The same from within one of its own handlers."""
@@ -111,6 +109,7 @@ class FakeServer:
         await asyncio.sleep(0.01)  # what stood in the queue of the port is accepted even now
         _abort_all(server)
         await asyncio.sleep(0)
+        self.core = MarkovServer(step_s=self.core.step_s)  # before anybody sees that it is down
         self._runner = None
 
     @web.middleware

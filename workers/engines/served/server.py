@@ -19,7 +19,7 @@ from workers.engines.served.answer import Asked, Held, ModelShape, UnknownVersio
 from workers.engines.served.delivery import Delivery, DeliveryError, Order
 from workers.engines.served.dialect import Dialect, dialect_of
 from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
-from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.request import wanted_of
 from workers.engines.served.router import Router
 from workers.engines.served.settings import ServedSettings
@@ -60,6 +60,7 @@ class Server:
         self.held: Held | None = None
         self.why_shut = "not asked yet"
         self.is_pulling = False
+        self.is_gone = False  # nobody listens at its address, as of the last look
         self._settings = settings
         self._shape = shape
         self._delivery = delivery
@@ -128,8 +129,10 @@ class Server:
         self._is_doubted = False
 
     async def is_alive(self, deadline_s: float) -> bool:
-        """Whether it answers `/health`. A paused SGLang answers 503, and lives."""
-        is_alive = await self.http.status_of("/health", deadline_s) in (200, 503)
+        """Whether it answers `/health` as one that works: see `Dialect.alive`."""
+        status = await self.http.status_of("/health", deadline_s)
+        self.is_gone = status == REFUSED
+        is_alive = status in self._dialect.alive
         self._is_doubted = self._is_doubted and not is_alive
         return is_alive
 
@@ -281,6 +284,8 @@ class Server:
         if answer.spans:
             return list(answer.spans)
         last = self.held or running.begun_with
+        if num_tokens and not running.parts and last != running.begun_with:
+            raise AnswerError("weight_versions is missing, and weights changed while it ran")
         if running.borders and self.held is None:
             last = self._labels[running.borders[-1].label]  # cut at the pause of a pull that failed
         if answer.label is not None and answer.label != last.label:
