@@ -1,6 +1,6 @@
 """What a running server lacks for being driven from here: what it costs, and what cures it.
 
-Asked of the server itself, without changing anything but one request of one token.
+Asked of the server itself, without changing anything: two requests of one token.
 """
 
 from __future__ import annotations
@@ -169,6 +169,8 @@ async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
             )
             for t in (1.0, 1e-3)
         ]
+        if not (cold.logprobs and hot.logprobs):
+            raise AnswerError("it was answered without a token: is the server paused?")
     except (ServerError, AnswerError) as err:
         return Finding(
             name="log-probs",
