@@ -76,7 +76,8 @@ class FlowView:
     def _close(self, event: Event) -> None:
         if isinstance(event, StepCompleted) and event.step > self._last_step:
             self._last_step = event.step
-            groups = {sample.group_id for sample in (*event.samples, *event.absent)}
+            groups = {sample.group_id for sample in event.samples}
+            groups |= {absent.group_id for absent in event.absent}
             self._count(len(event.samples) + len(event.absent), groups)
         elif isinstance(event, GroupsDropped):
             groups = {group.group_id for group in event.groups}
