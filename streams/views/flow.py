@@ -78,13 +78,15 @@ class FlowView:
             self._last_step = event.step
             groups = {sample.group_id for sample in event.samples}
             groups |= {absent.group_id for absent in event.absent}
-            self._count(len(event.samples) + len(event.absent), groups)
+            self._counts["closed"] += len(event.samples)
+            self._count(len(event.absent), groups)
         elif isinstance(event, GroupsDropped):
             groups = {group.group_id for group in event.groups}
             self._count(len(groups) * self._group_size, groups)
 
     def _count(self, num_closed: int, groups: set[str]) -> None:
-        self._counts["closed"] += num_closed - sum(self._dead.pop(group, 0) for group in groups)
+        num_dead = sum(self._dead.pop(group, 0) for group in groups)
+        self._counts["closed"] += max(0, num_closed - num_dead)
 
     @property
     def state(self) -> FlowState:
