@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from streams.errors import ConfigError
+from streams.secrets import resolve_secret
 from workers.config.run import RunConfig
 from workers.context import Context
 from workers.engines.base import EngineError, PauseMode
@@ -194,6 +195,8 @@ def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerPro
     config = context.config
     where = where_installed(config, kind)
     command = command_of(config, kind, where, port, piece.environment(folder / "piece"))
+    secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
+    command = replace(command, environment=secrets)
     return ServerProcess(command, context.folder / LOGS / f"{kind}-{context.ordinal}.log")
 
 

@@ -38,6 +38,7 @@ from streams.broker.java import find_java
 from streams.broker.lock import FolderInUseError, FolderLock
 from streams.broker.ports import free_port, is_free
 from streams.errors import BrokerError, ConfigError, DeadlineError
+from streams.tail import tail
 
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
@@ -346,5 +347,4 @@ def _is_alive(pid: int) -> bool:
 
 def last_lines(*files: Path, num_lines: int = 12) -> str:
     """The end of each of the files that is there."""
-    found = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
-    return "\n".join(line for text in found for line in text.splitlines()[-num_lines:])
+    return "\n".join(line for file in files for line in tail(file, num_lines))

@@ -27,7 +27,7 @@ class FlowState:
     rolled_out: int = 0
     rolled_out_to_train: int = 0
     scored: int = 0  # as the log-prob workers count them
-    closed: int = 0  # trained, or in a dropped group
+    closed: int = 0  # trained, or in a dropped group; dead ones are counted below, not here
     dead_at_rollout: int = 0
     dead_at_logprob: int = 0
 
@@ -49,6 +49,7 @@ class FlowView:
         self._gate = EpochGate()
         self._counts: Counter[str] = Counter()
         self._scored: dict[tuple[str, str], float] = {}  # by worker and instance
+        self._dead: Counter[str] = Counter()  # by open group: its close closes none of them
         self._group_size = 0
         self._last_step = 0
 
@@ -63,6 +64,8 @@ class FlowView:
             self._counts["rolled_out_to_train"] += event.purpose == TRAIN
         elif isinstance(event, DeadLetter):
             self._counts[f"dead_at_{event.role}"] += 1
+            if event.purpose == TRAIN and event.role in ("rollout", "logprob"):
+                self._dead[event.group_id] += 1
         elif isinstance(event, WorkerReport):
             if event.role == "logprob":
                 scored = event.counters.get("samples", 0.0)
@@ -73,9 +76,17 @@ class FlowView:
     def _close(self, event: Event) -> None:
         if isinstance(event, StepCompleted) and event.step > self._last_step:
             self._last_step = event.step
-            self._counts["closed"] += len(event.samples) + len(event.absent)
+            groups = {sample.group_id for sample in event.samples}
+            groups |= {absent.group_id for absent in event.absent}
+            self._counts["closed"] += len(event.samples)
+            self._count(len(event.absent), groups)
         elif isinstance(event, GroupsDropped):
-            self._counts["closed"] += len(event.groups) * self._group_size
+            groups = {group.group_id for group in event.groups}
+            self._count(len(groups) * self._group_size, groups)
+
+    def _count(self, num_closed: int, groups: set[str]) -> None:
+        num_dead = sum(self._dead.pop(group, 0) for group in groups)
+        self._counts["closed"] += max(0, num_closed - num_dead)
 
     @property
     def state(self) -> FlowState:

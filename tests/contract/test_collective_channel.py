@@ -17,7 +17,7 @@ from tests.contract.engine_rigs import announced
 from tests.contract.test_weight_channel import weights
 from workers.weights.channel import VersionGoneError, WeightError
 from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
-from workers.weights.layout import weight_hash
+from workers.weights.layout import parse_layout, weight_hash
 from workers.weights.link.errors import PullError
 from workers.weights.link.pieces import Piece
 from workers.weights.link.receiver import Address, Receiver
@@ -264,6 +264,19 @@ def test_weights_of_a_type_that_cannot_be_sent_are_refused_by_name(
     assert stand.pull(channel, stand.publish(1))
 
 
+def test_two_pulls_of_one_worker_follow_each_other(
+    stand: Stand, channel: CollectiveWeightChannel
+) -> None:
+    """A worker of several servers without the transfer piece pulls for each; its link is one."""
+    for version in range(4):
+        published = stand.publish(version)
+        stand.ask(channel, version)
+        with ThreadPoolExecutor(3) as pool:
+            pulls = [pool.submit(lambda p: dict(channel.pull(p, DEADLINE_S)), published)
+                     for _ in range(3)]  # fmt: skip
+            assert {weight_hash(pull.result()) for pull in pulls} == {published.weight_hash}
+
+
 class Unreadable(Snapshot):
     """As of a GPU that has no room to stage a piece."""
 
@@ -299,3 +312,31 @@ def test_the_server_listens_on_one_named_interface(host: str) -> None:
     """Every interface is refused."""
     with pytest.raises(ValueError, match="means every interface"):
         CollectiveWeightServer("gloo", host=host, secret=SECRET, log=Log())
+
+
+class Full(FreshTensors):
+    """As of a GPU that has no room for a piece."""
+
+    def buffer(self, piece: Piece) -> torch.Tensor:
+        raise RuntimeError(f"out of memory at {piece.name}")
+
+
+def test_a_receiver_that_fails_leaves_at_once(stand: Stand) -> None:
+    """Whoever shares its broadcast would wait for it until the deadline."""
+    published = stand.publish(0)
+    stand.server.serve(factories.pull_requested(0, channel="gloo", address="full"))
+    receiver = Receiver(
+        Address(
+            address=published.endpoints[0].address,
+            backend="gloo",
+            receiver="full",
+            key=receiver_key(SECRET, "full"),
+            epoch=EPOCH,
+        ),
+        torch.device("cpu"),
+        engine="test",
+    )
+    rows = [(n, d, s) for n, (d, s) in parse_layout(published.layout).items()]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        receiver.receive(0, Full(rows, torch.device("cpu")), time.monotonic() + DEADLINE_S)
+    stand.log.wait_for("puller_lost", 1)

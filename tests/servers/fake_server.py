@@ -52,6 +52,7 @@ class FakeServer:
         self._thread.start()
         self._port = port
         self._runner: web.AppRunner | None = None
+        self._killed: list[web.Server | None] = []
         self._on_loop(self._start())
 
     @property
@@ -78,6 +79,7 @@ class FakeServer:
     def close(self) -> None:
         if self._runner is not None:
             self._on_loop(self._stop())
+        self._on_loop(self._sweep())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_DEADLINE_S)
         self._loop.close()
@@ -105,13 +107,20 @@ class FakeServer:
     async def _stop(self) -> None:
         assert self._runner is not None
         server = self._runner.server
+        self._killed.append(server)
         _abort_all(server)
         await self._runner.cleanup()
         await asyncio.sleep(0.01)  # what stood in the queue of the port is accepted even now
         _abort_all(server)
         await asyncio.sleep(0)
-        self.core = MarkovServer(step_s=self.core.step_s)
+        self.core = MarkovServer(step_s=self.core.step_s)  # before anybody sees that it is down
         self._runner = None
+
+    async def _sweep(self) -> None:
+        """Whoever was accepted while a server was being killed."""
+        for server in self._killed:
+            _abort_all(server)
+        await asyncio.sleep(0)
 
     @web.middleware
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:

@@ -29,7 +29,11 @@ class World:
         return self.servers[-1]
 
     def publish(self, version: int) -> PolicyPublished:
-        return announced(self.weights, self.weights.publish(version, fake_weights(version)))
+        return self.publish_as(version, seed=version)
+
+    def publish_as(self, version: int, *, seed: int) -> PolicyPublished:
+        """With the weights of another version."""
+        return announced(self.weights, self.weights.publish(version, fake_weights(seed)))
 
     def run(
         self, scenario: Callable[[ServedEngine], Coroutine[Any, Any, None]], **changes: Any

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 
 from workers.cli.arguments import add_config, examples
+
+_INDENT = 28
+_NARROWEST = 60
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -78,11 +83,21 @@ def run_check(args: argparse.Namespace) -> int:
     """Print what was found; 1 if the server cannot be used."""
     import asyncio
 
+    from workers.config.checks import check_urls
     from workers.engines.served.check import check_server, is_usable
 
+    check_urls("URL", (args.url,))
     findings = asyncio.run(check_server(args.url))
     for finding in findings:
-        print(f"{finding.weight:<7} {finding.name:<19} {finding.found}")
+        print(_wrapped(f"{finding.weight:<7} {finding.name:<19} {finding.found}"))
         if finding.cure:
-            print(f"{'':<27} cure: {finding.cure}")
+            print(_wrapped(f"{'':<{_INDENT}}cure: {finding.cure}"))
     return 0 if is_usable(findings) else 1
+
+
+def _wrapped(line: str) -> str:
+    """Continued below where it begins; a word is never cut, so a flag can be copied."""
+    width = max(_NARROWEST, shutil.get_terminal_size().columns)
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
+    )

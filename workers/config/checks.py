@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from streams.errors import ConfigError
 
@@ -25,3 +27,17 @@ def device(name: str, value: str) -> None:
     """Refuse what is no device, by the field's full name."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
         raise ConfigError(f"{name} must be `cpu`, `cuda` or `cuda:N`, got {value!r}")
+
+
+def check_urls(name: str, urls: Sequence[str]) -> None:
+    """Each is the address of one server.
+
+    Raises:
+        ConfigError: one is not, or is named twice.
+    """
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise ConfigError(f"{name} must be like http://host:port, got {url!r}")
+    if len(set(urls)) != len(urls):
+        raise ConfigError(f"{name} names a server twice: {list(urls)}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urlsplit
 
 from streams.errors import ConfigError
-from workers.config.checks import positive
+from workers.config.checks import check_urls, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class EngineSection:
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Arguments for a server that is started, without dashes: `max-model-len = 4096`."""
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Environment variables for it."""
+    """Environment variables for it; secrets (`..._TOKEN`, `..._KEY`) as `env:NAME`, `file:PATH`."""
     host: str = "127.0.0.1"
     """Where it listens: loopback, or one private interface. Its control routes ask for no key."""
     port: int = 0
@@ -64,8 +63,8 @@ class EngineSection:
         )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"engine.port must be in [0, 65535], got {self.port}")
-        _check_urls("urls", self.urls)
-        _check_urls("routers", self.routers)
+        check_urls("engine.urls", self.urls)
+        check_urls("engine.routers", self.routers)
         if self.routers and not self.urls:
             raise ConfigError(
                 "engine.routers is set, but engine.urls is empty: name the servers behind them too"
@@ -75,12 +74,3 @@ class EngineSection:
                 f"engine.host is {self.host!r}: a server's control routes ask for no key, so it "
                 "listens on loopback or on one private interface"
             )
-
-
-def _check_urls(name: str, urls: tuple[str, ...]) -> None:
-    for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-            raise ConfigError(f"engine.{name} must be like http://host:port, got {url!r}")
-    if len(set(urls)) != len(urls):
-        raise ConfigError(f"engine.{name} names a server twice: {list(urls)}")

@@ -39,6 +39,7 @@ _PATHS = frozenset(
 )
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
+    r"|^engine\.env\.(?i:.*(token|secret|password|key))$"
 )
 _REFERENCES = ("env:", "file:")
 
@@ -170,7 +171,7 @@ def _of_folder(path: Path) -> str:
 
 def takes_references(name: str) -> bool:
     """Whether `env:NAME` and `file:PATH` mean something in a field."""
-    return is_secret(name) or name.startswith("broker.options.")
+    return is_secret(name) or name.startswith(("broker.options.", "engine.env."))
 
 
 def is_secret(name: str) -> bool:
@@ -254,7 +255,7 @@ def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
         return _verifier(value, folder)
     if name == "reward.parts":
         return [{**part, "verifier": _verifier(part["verifier"], folder)} for part in value]
-    if takes_references(name) and value.startswith("file:"):
+    if takes_references(name) and isinstance(value, str) and value.startswith("file:"):
         return f"file:{_absolute(value.removeprefix('file:'), folder)}"
     return value
 

@@ -133,8 +133,10 @@ class BuiltinEngine:
         return self._scheduler.num_sampled
 
     def wants(self, published: PolicyPublished) -> bool:
-        """Whether `published` is newer than what it holds."""
-        return published.policy_version > self.policy_version
+        """Whether `published` is newer than what it holds, or of another content."""
+        held = self._scheduler.held
+        is_other = held != Held(published.policy_version, published.weight_hash)
+        return is_other and published.policy_version >= held.policy_version
 
     async def start(self) -> None:
         """Nothing to do."""

@@ -23,6 +23,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Protocol
 
+from streams.tail import tail
+
 PRELOAD = "workers.preload"
 LIGHT_ROLES = frozenset({"prompts"})  # import no torch
 TAIL_LINES = 12
@@ -174,9 +176,7 @@ def make_spawner(*, has_gpus: bool = False) -> Spawner:
 
 def log_tail(log: Path, num_lines: int = TAIL_LINES) -> Sequence[str]:
     """The last lines of a worker's log; empty if it wrote nothing."""
-    if not log.is_file():
-        return ()
-    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+    return tail(log, num_lines)
 
 
 class _Forked:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -182,6 +183,7 @@ class CollectiveWeightChannel:
         self._device = device
         self._id = secrets.token_hex(8)
         self._receiver: Receiver | None = None
+        self._pulling = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -229,14 +231,21 @@ class CollectiveWeightChannel:
 
         until_s = time.monotonic() + deadline_s
         rows = [(n, d, s) for n, (d, s) in parse_layout(published.layout).items()]
-        receiver = self._receiver_of(published)
         fresh = FreshTensors(rows, self._device or device_of(self._backend))
         version = published.policy_version
+        # A link serves one at a time, and a worker of several servers pulls for each.
+        if not self._pulling.acquire(timeout=deadline_s):
+            raise WeightError(
+                f"policy version {version} over {self._backend}: another pull of this worker "
+                f"was not over within {deadline_s:g} s"
+            )
         try:
-            receiver.receive(version, fresh, until_s)
+            self._receiver_of(published).receive(version, fresh, until_s)
         except PullError as err:
             kind = VersionGoneError if err.kind == "gone" else WeightError
             raise kind(f"policy version {version} over {self._backend}: {err}") from err
+        finally:
+            self._pulling.release()
         yield from sorted(fresh.tensors.items())
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from workers.weights.channel import Pulled, WeightError
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import Connection
 from workers.weights.link.trust import admit
+from workers.weights.listening import accept_all
 
 HANDSHAKE_S = 5.0
 REPORT_GRACE_S = 10.0  # after the order's deadline
@@ -50,7 +51,8 @@ class Desk:
         self._errands: dict[str, Errand] = {}
         self._socket = socket.create_server((host, 0))
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._accept, name="report-desk", daemon=True).start()
+        accepting = (self._socket, self._hear, "report")
+        threading.Thread(target=accept_all, args=accepting, name="report-desk", daemon=True).start()
 
     def open(
         self, order: Mapping[str, object], *, kind: str = "receive", mode: str = "auto", ranks: int
@@ -74,15 +76,6 @@ class Desk:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, peer = self._socket.accept()
-            except OSError:  # closed
-                return
-            link = Connection(sock, f"{peer[0]}:{peer[1]}")
-            threading.Thread(target=self._hear, args=(link,), daemon=True).start()
 
     def _hear(self, link: Connection) -> None:
         until_s = time.monotonic() + HANDSHAKE_S

@@ -20,6 +20,7 @@ from workers.weights.link.frames import Connection, Frame
 from workers.weights.link.rendezvous import Board
 from workers.weights.link.target import Row
 from workers.weights.link.trust import Hello, admit
+from workers.weights.listening import accept_all
 
 HANDSHAKE_S = 5.0
 _BACKLOG = 64
@@ -111,23 +112,16 @@ class Listener:
         self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self.host = host
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._accept, name="weight-listener", daemon=True).start()
+        accepting = (self._socket, self._serve, "weight-link")
+        threading.Thread(
+            target=accept_all, args=accepting, name="weight-listener", daemon=True
+        ).start()
 
     def close(self) -> None:
         """Accept nobody any more; idempotent."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, peer = self._socket.accept()
-            except OSError:  # closed
-                return
-            link = Connection(sock, f"{peer[0]}:{peer[1]}")
-            name = f"weight-link-{link.peer}"
-            threading.Thread(target=self._serve, args=(link,), name=name, daemon=True).start()
 
     def _serve(self, link: Connection) -> None:
         try:

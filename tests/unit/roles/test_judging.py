@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.unit.roles.stand import DEADLINE_S, LengthVerifier, Stand, make_prompt, make_sampler
+from tests.unit.served.test_gate import until
 from workers.engines.fake import FakeEngine
 from workers.rollout.reward import Judgement
 from workers.weights.file import FileWeightChannel
@@ -44,7 +45,7 @@ def test_a_slow_verifier_holds_up_no_other_thread(tmp_path: Path) -> None:
         await engine.pull(stand.publish(0), FileWeightChannel())
         rollout = asyncio.create_task(sampler.roll_out(make_prompt("0", 0, 1)))
         try:
-            assert await asyncio.to_thread(verifier.is_asked.wait, DEADLINE_S)
+            await until(verifier.is_asked.is_set, "nothing is judged")
             await asyncio.wait_for(asyncio.to_thread(threading.get_ident), LIMIT_S)
         finally:
             verifier.may_judge.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from collections.abc import Callable
@@ -215,6 +216,23 @@ def test_a_server_with_weights_that_are_not_ours_is_shut(world: World) -> None:
         assert engine.wants(published)
         await engine.pull(published, world.channel)
         assert await collect(engine, request(max_new_tokens=4))
+
+    world.run(scenario)
+
+
+def test_spans_are_not_guessed_where_weights_changed_meanwhile(world: World) -> None:
+    """A server that tells which version sampled a token, and once does not: its answer goes."""
+    server = world.serve("vllm-0.32.0")
+
+    async def scenario(engine: ServedEngine) -> None:
+        await engine.pull(world.publish(0), world.channel)
+        server.core.holds = True
+        running = asyncio.create_task(collect(engine, request("3/1/0", max_new_tokens=40)))
+        await until(lambda: any(j.token_ids for j in server.core.jobs.values()), "not sampled")
+        server.spoil = choice(lambda c: c.__setitem__("weight_versions", None))
+        await engine.pull(world.publish(1), world.channel)
+        with pytest.raises(EngineError, match="weight_versions is missing, and weights changed"):
+            await running
 
     world.run(scenario)
 

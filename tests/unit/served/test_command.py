@@ -89,6 +89,24 @@ def test_the_command_for_containers_holds_the_same_words() -> None:
         assert "tensor-parallel-size" in text
 
 
+def test_a_secret_of_the_servers_is_printed_as_the_reference_that_it_is() -> None:
+    """What is printed asks for it where it is used."""
+    command = made(
+        Kind.VLLM, "0.32.0", "engine.env.HF_TOKEN=env:MINE", "engine.env.A_KEY=file:/run/a b"
+    )
+    assert 'HF_TOKEN="$MINE"' in command.shell()
+    assert """-e A_KEY="$(cat '/run/a b')\"""" in command.docker("i:1")
+    reference = '"valueFrom": {"secretKeyRef": {"name": "rlstreams", "key": "HF_TOKEN"}}'
+    assert reference in command.kubernetes("i:1")
+
+
+def test_a_secret_of_the_servers_is_not_written_down() -> None:
+    """The resolved configuration goes into the log that all can read."""
+    with pytest.raises(ConfigError, match="HF_TOKEN is a secret: give it as env:NAME"):
+        load([EXAMPLE], ["engine.env.HF_TOKEN=hf_abc"])
+    load([EXAMPLE], ["engine.env.TOKENIZERS_PARALLELISM=false"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

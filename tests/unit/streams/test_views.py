@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.events import ClosedGroups, Trajectory
+from schemas.events import AbsentSample, ClosedGroups, Trajectory
 from streams.views.feed import (
     EvaluationView,
     FlowView,
@@ -335,3 +335,23 @@ def test_what_waits_between_two_roles_is_a_difference() -> None:
     view.apply(step_completed(1, samples=(sample_ref(),), absent=()))
     assert view.state.waiting["scored-trajectories"] == 0
     assert view.state.closed == 1
+
+
+def test_a_dead_sample_does_not_hide_one_that_waits() -> None:
+    """It was never scored, so its group's end takes nothing off what the trainer has to do."""
+    view = FlowView()
+    for group_id in ("7", "8"):
+        for sample in range(4):
+            view.apply(prompt(group_id=group_id, sample=sample, group_size=4))
+    for group_id in ("7", "8"):
+        view.apply(dead_letter(group_id=group_id, sample=3))
+    view.apply(worker_report(worker="logprob-0", role="logprob", counters={"samples": 6.0}))
+    view.apply(groups_dropped(groups=(dropped_group(group_id="7"),)))
+    assert view.state.waiting["scored-trajectories"] == 3
+    trained = tuple(sample_ref(group_id="8", sample=sample) for sample in range(2))
+    view.apply(
+        step_completed(
+            1, samples=trained, absent=(AbsentSample(group_id="8", sample=3, reason="reward"),)
+        )
+    )
+    assert view.state.waiting["scored-trajectories"] == 1

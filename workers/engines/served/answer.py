@@ -19,6 +19,7 @@ from schemas.events import NO_VERSION
 from workers.engines.base import Experts, FinishReason, GeneratedSegment
 from workers.engines.served.wire import Answer, AnswerError, Span
 
+_SHOWN = 4  # newest labels in a message
 # Sampling in bfloat16 may round a probability of 1 up; -9999 is vLLM's word for "cannot be".
 _MAX_LOGPROB, _MIN_LOGPROB = 1e-3, -9998.0
 
@@ -166,7 +167,7 @@ def cut(
     unknown = [span.label for span in spans if span.label not in labels]
     if unknown:
         raise UnknownVersionError(
-            f"tokens come from version {unknown[0]!r}, but it was given {sorted(labels)}"
+            f"tokens come from version {unknown[0]!r}, but it was given {list(labels)[-_SHOWN:]}"
         )
     experts = None
     if answer.experts is not None and asked.experts_start is not None:

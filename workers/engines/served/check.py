@@ -1,6 +1,6 @@
 """What a running server lacks for being driven from here: what it costs, and what cures it.
 
-Asked of the server itself, without changing anything but one request of one token.
+Asked of the server itself, without changing anything: two requests of one token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from workers.engines.served.dialect import dialect_of
 from workers.engines.served.facts import TESTED, Kind, ServerFacts, ask_facts
 from workers.engines.served.http import ServerError, ServerHttp
-from workers.engines.served.wire import AnswerError, Wanted
+from workers.engines.served.wire import Answer, AnswerError, Wanted
 
 ASK_S = 60.0  # the first request of a fresh server compiles
 _PROBE_S = 0.5
@@ -162,9 +162,11 @@ async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
     dialect = dialect_of(facts.kind)
     try:
         cold, hot = [
-            dialect.answer(
-                await http.post(
-                    dialect.generate_route, dialect.body(_wanted(t), stream=False), ASK_S
+            _first(
+                dialect.answer(
+                    await http.post(
+                        dialect.generate_route, dialect.body(_wanted(t), stream=False), ASK_S
+                    )
                 )
             )
             for t in (1.0, 1e-3)
@@ -177,8 +179,8 @@ async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
             cure="see the server's log",
         )
     # At a temperature near 0 the likeliest token is certain, if the log-prob is of what was drawn.
-    certain = hot.logprobs[0] > -0.01
-    flat = cold.logprobs[0] > -0.01
+    certain = hot > -0.01
+    flat = cold > -0.01
     if certain and not flat:
         return Finding(name="log-probs", weight=Weight.OK, found="of the sampled distribution")
     if certain:
@@ -194,6 +196,12 @@ async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
         "below, and with top_p or top_k",
         cure="start it with --logprobs-mode processed_logprobs",
     )
+
+
+def _first(answer: Answer) -> float:
+    if not answer.logprobs:
+        raise AnswerError("it was answered without a token: is the server paused?")
+    return answer.logprobs[0]
 
 
 def _wanted(temperature: float) -> Wanted:

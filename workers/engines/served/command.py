@@ -19,19 +19,22 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCommand:
-    """What to run, and with which environment on top of the usual one."""
+    """What to run, and with which environment on top of the usual one.
+
+    A value `env:NAME` or `file:PATH` is a reference to a secret, and printed as one.
+    """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
 
     def shell(self) -> str:
         """For a POSIX shell, one argument a line."""
-        lines = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        lines = [f"{name}={_shell_value(value)}" for name, value in self.environment.items()]
         return " \\\n  ".join([*lines, *_lines(self.argv)])
 
     def docker(self, image: str) -> str:
         """`docker run` with the host's network: control routes stay on its loopback."""
-        options = [f"-e {name}={shlex.quote(v)}" for name, v in self.environment.items()]
+        options = [f"-e {name}={_shell_value(v)}" for name, v in self.environment.items()]
         head = ["docker run --rm --gpus all --network host --ipc host", *options]
         return " \\\n  ".join(
             [*head, f"--entrypoint {self.argv[0]} {image}", *_lines(self.argv[1:])]
@@ -39,7 +42,7 @@ class StartCommand:
 
     def kubernetes(self, image: str) -> str:
         """A container of a pod, as YAML (JSON strings are YAML)."""
-        env = [{"name": name, "value": value} for name, value in self.environment.items()]
+        env = [_kubernetes_value(name, value) for name, value in self.environment.items()]
         rows = [
             "containers:",
             "  - name: engine",
@@ -137,6 +140,19 @@ def _environment(start: Start) -> dict[str, str]:
         # Else each look at its health would run a request of one token.
         kind = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
     return {**kind, "NCCL_CUMEM_ENABLE": "0", **start.piece}
+
+
+def _shell_value(value: str) -> str:
+    kind, _, name = value.partition(":")
+    if kind == "env":
+        return f'"${name}"'
+    return f'"$(cat {shlex.quote(name)})"' if kind == "file" else shlex.quote(value)
+
+
+def _kubernetes_value(name: str, value: str) -> dict[str, object]:
+    if value.partition(":")[0] in ("env", "file"):
+        return {"name": name, "valueFrom": {"secretKeyRef": {"name": "rlstreams", "key": name}}}
+    return {"name": name, "value": value}
 
 
 def _refuse_clash(ours: Mapping[str, Value], theirs: Mapping[str, Value], what: str) -> None:

@@ -88,15 +88,19 @@ class FolderDelivery:
         """Args: model: the run's model folder. folder: where versions are written."""
         self._model = model
         self._folder = folder
+        self._is_clean = False
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
-        """Nothing: the routes are the server's own."""
+        """The routes are the server's own; versions that a killed predecessor left here go."""
+        if not self._is_clean:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        self._is_clean = True
 
     async def deliver(self, order: Order) -> int:
         """Received and checked by hash into the folder first, so a broken pull touches nothing."""
         target = self._folder / order.held.label
-        num_bytes = await asyncio.to_thread(self._write, order, target)
         try:
+            num_bytes = await asyncio.to_thread(self._write, order, target)
             await order.dialect.load_folder(
                 order.http, order.facts, str(target.resolve()), order.left_s
             )
@@ -107,18 +111,25 @@ class FolderDelivery:
         return num_bytes
 
     def _write(self, order: Order, target: Path) -> int:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         from workers.weights.layout import size_bytes
 
         weights = dict(per_expert(_received(order)))
-        target.mkdir(parents=True, exist_ok=True)
-        for file in self._model.iterdir():
-            if file.suffix == ".json" and not file.name.endswith(".safetensors.index.json"):
-                link = target / file.name
-                link.unlink(missing_ok=True)
-                os.symlink(file.resolve(), link)
-        save_file(weights, target / "model.safetensors", {"format": "pt"})
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            for file in self._model.iterdir():
+                if file.suffix == ".json" and not file.name.endswith(".safetensors.index.json"):
+                    link = target / file.name
+                    link.unlink(missing_ok=True)
+                    os.symlink(file.resolve(), link)
+            save_file(weights, target / "model.safetensors", {"format": "pt"})
+        except (OSError, SafetensorError) as err:
+            version = order.published.policy_version
+            raise DeliveryError(
+                f"policy version {version} cannot be written to {target}: {err}", touched=False
+            ) from err
         return size_bytes(weights)
 
 

@@ -20,6 +20,10 @@ class Dialect(Protocol):
     def generate_route(self) -> str:
         """Where requests go."""
 
+    @property
+    def alive(self) -> frozenset[int]:
+        """What `/health` of one that works may be answered with."""
+
     def body(self, wanted: Wanted, *, stream: bool) -> dict[str, Any]:
         """The request as this server's JSON."""
 

@@ -120,6 +120,9 @@ class ServedEngine:
         Raises:
             EngineError: no server can be brought into service any more; says why.
         """
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise EngineError(f"a server is looked after by nobody: {error!r}") from error
         failures = [keeper.failure for keeper in self._keepers if keeper.failure]
         if len(failures) == len(self._keepers):
             raise EngineError("\n".join(failures))
@@ -328,15 +331,23 @@ class ServedEngine:
         return task
 
     def _behind(self, published: PolicyPublished) -> list[Server]:
-        version = published.policy_version
         return [
             server
             for server in self._servers
             if server.is_up
             and not server.is_pulling
             and server not in self._pulls
-            and (server.held is None or server.held.policy_version < version)
+            and _is_older(server.held, published)
         ]
+
+
+def _is_older(held: Held | None, published: PolicyPublished) -> bool:
+    """Whether a pull would bring it forward: also from what was announced in vain by a trainer that
+    had been replaced, under the same number."""
+    if held is None or held.policy_version < published.policy_version:
+        return True
+    is_same_number = held.policy_version == published.policy_version
+    return is_same_number and held.weight_hash != published.weight_hash
 
 
 async def _first_and_near(tasks: set[asyncio.Task[Pulled]], started_s: float) -> list[Pulled]:

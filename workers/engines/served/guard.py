@@ -23,7 +23,6 @@ PATIENCE_S = 10.0  # between asking and killing
 def main(fd: int, pid_file: Path, command: list[str]) -> int:
     """Run `command` until it ends or the worker does; its exit status."""
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    pid_file.write_text(f"{server.pid}\n", encoding="ascii")
 
     def end(*_: object) -> None:
         threading.Thread(target=_end_group, args=(server.pid,), daemon=True).start()
@@ -35,6 +34,8 @@ def main(fd: int, pid_file: Path, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=watch, daemon=True).start()
+    with contextlib.suppress(OSError):  # a full disk; the server is minded all the same
+        pid_file.write_text(f"{server.pid}\n", encoding="ascii")
     status = server.wait()
     pid_file.unlink(missing_ok=True)
     _signal_group(server.pid, signal.SIGKILL)  # what it left behind

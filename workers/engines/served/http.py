@@ -6,7 +6,8 @@ Large answers (16k tokens with log-probs are megabytes) are decoded by msgspec.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import errno
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -17,10 +18,16 @@ from workers.engines.base import EngineError
 Json = Any
 _SHOWN = 300  # characters of an answer in a message
 _DONE = b"[DONE]"
+REFUSED = -1  # a status: nobody listens at the address
 
 
 class ServerError(EngineError):
     """A server refused, failed or answered nonsense; names server, request and field."""
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        """Args: status: that it answered with; 0: none above 399."""
+        super().__init__(message)
+        self.status = status
 
 
 class ServerGoneError(ServerError):
@@ -30,15 +37,13 @@ class ServerGoneError(ServerError):
 class ServerHttp:
     """The client's end of one server. Belongs to one event loop."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str) -> None:
         """Nothing is opened before the first call.
 
         Args:
             url: `http://host:port`, without a path.
-            headers: sent with every call, e.g. an API key.
         """
         self.url = url.rstrip("/")
-        self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, deadline_s: float) -> Json:
@@ -90,13 +95,15 @@ class ServerHttp:
         raise ServerGoneError(f"server {self.url}: {what}: the stream ended before [DONE]")
 
     async def status_of(self, path: str, deadline_s: float) -> int:
-        """The status that a GET of `path` is answered with; 0: no answer."""
+        """The status that a GET of `path` is answered with; 0: no answer; or `REFUSED`."""
         try:
             async with (
                 asyncio.timeout(deadline_s),
                 self._open().get(self.url + path) as answer,
             ):
                 return answer.status
+        except aiohttp.ClientConnectorError as err:
+            return REFUSED if err.os_error.errno == errno.ECONNREFUSED else 0
         except (TimeoutError, aiohttp.ClientError, OSError):
             return 0
 
@@ -113,7 +120,7 @@ class ServerHttp:
                 # for 5 s, and a request that meets that would be lost.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
                 timeout=aiohttp.ClientTimeout(total=None),  # each call has its own deadline
-                headers={"Content-Type": "application/json", **self._headers},
+                headers={"Content-Type": "application/json"},
                 read_bufsize=1 << 20,
             )
         return self._session
@@ -149,7 +156,8 @@ class ServerHttp:
             ) from err
 
     def _refused(self, what: str, status: int, content: bytes) -> ServerError:
-        return ServerError(f"server {self.url}: {what}: status {status}: {_short(content)}")
+        message = f"server {self.url}: {what}: status {status}: {_short(content)}"
+        return ServerError(message, status=status)
 
     def _late(self, what: str, deadline_s: float) -> ServerGoneError:
         return ServerGoneError(f"server {self.url}: {what}: no answer within {deadline_s:g} s")

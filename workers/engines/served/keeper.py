@@ -1,7 +1,8 @@
 """Keeps one server in service: starts it, meets it, looks at it, gives it up and begins again.
 
 A server that died or fell silent is shut at once and its requests end with an error, so that they
-are asked elsewhere. It comes back at no version: only a pull opens its gate again.
+are asked elsewhere. It comes back at no version: only a pull opens its gate again. One of ours is
+spoken to only while its process runs: what listens at its address else is somebody else's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from workers.engines.served.http import ServerError, ServerGoneError
+from workers.engines.served.http import REFUSED, ServerError, ServerGoneError
 from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
@@ -44,6 +45,7 @@ class Keeper:
         self._note = note
         self._look = asyncio.Event()
         self._silent_since_s: float | None = None
+        self._taken_since_s: float | None = None  # while another process has its port
         self._why_not = "it was not reached yet"
 
     def look(self) -> None:
@@ -68,15 +70,15 @@ class Keeper:
 
     async def _turn(self) -> None:
         if self._process is not None:
-            self._mind(self._process)
-        if self.failure:
+            await self._mind(self._process)
+        if self.failure or (self._process is not None and not self._process.is_running):
             return
         if self.server.is_up:
             await self._check()
         else:
             await self._greet()
 
-    def _mind(self, process: ServerProcess) -> None:
+    async def _mind(self, process: ServerProcess) -> None:
         """Start it, or note that it ended."""
         if self.server.held is not None:
             process.in_service()
@@ -84,9 +86,28 @@ class Keeper:
             self._lose(why)
             if process.num_failures >= MAX_FAILED_STARTS:
                 self._fail(f"{process.num_failures} starts failed; the last time {why}")
-        if process.may_start and not self.failure:
+        if process.may_start and not self.failure and not await self._is_taken():
             process.start()
             self._note(f"server {self.server.url} is being started; log: {process.log}")
+
+    async def _is_taken(self) -> bool:
+        """Whether somebody listens at the server's address, who would be taken for it.
+
+        The end of its predecessor is waited for.
+        """
+        if await self.server.http.status_of("/health", self._settings.beat_s) == REFUSED:
+            self._taken_since_s = None
+            return False
+        now_s = time.monotonic()
+        if self._taken_since_s is None:
+            self._taken_since_s = now_s
+            self._note(f"server {self.server.url}: another process listens there; waiting")
+        elif now_s - self._taken_since_s > self._settings.port_s:
+            self._fail(
+                f"another process listens there for {self._settings.port_s:g} s: end it, or set "
+                "engine.port to a port that is free, or to 0"
+            )
+        return True
 
     async def _greet(self) -> None:
         try:
@@ -104,8 +125,10 @@ class Keeper:
         except ServerGoneError as err:
             self._why_not = str(err)
         except ServerError as err:
-            self._fail(str(err))  # it answers, and is not what was asked for
-            return
+            if err.status < 500:
+                self._fail(str(err))  # it answers, and is not what was asked for
+                return
+            self._why_not = str(err)  # it, or a proxy in front of it, is not ready yet
         if self._process is not None and self._process.starting_s > self._settings.start_s:
             self._fail(f"not ready within {self._settings.start_s:g} s: {self._why_not}")
 
@@ -117,6 +140,8 @@ class Keeper:
         now_s = time.monotonic()
         self._silent_since_s = self._silent_since_s or now_s
         is_gone = self._process is not None and not self._process.is_running
+        # Whoever restarts a server of somebody else's may be quicker than `silent_s`.
+        is_gone = is_gone or self.server.is_gone
         if not is_gone and now_s - self._silent_since_s < self._settings.silent_s:
             self._look.set()  # again at once: between two looks a dead one answers nobody
             await asyncio.sleep(self._settings.beat_s / 10)

@@ -110,6 +110,7 @@ class PieceDelivery:
             raise
         except asyncio.CancelledError:
             calling.cancel()
+            errand.give_up("the worker ends")  # or its thread would wait for the report
             raise
         try:
             await calling
@@ -147,4 +148,6 @@ async def _num_ranks(http: ServerHttp, facts: ServerFacts) -> int:
     if facts.kind is Kind.SGLANG:
         return int(facts.settings.get("tp_size") or 1)
     found = await http.get("/get_world_size?include_dp=true", _ASK_S)
+    if not isinstance(found, dict) or not isinstance(found.get("world_size"), int):
+        raise ServerError(f"server {http.url}: /get_world_size answers {found!r:.80}")
     return int(found["world_size"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from workers.engines.served.command import StartCommand
 
 TAIL_LINES = 15
+TAIL_BYTES = 1 << 16  # that they are looked for in: the log of days is long
 MAX_BACK_OFF_S = 60.0
 STEADY_S = 120.0  # up for so long, it is started again without a longer pause than the first
 _END_S = 15.0
@@ -110,8 +111,9 @@ class ServerProcess:
         """The last lines that it wrote."""
         if not self.log.is_file():
             return ()
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        return text.splitlines()[-TAIL_LINES:]
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
 
     def kill(self) -> None:
         """It hangs: end it at once. `ended` tells the rest."""

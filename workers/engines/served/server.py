@@ -2,44 +2,27 @@
 
 The gate is open while the server is up, holds a version that it was given and checked, and takes no
 other. It is shut from before the first byte of a pull until the version is confirmed; a server that
-was lost, restarted or damaged stays shut until it has pulled. Which version sampled a token is told
-by the server where it reports spans; elsewhere the pause is the border: a paused server is left to
-fall silent, and what came until then belongs to the version before.
+was lost, restarted or damaged stays shut until it has pulled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
 
 from schemas.events import PolicyPublished
 from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
-from workers.engines.served.answer import Asked, Held, ModelShape, UnknownVersionError, cut
+from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from workers.engines.served.delivery import Delivery, DeliveryError, Order
 from workers.engines.served.dialect import Dialect, dialect_of
 from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
-from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.request import wanted_of
 from workers.engines.served.router import Router
+from workers.engines.served.running import Running
 from workers.engines.served.settings import ServedSettings
-from workers.engines.served.wire import Answer, AnswerError, Span, Wanted, joined
+from workers.engines.served.wire import Answer, AnswerError, joined
 from workers.weights.channel import Pulled, WeightChannel, WeightError
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A request on its way."""
-
-    sample_id: str
-    wanted: Wanted
-    begun_with: Held
-    parts: list[Answer] = field(default_factory=list)
-    num_tokens: int = 0  # received
-    borders: list[Span] = field(default_factory=list)  # of versions that ended while it ran
-    heard_s: float = 0.0  # monotonic; when its stream spoke last
-    is_aborted: bool = False
-    task: asyncio.Task[Answer] | None = None
 
 
 class Server:
@@ -60,6 +43,7 @@ class Server:
         self.held: Held | None = None
         self.why_shut = "not asked yet"
         self.is_pulling = False
+        self.is_gone = False  # nobody listens at its address, as of the last look
         self._settings = settings
         self._shape = shape
         self._delivery = delivery
@@ -68,7 +52,7 @@ class Server:
             router.servers.append(self.http)
         self._dialect: Dialect = dialect_of(settings.kind)
         self._labels: dict[str, Held] = {}
-        self._running: set[_Running] = set()
+        self._running: set[Running] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_reserved = 0
@@ -128,9 +112,11 @@ class Server:
         self._is_doubted = False
 
     async def is_alive(self, deadline_s: float) -> bool:
-        """Whether it answers `/health`. A paused SGLang answers 503, and lives."""
+        """Whether it answers `/health` as one that works: see `Dialect.alive`."""
         was_doubted = self._is_doubted
-        is_alive = await self.http.status_of("/health", deadline_s) in (200, 503)
+        status = await self.http.status_of("/health", deadline_s)
+        self.is_gone = status == REFUSED
+        is_alive = status in self._dialect.alive
         if was_doubted and is_alive:  # a doubt that came up meanwhile is for the next look
             self._is_doubted = False
         return is_alive
@@ -157,13 +143,13 @@ class Server:
         assert self.held is not None, "the gate is shut"
         self.release()
         wanted = wanted_of(request, self._settings, self._shape, self._max_tokens, self.held.label)
-        running = _Running(request.sample_id, wanted, self.held)
+        running = Running(request.sample_id, wanted, self.held)
         self._running.add(running)
         self._idle.clear()
         try:
             running.task = asyncio.ensure_future(self._answer(running))
             answer = await self._heard(running)
-            return self._cut(running, answer)
+            return running.segments(answer, self.held, self._labels, self._shape)
         except AnswerError as err:
             if isinstance(err, UnknownVersionError) and self._router is None:
                 self.held, self.why_shut = None, f"answered with weights that are not ours: {err}"
@@ -234,7 +220,7 @@ class Server:
         """Those that were given to others count too where a router picks."""
         return {} if self._router is None else self._router.labels
 
-    async def _answer(self, running: _Running) -> Answer:
+    async def _answer(self, running: Running) -> Answer:
         """The whole answer; in pieces from a server that reports no spans."""
         assert self.facts is not None
         route, stream = self._dialect.generate_route, not self.facts.reports_spans
@@ -247,12 +233,10 @@ class Server:
             return self._dialect.answer(found)
         async for event in self.http.stream(route, body, deadline_s, what=what):
             part = self._dialect.piece(event, running.num_tokens)
-            running.parts.append(part)
-            running.num_tokens += len(part.token_ids)
-            running.heard_s = time.monotonic()
+            running.hear(part)
         return joined(running.parts)
 
-    async def _heard(self, running: _Running) -> Answer:
+    async def _heard(self, running: Running) -> Answer:
         """What the request's task hears; what it heard so far, if we hung up ourselves."""
         assert running.task is not None
         try:
@@ -266,31 +250,6 @@ class Server:
                     f"server {self.url}: request {running.sample_id}: {self.why_shut}"
                 ) from err
             return joined(running.parts)
-
-    def _cut(self, running: _Running, answer: Answer) -> list[GeneratedSegment]:
-        if answer.finish_reason is None and not running.is_aborted:
-            raise AnswerError("finish_reason is missing: the answer ended early")
-        asked = Asked(
-            num_given=len(running.wanted.token_ids),
-            max_new_tokens=running.wanted.max_new_tokens,
-            experts_start=running.wanted.experts_start,
-        )
-        spans = self._spans(running, answer)
-        return cut(answer, spans, asked, self._shape, self._labels)
-
-    def _spans(self, running: _Running, answer: Answer) -> list[Span]:
-        num_tokens = len(answer.token_ids)
-        if answer.spans:
-            return list(answer.spans)
-        last = self.held or running.begun_with
-        if running.borders and self.held is None:
-            last = self._labels[running.borders[-1].label]  # cut at the pause of a pull that failed
-        if answer.label is not None and answer.label != last.label:
-            raise UnknownVersionError(
-                f"weight_version is {answer.label!r}, but it was given {last.label!r}"
-            )
-        begun = running.borders[-1].end if running.borders else 0
-        return [*running.borders, Span(last.label, begun, num_tokens)]
 
     async def _pull(
         self, published: PolicyPublished, channel: WeightChannel, started_s: float
@@ -391,7 +350,4 @@ class Server:
         else:
             raise ServerError(f"server {self.url}: still samples after it was paused")
         for running in self._running:
-            begun = running.borders[-1].end if running.borders else 0
-            label = (self.held or running.begun_with).label
-            if running.num_tokens > begun:
-                running.borders.append(Span(label, begun, running.num_tokens))
+            running.end_version(self.held)

@@ -23,6 +23,7 @@ class ServedSettings:
     request_s: float  # longest request
     answer_s: float = 30.0  # longest answer of a control route
     start_s: float = 600.0  # longest start of a server
+    port_s: float = 30.0  # longest wait for another process to leave a server's port
     beat_s: float = 1.0  # between two looks at a server
     silent_s: float = 20.0  # a server that answers no look for so long is given up
     allow_untested: bool = False  # use a version that these adapters were not run with

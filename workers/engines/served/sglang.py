@@ -28,6 +28,7 @@ class SglangDialect:
     """See `Dialect`."""
 
     generate_route = "/generate"
+    alive = frozenset({200, 503})  # 503: it may be paused
 
     def body(self, wanted: Wanted, *, stream: bool) -> dict[str, Any]:
         """Everything is said: a default of the server could come from the model's folder."""

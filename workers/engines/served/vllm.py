@@ -30,6 +30,7 @@ class VllmDialect:
     """See `Dialect`."""
 
     generate_route = "/inference/v1/generate"
+    alive = frozenset({200})  # 503: its engine core is dead
 
     def body(self, wanted: Wanted, *, stream: bool) -> dict[str, Any]:
         """Everything is said: a default of the server could come from the model's folder."""

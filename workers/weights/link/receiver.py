@@ -79,7 +79,7 @@ class Receiver:
         """
         try:
             return self._receive(policy_version, target, until_s)
-        except PullError:
+        except BaseException:  # a sender that waits for us hears of it at once
             self.close()
             raise
 

@@ -1,0 +1,45 @@
+"""Who listens goes on listening until it is closed."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import socket
+import threading
+from typing import Any
+
+from workers.weights.link.frames import Connection
+from workers.weights.listening import accept_all
+
+DEADLINE_S = 60.0
+
+
+class Exhausted(socket.socket):
+    """Has no file descriptor left the first times."""
+
+    errors = (errno.EMFILE, errno.ECONNABORTED)
+    num_errors = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.num_errors < len(self.errors):
+            self.num_errors += 1
+            raise OSError(self.errors[self.num_errors - 1], "as of a process with too many files")
+        return super().accept()
+
+
+def test_a_moment_without_file_descriptors_does_not_end_it() -> None:
+    """Who connects then is served later; closing the socket is what ends it."""
+    listening = Exhausted()
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+    accepting = threading.Thread(target=accept_all, args=(listening, served.put, "test"))
+    accepting.start()
+    with socket.create_connection(listening.getsockname(), DEADLINE_S) as caller:
+        link = served.get(timeout=DEADLINE_S)
+        assert f"127.0.0.1:{caller.getsockname()[1]}" == link.peer
+        link.close()
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    accepting.join(DEADLINE_S)
+    assert not accepting.is_alive()

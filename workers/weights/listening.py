@@ -1,0 +1,31 @@
+"""Takes connections in, each into a thread of its own, for as long as a socket listens."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from workers.weights.link.frames import Connection
+
+AGAIN_S = 0.1
+_CLOSED = (errno.EINVAL, errno.EBADF)
+
+
+def accept_all(listening: socket.socket, serve: Callable[[Connection], None], name: str) -> None:
+    """Until `listening` is closed. Anything else ends one connection at the most: where no file
+    descriptor is free now, one will be."""
+    while True:
+        try:
+            sock, peer = listening.accept()
+        except OSError as err:
+            if err.errno in _CLOSED or listening.fileno() < 0:
+                return
+            time.sleep(AGAIN_S)
+            continue
+        link = Connection(sock, f"{peer[0]}:{peer[1]}")
+        threading.Thread(
+            target=serve, args=(link,), name=f"{name}-{link.peer}", daemon=True
+        ).start()
