@@ -15,7 +15,7 @@ from streams.errors import (
     TopicMismatchError,
 )
 from streams.parts import part_headers
-from streams.record import Outgoing, Partition
+from streams.record import Outgoing
 from tests.contract.buses import Cluster
 from tests.contract.polling import (
     P0,
@@ -47,7 +47,7 @@ def test_a_transaction_is_whole_and_tells_positions(cluster: Cluster):
 
 
 def test_a_started_commit_ends_by_itself(cluster: Cluster):
-    """It tells what a commit tells, and is readable; the next one may follow."""
+    """What it carried is readable then; the next one may follow."""
     cluster.create("t", 1)
     bus = cluster.bus()
     with bus.producer("p") as producer, bus.reader({P0: 0}) as reader:
@@ -55,7 +55,7 @@ def test_a_started_commit_ends_by_itself(cluster: Cluster):
         deadline = time.monotonic() + 60
         while not under_way.wait(0.1):
             assert time.monotonic() < deadline
-        assert [P0] == [Partition(p.topic, p.partition) for p in under_way.result()]
+        under_way.result()
         producer.commit([record(b"second")])
         assert [b"first", b"second"] == values(read(reader, 2))
 

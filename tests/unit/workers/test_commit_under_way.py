@@ -10,7 +10,7 @@ import pytest
 from streams.errors import FencedError
 from streams.memory.bus import Ended, MemoryBus, MemoryProducer
 from streams.memory.log import Fault, MemoryLog
-from streams.record import Committed, Outgoing, Partition, Position
+from streams.record import Committed, Outgoing, Partition
 from streams.topics import PROMPTS
 from tests.unit.roles.stand import turn_until
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, outputs
@@ -22,7 +22,7 @@ from workers.loop.stage import StageLoop
 class Held:
     """A commit that a test lets go on."""
 
-    def __init__(self, commit: Callable[[], Sequence[Position]]) -> None:
+    def __init__(self, commit: Callable[[], object]) -> None:
         self._commit = commit
         self._ended: Ended | None = None
 
@@ -32,9 +32,9 @@ class Held:
     def wait(self, timeout_s: float) -> bool:
         return self._ended is not None
 
-    def result(self) -> Sequence[Position]:
+    def result(self) -> None:
         assert self._ended is not None
-        return self._ended.result()
+        self._ended.result()
 
 
 class SlowProducer(MemoryProducer):
