@@ -97,8 +97,8 @@ class Commit(Protocol):
             OutcomeUnknownError: it is past its deadline; exit.
         """
 
-    def result(self) -> Sequence[Position]:
-        """How it ended: what `Producer.commit` returns or raises. Only after `wait` said so."""
+    def result(self) -> None:
+        """How it ended: raises what `Producer.commit` raises. Only after `wait` said so."""
 
 
 class Producer(Closing, Protocol):
@@ -143,8 +143,9 @@ class Producer(Closing, Protocol):
     ) -> Commit:
         """`commit`, without waiting for its end: most of it is waiting for the broker.
 
-        Until it has ended, use neither this producer nor `consumer`: a poll could take part in a
-        rebalance that the transaction knows nothing of.
+        Does not tell where the records lie, and so takes less than `commit` for each. Until it has
+        ended, use neither this producer nor `consumer`: a poll could take part in a rebalance that
+        the transaction knows nothing of.
 
         Raises:
             AbortedError: positions of partitions that are not ours; nothing was started.

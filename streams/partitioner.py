@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 _SEED = 0x9747B28C
 _FACTOR = 0x5BD1E995
 _MASK = 0xFFFFFFFF
@@ -22,6 +24,7 @@ def murmur2(key: bytes) -> int:
     return h ^ h >> 15
 
 
+@lru_cache(maxsize=8192)  # the samples of a group have one key
 def partition_of(key: bytes, num_partitions: int) -> int:
     """The partition that a key goes to."""
     return (murmur2(key) & 0x7FFFFFFF) % num_partitions

@@ -1,14 +1,13 @@
-"""A transaction on a thread of its own: the role goes on while the broker settles it."""
+"""The end of a transaction on a thread of its own: the role goes on while the broker settles it."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from streams.errors import OutcomeUnknownError
-from streams.record import Position
 
 _GRACE_S = 15.0  # beyond its own deadline, in which an abort may end
 
@@ -17,21 +16,20 @@ class KafkaCommit:
     """The port `Commit` on Kafka.
 
     Args:
-        commit: the whole transaction; keeps to `commit_s` by itself, as far as the client does.
+        commit: what waits for the broker; keeps to `commit_s` by itself, as far as the client does.
         transactional_id: for messages.
         commit_s: how long it may take.
     """
 
-    def __init__(
-        self, commit: Callable[[], Sequence[Position]], transactional_id: str, commit_s: float
-    ) -> None:
-        self._answer: Future[Sequence[Position]] = Future()
+    def __init__(self, commit: Callable[[], None], transactional_id: str, commit_s: float) -> None:
+        self._answer: Future[None] = Future()
         self._id = transactional_id
         self._deadline = time.monotonic() + commit_s + _GRACE_S
 
         def run() -> None:
             try:
-                self._answer.set_result(commit())
+                commit()
+                self._answer.set_result(None)
             except BaseException as err:  # noqa: BLE001  (raised by `result`)
                 self._answer.set_exception(err)
 
@@ -51,6 +49,6 @@ class KafkaCommit:
             )
         return False
 
-    def result(self) -> Sequence[Position]:
+    def result(self) -> None:
         """See `Commit`."""
-        return self._answer.result(0)
+        self._answer.result(0)

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from streams.bus import Closing, Polled
-from streams.errors import AbortedError, StreamsError
+from streams.errors import AbortedError, BrokerError, StreamsError
 from streams.kafka.errors import broker_error, error_of, until
 from streams.kafka.feed import ASK_S, Feed
 from streams.parts import Message
@@ -20,6 +20,7 @@ from streams.record import Committed, Partition, RawRecord
 _HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions are paused
 # The group expelled us between its assignment and our question; `lost` follows.
 _EXPELLED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH})
+UNSERVED_S = 30.0  # in which it follows: some heartbeats, whatever their interval
 
 
 class KafkaGroupConsumer(Closing):
@@ -41,6 +42,7 @@ class KafkaGroupConsumer(Closing):
         self._max_poll_s = max_poll_s
         self._polled_at_s = time.monotonic()
         self._starts: dict[Partition, int] = {}  # of the partitions that are ours
+        self._unserved: dict[Partition, float] = {}  # given to us without a position, since when
         self._paused: frozenset[Partition] = frozenset()  # nothing is to be delivered from these
         self._stopped: set[Partition] = set()  # paused in the client, each after a message of it
         self._held: deque[Message] = deque()
@@ -77,6 +79,7 @@ class KafkaGroupConsumer(Closing):
         else:
             self._idle(deadline)
         self._raise_stored()
+        self._check_served()
         return Polled(
             records=tuple(self._records),
             assigned=dict(self._assigned),
@@ -208,6 +211,8 @@ class KafkaGroupConsumer(Closing):
             self._client.incremental_assign([])
             return
         committed = self._committed(tps)
+        now_s = time.monotonic()
+        self._unserved |= {p: now_s for p in map(self._feed.ours, tps) if p not in committed}
         self._client.incremental_assign(
             [self._feed.theirs(partition, at.offset) for partition, at in committed.items()]
         )
@@ -243,11 +248,32 @@ class KafkaGroupConsumer(Closing):
         self._resume(self._stopped & gone)  # the client would keep them paused if they come back
         for partition in gone:
             self._starts.pop(partition, None)
+            self._unserved.pop(partition, None)
             self._assigned.pop(partition, None)
             self._feed.assembler.forget(partition)
         self._revoked |= gone
         self._records = [r for r in self._records if r.partition not in gone]
         self._held = deque(m for m in self._held if m.partition not in gone)
+
+    def _check_served(self) -> None:
+        """Whether the group took back what it gave us and would not tell a position of.
+
+        A group that came back with its broker may know this member after all: then nothing is
+        lost, the partitions stay ours, and nobody reads them.
+
+        Raises:
+            BrokerError: it did not; whoever starts again is another member.
+        """
+        if not self._unserved:
+            return
+        silent_s = time.monotonic() - min(self._unserved.values())
+        if silent_s >= UNSERVED_S:
+            names = ", ".join(sorted(str(partition) for partition in self._unserved))
+            raise BrokerError(
+                f"Kafka at {self._feed.bootstrap}: the group gave us {names} {silent_s:.0f} s ago, "
+                "said that it does not know us when asked for the positions, and has not taken "
+                "them back; restart this process, it joins as a new member"
+            )
 
     def _raise_stored(self) -> None:
         if self._error is None:

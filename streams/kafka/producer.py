@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -19,15 +19,16 @@ from streams.errors import AbortedError, FencedError, OutcomeUnknownError, Strea
 from streams.kafka.commit import KafkaCommit
 from streams.kafka.consumer import KafkaGroupConsumer
 from streams.kafka.errors import aborted_transaction, error_of, lost_transaction
-from streams.kafka.reports import NO_REPORTS, Report, Reports
+from streams.kafka.reports import Reports, Sending
 from streams.kafka.stretch import Stretches
-from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
+from streams.partitioner import partition_of
 from streams.record import Committed, Outgoing, Partition, Position
 
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then
 _GRACE_S = 0.5  # in which a call whose time is over says so by itself
 _ABORT_S = 10.0
+_LEARN_S = 2.0
 # The client's word for "duplicate": what we had sent never before may be missing from the log.
 _UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
 
@@ -54,7 +55,8 @@ class KafkaProducer(Closing):
         self._prefix = f"{run}."
         self._id = transactional_id
         self._commit_s = commit_s
-        self._reports = NO_REPORTS  # of this transaction
+        self._num_partitions: dict[str, int] = {}  # of topics written to; a run never changes it
+        self._sending: Sending | None = None  # of the transaction that was begun last
         self._ended: StreamsError | None = None
         self._started: KafkaCommit | None = None
         self._closed = False
@@ -78,7 +80,13 @@ class KafkaProducer(Closing):
         self._check_free()
         if not records and not consumed:
             return []
-        return self._whole(records, consumed or {}, _member(consumed or {}, consumer))
+        member = _member(consumed or {}, consumer)
+        deadline = time.monotonic() + self._commit_s
+        reports = Reports(partial(self._enqueue, deadline), self._prefix)
+        with self._judged():
+            metadata = self._open(reports, records, member)
+            self._settle(reports, consumed or {}, metadata, deadline)
+        return reports.positions
 
     def start(
         self,
@@ -86,7 +94,10 @@ class KafkaProducer(Closing):
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: GroupConsumer | None = None,
     ) -> KafkaCommit:
-        """`commit` on a thread of its own: it waits for the broker, and the role goes on meanwhile.
+        """`commit`; what waits for the broker does so on a thread of its own.
+
+        The records are handed to the client before this returns: beside the role's thread that
+        would cost both of them the interpreter's lock with every record.
 
         Raises:
             AbortedError: positions of partitions that are not ours; nothing was started.
@@ -94,12 +105,76 @@ class KafkaProducer(Closing):
         """
         self._check_free()
         member = _member(consumed or {}, consumer)
-        self._started = KafkaCommit(
-            lambda: self._whole(records, consumed or {}, member) if records or consumed else [],
-            self._id,
-            self._commit_s,
-        )
+        deadline = time.monotonic() + self._commit_s
+        topics = {record.topic for record in records}
+        sending: Sending
+        if topics <= self._num_partitions.keys():
+            sending = self._stretches(deadline, self._partition)
+        else:
+            sending = Reports(partial(self._enqueue, deadline), self._prefix)
+        metadata, failed = None, None
+        if records or consumed:
+            try:
+                metadata = self._open(sending, records, member)
+            except (KafkaException, StreamsError) as err:
+                failed = err
+
+        def end() -> None:
+            with self._judged():
+                if failed is not None:
+                    raise failed
+                if records or consumed:
+                    self._settle(sending, consumed or {}, metadata, deadline)
+            self._learn(topics)
+
+        self._started = KafkaCommit(end, self._id, self._commit_s)
         return self._started
+
+    def _partition(self, record: Outgoing) -> int:
+        return partition_of(record.key, self._num_partitions[record.topic])
+
+    def _learn(self, topics: Set[str]) -> None:
+        """How many partitions they have, once something is in them: before, they may be unknown."""
+        for topic in topics - self._num_partitions.keys():
+            with suppress(KafkaException):  # asked again behind the next one
+                found = self._client.list_topics(self._prefix + topic, timeout=_LEARN_S)
+                if partitions := found.topics[self._prefix + topic].partitions:
+                    self._num_partitions[topic] = len(partitions)
+
+    def commit_stream(self, records: Iterable[Outgoing]) -> None:
+        """One whole transaction of records as they come, which need not tell where they lie.
+
+        Sends while `records` are still being made. What they raise ends the transaction, and
+        nothing of it happened.
+
+        Raises:
+            ValueError: a record names no partition.
+            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
+        """
+        self._check_free()
+        left = iter(records)
+        first = next(left, None)
+        if first is None:
+            return
+        stretches = self._stretches(None, _no_partition)
+        with self._judged():
+            try:
+                self._open(stretches, itertools.chain((first,), left), None)
+            except (KafkaException, StreamsError):
+                raise
+            except BaseException:  # of who makes the records: they end here, and so does this
+                self._abort()
+                raise
+            self._settle(stretches, {}, None, time.monotonic() + self._commit_s)
+
+    def _stretches(self, deadline: float | None, partition: Callable[[Outgoing], int]) -> Stretches:
+        """Args: deadline: None: `commit_s` for each wait."""
+
+        def wait(*message: Any, **settings: Any) -> None:  # noqa: ANN401
+            until = time.monotonic() + self._commit_s if deadline is None else deadline
+            self._enqueue(until, *message, **settings)
+
+        return Stretches(self._client.produce, wait, self._prefix, partition)
 
     def _check_free(self) -> None:
         """One transaction at a time, and none behind one that was final."""
@@ -112,38 +187,40 @@ class KafkaProducer(Closing):
     def _is_busy(self) -> bool:
         return self._started is not None and not self._started.wait(0)
 
-    def _whole(
-        self,
-        records: Sequence[Outgoing],
-        consumed: Mapping[Partition, Committed],
-        member: KafkaGroupConsumer | None,
-    ) -> Sequence[Position]:
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """What the client raises inside, as how the transaction ended."""
         try:
-            return self._transaction(records, consumed, member)
+            yield
         except KafkaException as err:
             raise self._failed(error_of(err)) from err
         except (FencedError, OutcomeUnknownError) as err:
             self._ended = err
             raise
 
-    def _transaction(
-        self,
-        records: Sequence[Outgoing],
-        consumed: Mapping[Partition, Committed],
-        member: KafkaGroupConsumer | None,
-    ) -> Sequence[Position]:
-        deadline = time.monotonic() + self._commit_s
-        self._reports = NO_REPORTS
+    def _open(
+        self, sending: Sending, records: Iterable[Outgoing], member: KafkaGroupConsumer | None
+    ) -> Any:  # noqa: ANN401
+        """Begin, and hand all records to the client; returns the member's metadata."""
+        self._sending = sending
         reach(CrashPoint.BEGIN_BEFORE)
         self._client.begin_transaction()
         reach(CrashPoint.BEGIN_AFTER)
         # Taken once, before anything else: a poll in between could renew it for partitions
         # that another member owns by then.
         metadata = member.group_metadata() if member is not None else None
-        reports = self._reports = Reports(len(records))
-        for index, record in enumerate(records):
-            self._produce(record, reports.of(index), deadline)
+        sending.send(records)
         reach(CrashPoint.SEND_AFTER)
+        return metadata
+
+    def _settle(
+        self,
+        sending: Sending,
+        consumed: Mapping[Partition, Committed],
+        metadata: Any,  # noqa: ANN401
+        deadline: float,
+    ) -> None:
+        """Positions, then the commit, if the reports show that all of it is in the log."""
         if metadata is not None:
             offsets = [
                 TopicPartition(self._prefix + p.topic, p.number, at.offset, at.metadata)
@@ -157,63 +234,13 @@ class KafkaProducer(Closing):
             )
             reach(CrashPoint.OFFSETS_AFTER)
         _serve(lambda: self._client.flush(_left_s(deadline)))
-        if reports.is_unplaced:
+        if not (sending.error or sending.is_whole or len(self._client)):
             raise self._retracted()
         reach(CrashPoint.COMMIT_BEFORE)
         self._again(self._client.commit_transaction, deadline)
         reach(CrashPoint.COMMIT_AFTER)
         _serve(lambda: self._client.poll(0))
-        positions = reports.positions(records)
-        if reports.is_unplaced or len(positions) != len(records):
-            raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
-        return positions
-
-    def commit_stream(self, records: Iterable[Outgoing]) -> None:
-        """One whole transaction of records as they come, which need not tell where they lie.
-
-        Sends while `records` are still being made, and asks for two reports a partition instead of
-        one a record. What `records` raises ends the transaction, and nothing of it happened.
-
-        Raises:
-            ValueError: a record names no partition.
-            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
-        """
-        if self._ended is not None:
-            raise self._ended
-        left = iter(records)
-        first = next(left, None)
-        if first is None:
-            return
-        try:
-            self._stream(itertools.chain((first,), left))
-        except KafkaException as err:
-            raise self._failed(error_of(err)) from err
-        except (FencedError, OutcomeUnknownError) as err:
-            self._ended = err
-            raise
-
-    def _stream(self, records: Iterable[Outgoing]) -> None:
-        def wait(*message: Any, **settings: Any) -> None:  # noqa: ANN401
-            self._enqueue(time.monotonic() + self._commit_s, *message, **settings)
-
-        self._reports = NO_REPORTS
-        stretches = Stretches(self._client.produce, wait, self._prefix)
-        self._client.begin_transaction()
-        try:
-            stretches.send(records)
-        except (KafkaException, StreamsError):
-            raise
-        except BaseException:  # of who makes the records: they end here, and so does this
-            self._abort()
-            raise
-        deadline = time.monotonic() + self._commit_s
-        _serve(lambda: self._client.flush(_left_s(deadline)))
-        self._reports = Reports(0, stretches.error)
-        if not (stretches.error or stretches.is_whole or len(self._client)):
-            raise self._retracted()
-        self._again(self._client.commit_transaction, deadline)
-        _serve(lambda: self._client.poll(0))
-        if not stretches.is_whole:
+        if not sending.is_whole:
             raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
 
     def _retracted(self) -> StreamsError:
@@ -222,37 +249,6 @@ class KafkaProducer(Closing):
         if reason is not None:
             return lost_transaction(reason, self._id)
         return AbortedError(f"transactional id {self._id}: aborted ({_UNPLACED})")
-
-    def _produce(self, record: Outgoing, delivered: Report, deadline: float) -> None:
-        topic, number = self._prefix + record.topic, record.partition
-        place = {} if number is None else {"partition": number}
-        if len(record) > PART_BYTES:
-            self._produce_parts(topic, record, delivered, deadline, place)
-            return
-        value, headers = whole(record.value), _as_dict(record.headers)
-        try:  # nearly all
-            self._client.produce(
-                topic, value, record.key, headers=headers, on_delivery=delivered, **place
-            )
-        except BufferError:
-            settings = {"headers": headers, "on_delivery": delivered, **place}
-            self._enqueue(deadline, topic, value, record.key, **settings)
-
-    def _produce_parts(
-        self,
-        topic: str,
-        record: Outgoing,
-        delivered: Report,
-        deadline: float,
-        place: Mapping[str, int],
-    ) -> None:
-        settings: dict[str, Any] = {"on_delivery": delivered, **place}
-        count, record_id = num_parts(len(record)), secrets.token_hex(8)
-        for index, part in enumerate(split(record.value)):
-            headers = part_headers(record.headers, record_id, index, count)
-            self._enqueue(deadline, topic, part, record.key, headers=headers, **settings)
-            # Only of part 0: a report copies the whole message.
-            settings.pop("on_delivery", None)
 
     def _enqueue(self, deadline: float, *message: Any, **settings: Any) -> None:  # noqa: ANN401
         while True:
@@ -313,7 +309,8 @@ class KafkaProducer(Closing):
 
     def _failed(self, error: Any) -> StreamsError:  # noqa: ANN401
         """Abort if that is possible, and say how the transaction ended."""
-        cause = self._reports.error or error  # before the abort purges what is left
+        reported = self._sending.error if self._sending is not None else None
+        cause = reported or error  # before the abort purges what is left
         if cause.code() in _PURGED:
             cause = error  # thrown out of the queue because of what befell another record
         if error.txn_requires_abort() or error.code() == KafkaError._FATAL:
@@ -348,9 +345,8 @@ class KafkaProducer(Closing):
             _serve(client.close)
 
 
-def _as_dict(headers: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What the client takes as headers; it reads them at once."""
-    return headers if isinstance(headers, dict) else dict(headers)
+def _no_partition(record: Outgoing) -> int:
+    raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
 
 
 def _left_s(deadline: float) -> float:

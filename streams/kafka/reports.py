@@ -1,51 +1,83 @@
-"""The client's reports of one transaction: where each record lies, or why it does not.
-
-There is one report a record, and each takes Python's lock by itself, beside a role that works on.
-So a report only notes two numbers; positions are made once all have come.
-"""
+"""One report a record: tells where each lies. `stretch` asks for fewer, and does not tell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
+from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
 from streams.record import Outgoing, Position
 
-Report = Callable[[Any, Any], None]  # (error or None, message)
+
+class Sending(Protocol):
+    """The records of one transaction, handed to the client, and what it reports of them."""
+
+    def send(self, records: Iterable[Outgoing]) -> None:
+        """Hand all of them to the client."""
+
+    @property
+    def error(self) -> Any:  # noqa: ANN401
+        """What the client said of the first message that was refused; None if none was."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the reports prove that none is missing from the log."""
 
 
 class Reports:
-    """What became of `num_records` records.
+    """The records of one transaction, each with its report.
 
-    `error` is the first that the client reported. `is_unplaced` says that the broker took a record
-    for one that it had before: acknowledged, without an offset.
+    Args:
+        produce: of the client; waits while its queue is full.
+        prefix: of topics.
     """
 
-    __slots__ = ("_places", "error", "is_unplaced")
+    def __init__(self, produce: Callable[..., None], prefix: str) -> None:
+        self._produce = produce
+        self._prefix = prefix
+        self._found: list[Position | None] = []
+        self.error: Any = None
 
-    def __init__(self, num_records: int, error: Any = None) -> None:  # noqa: ANN401
-        self._places: list[tuple[int, int] | None] = [None] * num_records
-        self.error = error
-        self.is_unplaced = False
+    def send(self, records: Iterable[Outgoing]) -> None:
+        """See `Sending`."""
+        for index, record in enumerate(records):
+            self._found.append(None)
+            self._send(record, self._into(index, record.topic))
 
-    def of(self, index: int) -> Report:
-        """The callback for a record, or for part 0 of it."""
+    @property
+    def positions(self) -> list[Position]:
+        """Of the records that have a place in the log, in order."""
+        return [position for position in self._found if position is not None]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each has a place."""
+        return None not in self._found
+
+    def _into(self, index: int, topic: str) -> Callable[[Any, Any], None]:
+        """A delivery callback that notes the offset of part 0, or why there is none."""
 
         def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
-            offset = message.offset()
-            if error is None and offset is not None:
-                self._places[index] = message.partition(), offset
-            elif error is None:
-                self.is_unplaced = True
-            else:
+            if error is not None:
                 self.error = self.error or error
+            elif message.offset() is not None:  # None: taken for one that came before
+                self._found[index] = Position(topic, message.partition(), message.offset())
 
         return delivered
 
-    def positions(self, records: Sequence[Outgoing]) -> list[Position]:
-        """Of those that are known to lie somewhere, in order."""
-        places = zip(records, self._places, strict=True)
-        return [Position(record.topic, *place) for record, place in places if place is not None]
-
-
-NO_REPORTS = Reports(0)
+    def _send(self, record: Outgoing, delivered: Callable[[Any, Any], None]) -> None:
+        topic = self._prefix + record.topic
+        # Only of part 0: a report copies the whole message.
+        settings: dict[str, Any] = {"on_delivery": delivered}
+        if record.partition is not None:
+            settings["partition"] = record.partition
+        if len(record) <= PART_BYTES:  # nearly all
+            settings["headers"] = list(record.headers.items())
+            self._produce(topic, whole(record.value), record.key, **settings)
+            return
+        count, record_id = num_parts(len(record)), secrets.token_hex(8)
+        for index, part in enumerate(split(record.value)):
+            settings["headers"] = part_headers(record.headers, record_id, index, count)
+            self._produce(topic, part, record.key, **settings)
+            settings.pop("on_delivery", None)

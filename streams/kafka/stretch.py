@@ -19,10 +19,11 @@ from streams.record import Outgoing
 class _Stretch:
     """One partition's part of a transaction; `held` is its newest record, not sent yet."""
 
-    __slots__ = ("_first", "_last", "error", "held", "num_messages")
+    __slots__ = ("_first", "_last", "error", "held", "num_messages", "number")
 
-    def __init__(self, held: Outgoing) -> None:
+    def __init__(self, held: Outgoing, number: int) -> None:
         self.held = held
+        self.number = number  # of the partition
         self.num_messages = 0  # sent; a record of several parts has several
         self.error: Any = None  # the client's, of a message that was refused
         self._first: int | None = None
@@ -40,7 +41,11 @@ class _Stretch:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every message has a place in the log."""
+        """Whether every message has a place in the log.
+
+        Where other writers' records lie between ours, offsets alone do not prove the middle: that no
+        batch behind the first is lost is the broker's promise to a client with one in flight.
+        """
         if self._first is None or self._last is None:
             return False
         return self._last - self._first + 1 >= self.num_messages
@@ -53,29 +58,32 @@ class Stretches:
         produce: of the client; raises BufferError if its queue is full.
         wait: takes the same, and waits until there is room.
         prefix: of topics.
+        partition: where a record goes that names no partition.
     """
 
     def __init__(
-        self, produce: Callable[..., None], wait: Callable[..., None], prefix: str
+        self,
+        produce: Callable[..., None],
+        wait: Callable[..., None],
+        prefix: str,
+        partition: Callable[[Outgoing], int],
     ) -> None:
         self._produce = produce
         self._wait = wait
         self._prefix = prefix
+        self._partition = partition
         self._by_place: dict[tuple[str, int], _Stretch] = {}
 
     def send(self, records: Iterable[Outgoing]) -> None:
-        """Hand all of them to the client, each partition's in order.
-
-        Raises:
-            ValueError: a record names no partition.
-        """
+        """Hand all of them to the client, each partition's in order."""
         for record in records:
-            if record.partition is None:
-                raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
-            place = record.topic, record.partition
+            number = record.partition
+            if number is None:
+                number = self._partition(record)
+            place = record.topic, number
             stretch = self._by_place.get(place)
             if stretch is None:
-                self._by_place[place] = _Stretch(record)
+                self._by_place[place] = _Stretch(record, number)
                 continue
             self._send(stretch, is_end=not stretch.num_messages)
             stretch.held = record
@@ -97,7 +105,7 @@ class Stretches:
         """The record that is held back; with reports if it is the first or the last one."""
         record = stretch.held
         topic = self._prefix + record.topic
-        settings: dict[str, Any] = {"partition": record.partition}
+        settings: dict[str, Any] = {"partition": stretch.number}
         if len(record) <= PART_BYTES:  # nearly all
             if is_end:
                 settings["on_delivery"] = stretch.delivered

@@ -28,22 +28,21 @@ _METADATA_CHARACTERS = 4095  # what Kafka accepts through confluent-kafka
 class Ended:
     """The port `Commit`: it has ended when it is handed out."""
 
-    def __init__(self, end: Callable[[], Sequence[Position]]) -> None:
-        self._answer: Sequence[Position] | StreamsError
+    def __init__(self, end: Callable[[], object]) -> None:
+        self._error: StreamsError | None = None
         try:
-            self._answer = end()
+            end()
         except StreamsError as err:
-            self._answer = err
+            self._error = err
 
     def wait(self, timeout_s: float) -> bool:
         """At once."""
         return True
 
-    def result(self) -> Sequence[Position]:
+    def result(self) -> None:
         """See `Commit`."""
-        if isinstance(self._answer, StreamsError):
-            raise self._answer
-        return self._answer
+        if self._error is not None:
+            raise self._error
 
 
 class MemoryProducer(Closing):

@@ -6,6 +6,8 @@ One process sends transactions with positions and done set, another reads commit
 numpy arrays; a broker of one node lies between. Payloads: S 1,024 tokens with log-probs, M 16,384,
 L 8,192 with routed experts (48 layers, top 8). Latency: one message a transaction.
 
+The broker first serves as many small transactions as a minute of a run has, for it interprets its
+code until its compiler has seen enough of it, and compiles beside the measurement otherwise.
 Many short rounds, the rows taking turns and the order turning round every time, for the machine
 drifts within seconds. A ratio is that of the two rows' medians over all rounds; beside it stands
 where it lies when rounds are drawn again with replacement (bootstrap, 90 %). Goals: ours / bare at
@@ -160,6 +162,7 @@ def main() -> None:
         state = broker.start()
         try:
             with closing(Bench(state.bootstrap, state.pid)) as bench:
+                bench.exercise("S")
                 results = {name: measure(bench, name, plan) for name in options.payloads}
         finally:
             broker.stop()

@@ -14,6 +14,7 @@ from streams.errors import (
     RefusedError,
     TopicMismatchError,
 )
+from streams.partitioner import partition_of
 from streams.parts import part_headers
 from streams.record import Outgoing, Partition
 from tests.contract.buses import Cluster
@@ -47,7 +48,7 @@ def test_a_transaction_is_whole_and_tells_positions(cluster: Cluster):
 
 
 def test_a_started_commit_ends_by_itself(cluster: Cluster):
-    """It tells what a commit tells, and is readable; the next one may follow."""
+    """What it carried is readable then; the next one may follow."""
     cluster.create("t", 1)
     bus = cluster.bus()
     with bus.producer("p") as producer, bus.reader({P0: 0}) as reader:
@@ -55,9 +56,33 @@ def test_a_started_commit_ends_by_itself(cluster: Cluster):
         deadline = time.monotonic() + 60
         while not under_way.wait(0.1):
             assert time.monotonic() < deadline
-        assert [P0] == [Partition(p.topic, p.partition) for p in under_way.result()]
+        under_way.result()
         producer.commit([record(b"second")])
         assert [b"first", b"second"] == values(read(reader, 2))
+
+
+def test_started_commits_keep_to_the_partition_of_a_key(cluster: Cluster):
+    """The first one to a topic and the ones behind it, in which records follow in order."""
+    cluster.create("t", 4)
+    bus = cluster.bus()
+    keys = [b"k%d" % (n % 5) for n in range(20)]
+    starts = {Partition("t", n): 0 for n in range(4)}
+    with bus.producer("p") as producer, bus.reader(starts) as reader:
+        for lap in range(3):
+            sent = [
+                Outgoing(topic="t", key=k, value=(b"%d" % lap, b"%d" % n))
+                for n, k in enumerate(keys)
+            ]
+            under_way = producer.start(sent)
+            deadline = time.monotonic() + 60
+            while not under_way.wait(0.1):
+                assert time.monotonic() < deadline
+            under_way.result()
+        found = read(reader, 60)
+    assert [partition_of(r.key, 4) for r in found] == [r.partition.number for r in found]
+    for key in set(keys):
+        mine = [b"%d" % lap + b"%d" % n for lap in range(3) for n, k in enumerate(keys) if k == key]
+        assert mine == [bytes(r.value) for r in found if r.key == key]
 
 
 def test_a_started_commit_tells_that_its_producer_was_fenced(cluster: Cluster):

@@ -160,7 +160,7 @@ class StageLoop:
         max_bytes = self._in_hand_bytes - in_hand
         room = self._room() if max_bytes > 0 else 0
         reach(CrashPoint.POLL_BEFORE)
-        polled = self._consumer.poll(room, IDLE_S, max_bytes=max(1, max_bytes))
+        polled = self._consumer.poll(room, self._idle_s(), max_bytes=max(1, max_bytes))
         reach(CrashPoint.POLL_AFTER)
         new = self._tracker.take(polled, self._consumer.positions())
         for partition in polled.revoked:
@@ -173,6 +173,12 @@ class StageLoop:
         suspects = self._probation.suspects
         others = self._tracker.partitions - suspects if suspects else frozenset()
         self._consumer.pause(self._tracker.too_wide() | others)
+
+    def _idle_s(self) -> float:
+        """How long to wait for records: not beyond the time at which a commit is due."""
+        if not self._outbox.has_ready:
+            return IDLE_S
+        return min(IDLE_S, max(0.0, self._next_commit - time.monotonic()))
 
     def _room(self) -> int:
         if self._drain_until is not None:

@@ -11,7 +11,7 @@ from streams.codec import outgoing
 from streams.errors import FencedError
 from streams.memory.bus import Ended, MemoryBus, MemoryProducer
 from streams.memory.log import Fault, MemoryLog
-from streams.record import Committed, Outgoing, Partition, Position
+from streams.record import Committed, Outgoing, Partition
 from streams.topics import PROMPTS, WORKER_EVENTS
 from tests import factories
 from tests.unit.roles.stand import turn_until
@@ -24,7 +24,7 @@ from workers.loop.stage import StageLoop
 class Held:
     """A commit that a test lets go on."""
 
-    def __init__(self, commit: Callable[[], Sequence[Position]]) -> None:
+    def __init__(self, commit: Callable[[], object]) -> None:
         self._commit = commit
         self._ended: Ended | None = None
 
@@ -34,9 +34,9 @@ class Held:
     def wait(self, timeout_s: float) -> bool:
         return self._ended is not None
 
-    def result(self) -> Sequence[Position]:
+    def result(self) -> None:
         assert self._ended is not None
-        return self._ended.result()
+        self._ended.result()
 
 
 class SlowProducer(MemoryProducer):

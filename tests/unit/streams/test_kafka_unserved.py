@@ -1,0 +1,73 @@
+"""A member that its group gives partitions to and then says not to know does not stay dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from streams.errors import BrokerError
+from streams.kafka import consumer as module
+from streams.kafka.consumer import KafkaGroupConsumer
+from streams.kafka.errors import Outage
+from streams.kafka.feed import Feed
+
+Callback = Callable[[object, list[TopicPartition]], None]
+GIVEN = [TopicPartition("run.prompts", 3)]
+
+
+class ForgetfulGroup:
+    """A client whose group assigns one partition and answers no question about it."""
+
+    def __init__(self) -> None:
+        self.assigned: list[Sequence[TopicPartition]] = []
+        self.events: list[str] = []  # what the next polls bring
+
+    def subscribe(
+        self, _topics: list[str], *, on_assign: Callback, on_revoke: Callback, on_lost: Callback
+    ) -> None:
+        self._told = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
+
+    def poll(self, _timeout_s: float) -> None:
+        if self.events:
+            self._told[self.events.pop(0)](self, GIVEN)
+
+    def committed(self, _tps: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
+
+    def position(self, tps: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+        return tps
+
+    def incremental_assign(self, tps: Sequence[TopicPartition]) -> None:
+        self.assigned.append(tps)
+
+
+def member() -> tuple[ForgetfulGroup, KafkaGroupConsumer]:
+    client = ForgetfulGroup()
+    feed = Feed(client, "run", "here:9092", Outage("here:9092", 60.0))
+    return client, KafkaGroupConsumer(feed, ["run.prompts"], stable_s=60.0, max_poll_s=300.0)
+
+
+def test_a_loss_that_follows_is_all_there_is_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group expelled us between its assignment and our question."""
+    client, consumer = member()
+    client.events = ["assign"]
+    assert {} == consumer.poll(1, 0.0).assigned
+    client.events = ["lost"]
+    consumer.poll(1, 0.0)
+    monkeypatch.setattr(module, "UNSERVED_S", 0.0)
+    consumer.poll(1, 0.0)
+    assert [[]] == client.assigned
+
+
+def test_partitions_that_stay_ours_without_a_position_end_the_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody would read them for as long as it lives; the error names them."""
+    client, consumer = member()
+    client.events = ["assign"]
+    consumer.poll(1, 0.0)
+    monkeypatch.setattr(module, "UNSERVED_S", 0.0)
+    with pytest.raises(BrokerError, match=r"prompts\[?.*3.*restart"):
+        consumer.poll(1, 0.0)
