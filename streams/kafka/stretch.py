@@ -43,8 +43,8 @@ class _Stretch:
     def is_whole(self) -> bool:
         """Whether every message has a place in the log.
 
-        Where other writers' records lie between ours, offsets alone do not prove the middle: that no
-        batch behind the first is lost is the broker's promise to a client with one in flight.
+        Where other writers' records lie between ours, offsets alone do not prove the middle: that
+        no batch behind the first is lost is the broker's promise to a client with one in flight.
         """
         if self._first is None or self._last is None:
             return False
