@@ -41,7 +41,7 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
         answer_s=30.0,
         start_s=60.0,
         beat_s=0.5,  # four of it answer a look, twice: only who is dead is silent for so long
-        silent_s=0.02,
+        silent_s=0.1,
         settle_s=0.03,
         allow_untested=True,
     )
