@@ -12,8 +12,9 @@ from workers.config.load import load
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
 # Nothing of their own to try: overlays, and one that needs a connection and an extra package.
-OVERLAY, SERVED, ELSEWHERE = "slower.toml", "demo-vllm.toml", "reasoning_gym.toml"
-TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {OVERLAY, SERVED, ELSEWHERE})
+OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml")
+ELSEWHERE = "reasoning_gym.toml"
+TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {*OVERLAYS, ELSEWHERE})
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +54,12 @@ def test_messages_need_a_template(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_others_can_be_read() -> None:
-    """An overlay changes one field; what needs a connection is checked without one."""
-    slower = load([EXAMPLES / "demo.toml", EXAMPLES / OVERLAY])
+    """An overlay changes what it is for; what needs a connection is checked without one."""
+    slower, served, on_gpus = (load([EXAMPLES / "demo.toml", EXAMPLES / o]) for o in OVERLAYS)
     assert (5e-5, 60) == (slower.trainer.optimizer.lr, slower.trainer.steps)
-    served = load([EXAMPLES / "demo.toml", EXAMPLES / SERVED])
     assert ("vllm", 60) == (served.rollout.engine, served.trainer.steps)
+    assert ("vllm", "nccl", "cuda:1") == (
+        on_gpus.rollout.engine, on_gpus.weights.channel, on_gpus.logprob.device
+    )  # fmt: skip
     gym = load([EXAMPLES / ELSEWHERE])
     assert ("gym:chain_sum", "reasoning-gym") == (gym.data.train, gym.reward.verifier)
