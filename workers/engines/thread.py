@@ -15,7 +15,7 @@ class EngineThread:
     """An event loop in a thread of its own; the role hands it coroutines and keeps the futures."""
 
     def __init__(self, name: str = "engine-loop") -> None:
-        self._loop = _new_loop()
+        self._loop = new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
@@ -37,11 +37,16 @@ class EngineThread:
             for coroutine, on_end in work:
                 task = self._loop.create_task(coroutine)
                 self._tasks.add(task)  # the loop itself would let go of it
-                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(self._ended)
                 task.add_done_callback(on_end)
 
         if work:
             self._loop.call_soon_threadsafe(begin)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: what nobody collects at the end is no line in the log
 
     def wait(self, coroutine: Coroutine[Any, Any, T], deadline_s: float, what: str) -> T:
         """Run `coroutine` to its end.
@@ -64,8 +69,8 @@ class EngineThread:
             self._loop.close()
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where there is one: a token of a stream costs half the processor time."""
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where there is one: it reads a stream for less (`tests/bench/stream_events.py`)."""
     try:
         import uvloop
     except ImportError:

@@ -1,0 +1,42 @@
+"""The bridge from a role's thread to the engine's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from queue import SimpleQueue
+
+import pytest
+
+from workers.engines.thread import EngineThread
+
+DEADLINE_S = 60.0
+
+
+async def echo(value: int) -> int:
+    await asyncio.sleep(0)
+    if value < 0:
+        raise ValueError(value)
+    return value
+
+
+def test_every_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """With its result or its error, which is no line in the log where nobody asks for it."""
+    thread = EngineThread()
+    ended: SimpleQueue[tuple[int, asyncio.Task[int]]] = SimpleQueue()
+
+    def tell(value: int) -> tuple[object, object]:
+        return echo(value), lambda task: ended.put((value, task))
+
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        thread.start([tell(value) for value in (1, -2, 3)])  # type: ignore[misc]
+        tasks = dict(ended.get(timeout=DEADLINE_S) for _ in range(3))
+        assert (1, 3) == (tasks[1].result(), tasks[3].result())
+        thread.start([tell(-4)])  # type: ignore[list-item]
+        ended.get(timeout=DEADLINE_S)  # and nobody looks at it
+        thread.wait(asyncio.sleep(0), DEADLINE_S, "the loop")
+        gc.collect()
+    assert isinstance(tasks[-2].exception(), ValueError)
+    assert [] == caplog.records
+    thread.close()
