@@ -50,7 +50,7 @@ class Payload:
     name: str
     shape: tuple[int, ...]  # tokens, and with routed experts layers and top-k
     pool: int  # different samples that take turns
-    per_transaction: int  # what is sent in about 100 ms on two cores
+    per_transaction: int  # at first; what is sent in about 100 ms on two cores
     light_hz: float  # of the latency rounds
     light_messages: int
 
