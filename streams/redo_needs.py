@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from schemas.events import Event, StepCompleted
+from streams.fencing import StepsGate
 from streams.record import Partition
 from streams.topics import SCORED
-from streams.views.run import EpochGate
 
 USED_UP = 0.5  # share of its retention after which a record that is needed is told of
 
@@ -76,15 +76,13 @@ class NeedsView:
 
     def __init__(self, checkpoint_every: int) -> None:
         self._every = checkpoint_every
-        self._gate = EpochGate()
+        self._gate = StepsGate(begins_anywhere=True)
         self._steps: dict[int, _Step] = {}
         self._last: StepCompleted | None = None
 
     def apply(self, event: Event) -> None:
         """Take one event; all but valid steps are passed by."""
         if not self._gate.admits(event) or not isinstance(event, StepCompleted):
-            return
-        if self._last is not None and event.step <= self._last.step:
             return
         self._last = event
         oldest: dict[Partition, int] = {}

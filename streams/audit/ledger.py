@@ -24,8 +24,8 @@ from schemas.events import (
 )
 from streams.audit.report import Breaches, BreachKind
 from streams.audit.table import MAX_SAMPLES, TRAINED, Table, group_key, group_name, place_of
+from streams.fencing import EpochGate
 from streams.topics import SCORED
-from streams.views.run import EpochGate
 
 _INT32 = (1 << 31) - 1
 

@@ -18,7 +18,7 @@ from schemas.events import (
     TrainerStarted,
 )
 from streams.audit.report import Breaches, BreachKind
-from streams.views.run import EpochGate
+from streams.fencing import EpochGate
 
 CLOCK_S = 5.0  # a worker's wall clock may be set back while it runs
 

@@ -31,8 +31,8 @@ from schemas.events import (
     StepCompleted,
     Trajectory,
 )
+from streams.fencing import StepsGate
 from streams.record import Position, Record
-from streams.views.run import EpochGate
 
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
@@ -181,8 +181,7 @@ class LineageFold:
         self._lineages = {sample: Lineage(sample=sample) for sample in samples}
         self._groups = frozenset(groups)
         self._keys = self._groups | {sample.group_id for sample in samples}
-        self._gate = EpochGate()
-        self._steps: set[int] = set()
+        self._gate = StepsGate(begins_anywhere=True)
         self._trained: dict[SampleId, TrainedIn] = {}
         self._absent: dict[SampleId, str] = {}
         self._drops: dict[str, Drop] = {}
@@ -229,8 +228,7 @@ class LineageFold:
             self._lineages[sample] = _with(known, record)
 
     def _ledger(self, event: Event, position: Position) -> None:
-        if isinstance(event, StepCompleted) and event.step not in self._steps:
-            self._steps.add(event.step)
+        if isinstance(event, StepCompleted):
             self._step(event, position)
         elif isinstance(event, GroupsDropped):
             for group in event.groups:

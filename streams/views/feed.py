@@ -37,7 +37,7 @@ from streams.views.evaluation import (
     TokenRun,
 )
 from streams.views.flow import FlowState, FlowView
-from streams.views.run import Claim, EpochGate, RunState, RunView, StepPoint
+from streams.views.run import Claim, RunState, RunView, StepPoint
 from streams.views.workers import (
     Pull,
     PullsState,
@@ -176,7 +176,6 @@ __all__ = [
     "WATCHED",
     "Answer",
     "Claim",
-    "EpochGate",
     "EvaluationPoint",
     "EvaluationState",
     "EvaluationView",

@@ -15,8 +15,8 @@ from schemas.events import (
     Trajectory,
     WorkerReport,
 )
+from streams.fencing import StepsGate
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
-from streams.views.run import EpochGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +46,11 @@ class FlowView:
     """Folds `prompts`, `trajectories`, `dead-letters`, `steps` and the counters of log-prob."""
 
     def __init__(self) -> None:
-        self._gate = EpochGate()
+        self._gate = StepsGate(begins_anywhere=True)
         self._counts: Counter[str] = Counter()
         self._scored: dict[tuple[str, str], float] = {}  # by worker and instance
         self._dead: Counter[str] = Counter()  # by open group: its close closes none of them
         self._group_size = 0
-        self._last_step = 0
 
     def apply(self, event: Event) -> None:
         """Take one event; what moves no sample is passed by."""
@@ -74,8 +73,7 @@ class FlowView:
             self._close(event)
 
     def _close(self, event: Event) -> None:
-        if isinstance(event, StepCompleted) and event.step > self._last_step:
-            self._last_step = event.step
+        if isinstance(event, StepCompleted):
             groups = {sample.group_id for sample in event.samples}
             groups |= {absent.group_id for absent in event.absent}
             self._counts["closed"] += len(event.samples)

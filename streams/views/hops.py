@@ -27,9 +27,9 @@ from schemas.events import (
     Trajectory,
     WorkerReport,
 )
+from streams.fencing import StepsGate
 from streams.group_ids import issue_number
 from streams.record import Position
-from streams.views.run import EpochGate
 
 # Counters that say that something was done; time spent or a pull that failed is no progress.
 PROGRESS = (
@@ -119,7 +119,7 @@ class HopsView:
     """Folds all topics but the scored trajectories, which carry the payloads a second time."""
 
     def __init__(self) -> None:
-        self._gate = EpochGate()
+        self._gate = StepsGate(begins_anywhere=True)
         self._claim: TrainerStarted | None = None
         self._step = 0
         self._group_size = 0

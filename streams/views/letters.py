@@ -22,10 +22,10 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
+from streams.fencing import StepsGate
 from streams.group_ids import issue_number
 from streams.topic import Topic
 from streams.topics import DEAD_LETTERS, PROMPTS, STEPS
-from streams.views.run import EpochGate
 
 LETTER_TOPICS: tuple[Topic, ...] = (STEPS, PROMPTS, DEAD_LETTERS)
 
@@ -88,7 +88,7 @@ class LettersView:
 
     def __init__(self, keep_bytes: Callable[[DeadLetter], bool] = lambda _: False) -> None:
         self._keep_bytes = keep_bytes
-        self._gate = EpochGate()
+        self._gate = StepsGate(begins_anywhere=True)
         self._closed = ClosedGroups(watermark=0)
         self._above: frozenset[int] = frozenset()
         self._dropped: dict[str, DroppedGroup] = {}

@@ -18,6 +18,7 @@ from schemas.events import (
     TrainerHeartbeat,
     TrainerStarted,
 )
+from streams.fencing import StepsGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +87,6 @@ class RunState:
         return max(self.weight_hashes, default=-1)
 
 
-class EpochGate:
-    """Tells void events from valid ones: a claim voids what lower epochs write after it."""
-
-    def __init__(self) -> None:
-        self.newest = 0
-
-    def admits(self, event: Event) -> bool:
-        """Whether `event` of topic `steps` or `policy-versions` counts; claims move the gate."""
-        epoch = getattr(event, "epoch", None)
-        if epoch is None:
-            return True
-        if isinstance(event, TrainerStarted):
-            if epoch <= self.newest:
-                return False
-            self.newest = epoch
-            return True
-        return bool(epoch >= self.newest)
-
-
 # What only the owner of the newest epoch may write.
 _Ledger: TypeAlias = (
     TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted | StepsRedone
@@ -115,7 +97,7 @@ class RunView:
     """Folds `steps` and `policy-versions`; of two events for one step the first counts."""
 
     def __init__(self) -> None:
-        self._gate = EpochGate()
+        self._gate = StepsGate(begins_anywhere=True)
         self._run = ""
         self._claims: list[Claim] = []
         self._steps: dict[int, StepPoint] = {}
@@ -150,10 +132,9 @@ class RunView:
             self._claims.append(_claim(event))
             self._hashes.setdefault(event.policy_version, event.weight_hash)
         elif isinstance(event, StepCompleted):
-            if event.step not in self._steps:
-                self._steps[event.step] = step_point(event)
-                self._hashes[event.policy_version] = event.weight_hash
-                self._closed = event.closed
+            self._steps[event.step] = step_point(event)
+            self._hashes[event.policy_version] = event.weight_hash
+            self._closed = event.closed
         elif isinstance(event, GroupsDropped):
             self._dropped.update(group.reason for group in event.groups)
             self._closed = event.closed

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from schemas.events import DeadLetter, GroupsDropped, Prompt, StepCompleted
 from streams.bus import Closing
+from streams.fencing import StepsGate
 from streams.lineage.fold import Outcome
 from streams.run_log import RunLog
 from streams.topics import STEPS
-from streams.views.run import EpochGate
 
 _TABLES = """
 CREATE TABLE prompts (group_id TEXT PRIMARY KEY, prompt TEXT, expected TEXT, metadata TEXT,
@@ -86,13 +86,12 @@ class Join(Closing):
         return known if row is None else replace(known, **dict(zip(columns, row, strict=True)))
 
     def _ledger(self, log: RunLog) -> None:
-        gate, last = EpochGate(), 0
+        gate = StepsGate(begins_anywhere=True)
         for record in log.read_topic(STEPS, skip_unreadable=True):
             event = record.event
             if not gate.admits(event):
                 continue
-            if isinstance(event, StepCompleted) and event.step > last:
-                last = event.step
+            if isinstance(event, StepCompleted):
                 self._insert("trained", 6, _trained(event))
                 left_out = str(Outcome.ABSENT)
                 absent = ((a.group_id, a.sample, left_out, a.reason) for a in event.absent)

@@ -11,13 +11,13 @@ from enum import StrEnum
 
 from schemas.events import ScoredTrajectory, StepCompleted, TensorError, Trajectory
 from streams.errors import ConfigError
+from streams.fencing import StepsGate
 from streams.lineage.fold import SampleId
 from streams.lineage.tokens import mismatch
 from streams.recorded_log import RecordedLog
 from streams.recording.facts import Facts
 from streams.run_log import RunLog
 from streams.topics import STEPS
-from streams.views.run import EpochGate
 
 
 class Measure(StrEnum):
@@ -145,11 +145,10 @@ def _of_step(log: RunLog, step: int) -> list[Found]:
 
 def _steps(log: RunLog) -> Iterator[StepCompleted]:
     """Steps that count: the first of each number, none of a trainer that was dethroned."""
-    gate, last = EpochGate(), 0
+    gate = StepsGate(begins_anywhere=True)
     for record in log.read_topic(STEPS, skip_unreadable=True):
         event = record.event
-        if gate.admits(event) and isinstance(event, StepCompleted) and event.step > last:
-            last = event.step
+        if gate.admits(event) and isinstance(event, StepCompleted):
             yield event
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from schemas.events import Event, RedoDrifted, StepCompleted, TrainerStarted
 from streams.bus import Bus, Reader
+from streams.fencing import StepsGate
 from streams.record import Partition
 from streams.topics import STEPS
 from workers.loop.foreign import ForeignRecords
@@ -18,24 +19,19 @@ MAX_POLL = 1000
 
 
 class VersionHashes:
-    """A view: weight hash by version. An event of a fenced epoch is void; the first step wins."""
+    """A view: weight hash by version."""
 
     def __init__(self) -> None:
-        self._epoch = -1
-        self._last_step = 0
+        self._gate = StepsGate()
         self.by_version: dict[int, str] = {}
 
     def apply(self, event: Event) -> None:
         """Fold one event of `steps` in log order."""
-        if isinstance(event, TrainerStarted):
-            if event.epoch > self._epoch:
-                self._epoch = event.epoch
-                self.by_version.setdefault(event.policy_version, event.weight_hash)
-        elif isinstance(event, StepCompleted):
-            if event.epoch == self._epoch and event.step > self._last_step:
-                self._last_step = event.step
-                self.by_version.setdefault(event.policy_version, event.weight_hash)
-        elif isinstance(event, RedoDrifted) and event.epoch == self._epoch:
+        if not self._gate.admits(event):
+            return
+        if isinstance(event, TrainerStarted | StepCompleted):
+            self.by_version.setdefault(event.policy_version, event.weight_hash)
+        elif isinstance(event, RedoDrifted):
             self.by_version.setdefault(event.policy_version, event.actual_hash)
 
 

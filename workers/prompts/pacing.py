@@ -19,6 +19,7 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
+from streams.fencing import StepsGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +35,18 @@ class Replacement:
 class Ledger:
     """What `steps` says: the newest claim, the newest version, what is closed, what was dropped.
 
-    Events of an epoch below the newest claim are void: their writer was fenced. The first
-    `StepCompleted` of a number wins.
+    Which events count: `StepsGate`.
     """
 
     def __init__(self, max_replacements: int) -> None:
         self._max_replacements = max_replacements
-        self._epoch = -1
+        self._gate = StepsGate()
+        self._claimed = False
         self._above: set[int] = set()
         self._dropped: dict[str, DroppedGroup] = {}
         self._asked: set[str] = set()
         self._due: set[str] = set()  # ever put into `to_replace`
         self.watermark = 0  # every group below it is closed
-        self.last_step = 0
         self.step_target = 0
         self.data_hash = ""  # of the training data, as the newest claim has it
         self.newest_version = NO_VERSION
@@ -54,13 +54,12 @@ class Ledger:
 
     def apply(self, event: Event) -> None:
         """Fold one event in log order."""
+        if not self._gate.admits(event):
+            return
         if isinstance(event, TrainerStarted):
             self._claim(event)
-            return
-        if isinstance(event, StepCompleted | GroupsDropped | RedoDrifted):
-            is_void = event.epoch < self._epoch
-            if not is_void:
-                self._fold(event)
+        elif isinstance(event, StepCompleted | GroupsDropped | RedoDrifted):
+            self._fold(event)
 
     def ask(self, group_id: str) -> None:
         """An operator wants this group's row once more, whatever the limits on replacing say.
@@ -75,7 +74,12 @@ class Ledger:
     @property
     def started(self) -> bool:
         """Whether a trainer claimed the run; before that nothing is known."""
-        return self._epoch >= 0
+        return self._claimed
+
+    @property
+    def last_step(self) -> int:
+        """The newest completed step; 0 before the first."""
+        return self._gate.last_step
 
     @property
     def target_reached(self) -> bool:
@@ -107,11 +111,10 @@ class Ledger:
         return max(0, min(max_open, usable) - (num_issued - self.num_closed))
 
     def _claim(self, event: TrainerStarted) -> None:
-        if event.epoch > self._epoch:
-            self._epoch = event.epoch
-            self.step_target = event.step_target
-            self.data_hash = event.hashes.get("train", "")
-            self.newest_version = max(self.newest_version, event.policy_version)
+        self._claimed = True
+        self.step_target = event.step_target
+        self.data_hash = event.hashes.get("train", "")
+        self.newest_version = max(self.newest_version, event.policy_version)
 
     def _fold(self, event: StepCompleted | GroupsDropped | RedoDrifted) -> None:
         if isinstance(event, GroupsDropped):
@@ -119,9 +122,6 @@ class Ledger:
             self._drop(event)
             return
         if isinstance(event, StepCompleted):
-            if event.step <= self.last_step:
-                return
-            self.last_step = event.step
             self._close(event.closed)
         self.newest_version = max(self.newest_version, event.policy_version)
 

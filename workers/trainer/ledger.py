@@ -1,7 +1,6 @@
 """The fold of `steps`: who may train, what was trained, what is closed. Pure.
 
-`StepCompleted` alone is the authority. Two rules keep a zombie out whatever the broker did: an
-event of an epoch below the newest claim before it is void, and the first `StepCompleted(n)` wins.
+`StepCompleted` alone is the authority. Which events count: `StepsGate`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,12 @@ from schemas.events import (
     TrainerHeartbeat,
     TrainerStarted,
 )
+from streams.fencing import StepsGate
 from streams.record import Position
+
+LEDGER_EVENTS = (
+    TrainerStarted, StepCompleted, GroupsDropped, TrainerHeartbeat, RedoDrifted, StepsRedone
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class Ledger:
     """State after the events so far."""
 
     def __init__(self) -> None:
+        self._gate = StepsGate()
         self.claim: TrainerStarted | None = None
         self.claims: dict[int, TrainerStarted] = {}  # by epoch: each names its configuration
         self.heartbeat: TrainerHeartbeat | None = None
@@ -59,47 +64,38 @@ class Ledger:
     @property
     def last_step(self) -> int:
         """The newest completed step; 0 before the first."""
-        return max(self.steps, default=0)
+        return self._gate.last_step
 
     def apply(self, event: Event, position: Position) -> bool:
         """Fold one event in log order; False if it is void, or has no place here."""
+        if not (isinstance(event, LEDGER_EVENTS) and self._gate.admits(event)):
+            self.num_void += 1
+            return False
         if isinstance(event, TrainerStarted):
-            if event.epoch <= self.epoch:
-                return self._void()
             if self.claim is None:
                 self.policy_version, self.weight_hash = event.policy_version, event.weight_hash
                 self.hashes[event.policy_version] = event.weight_hash
             self.claim = self.claims[event.epoch] = event
             self.heartbeat = None
         elif isinstance(event, StepCompleted):
-            return self._step(event, position)
-        elif isinstance(event, GroupsDropped | TrainerHeartbeat | RedoDrifted | StepsRedone):
-            if event.epoch != self.epoch:
-                return self._void()
-            if isinstance(event, GroupsDropped):
-                self.closed = event.closed
-            elif isinstance(event, TrainerHeartbeat):
-                self.heartbeat = event
-            elif isinstance(event, RedoDrifted):
-                return self._drift(event)
-        else:
-            return self._void()
+            self._step(event, position)
+        elif isinstance(event, GroupsDropped):
+            self.closed = event.closed
+        elif isinstance(event, TrainerHeartbeat):
+            self.heartbeat = event
+        elif isinstance(event, RedoDrifted):
+            self._drift(event)
         return True
 
-    def _drift(self, event: RedoDrifted) -> bool:
+    def _drift(self, event: RedoDrifted) -> None:
         """The newest step's weights are others from here on: the next step starts from them."""
-        if event.step != self.last_step:
-            return self._void()
         fact = replace(self.steps[event.step], weight_hash=event.actual_hash)
         self.steps[event.step] = fact
         self.drifted_step = event.step
         self.policy_version, self.weight_hash = event.policy_version, event.actual_hash
         self.hashes[event.policy_version] = event.actual_hash
-        return True
 
-    def _step(self, event: StepCompleted, position: Position) -> bool:
-        if event.epoch != self.epoch or event.step != self.last_step + 1:
-            return self._void()
+    def _step(self, event: StepCompleted, position: Position) -> None:
         self.steps[event.step] = StepFact(
             step=event.step,
             epoch=event.epoch,
@@ -111,11 +107,6 @@ class Ledger:
         self.closed, self.positions = event.closed, event.positions
         self.policy_version, self.weight_hash = event.policy_version, event.weight_hash
         self.hashes[event.policy_version] = event.weight_hash
-        return True
-
-    def _void(self) -> bool:
-        self.num_void += 1
-        return False
 
 
 def _oldest(event: StepCompleted) -> Mapping[int, int]:

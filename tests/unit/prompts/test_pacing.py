@@ -86,12 +86,15 @@ def test_evaluations_come_first_regularly_and_last() -> None:
     """Version 0, every fifth, and the last; each once."""
     folded = ledger(trainer_started(step_target=12))
     assert evaluation_due(folded, 5, NO_VERSION) == 0
-    folded.apply(step(4, 0))
+    for number in range(1, 5):
+        folded.apply(step(number, 0))
     assert evaluation_due(folded, 5, 0) is None
-    folded.apply(step(6, 0))
+    for number in range(5, 7):
+        folded.apply(step(number, 0))
     assert evaluation_due(folded, 5, 0) == 5
     assert evaluation_due(folded, 0, 0) is None
-    folded.apply(step(12, 0))
+    for number in range(7, 13):
+        folded.apply(step(number, 0))
     assert evaluation_due(folded, 5, 10) == 12
     assert evaluation_due(folded, 0, 0) == 12
     assert evaluation_due(folded, 5, 12) is None

@@ -103,7 +103,7 @@ def test_the_ledger_of_versions_follows_claims_steps_and_drifts() -> None:
         step_completed(1, policy_version=1, weight_hash="a"),
         step_completed(1, policy_version=1, weight_hash="twice"),
         trainer_started(epoch=2, policy_version=1, weight_hash="a"),
-        redo_drifted(epoch=2, policy_version=2, actual_hash="drifted"),
+        redo_drifted(step=1, epoch=2, policy_version=2, actual_hash="drifted"),
         step_completed(2, epoch=1, policy_version=3, weight_hash="zombie"),
         step_completed(2, epoch=2, policy_version=3, weight_hash="b"),
     ):
