@@ -8,7 +8,6 @@ takes the parsed arguments and returns an exit status. A command that has `args.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from workers.cli.arguments import Help
+from workers.cli.ending import (
+    BROKEN_PIPE,
+    silence_stdout,
+    speak_any_text,
+    told_file_error,
+    unwound_by_signals,
+)
 from workers.loop.ending import end_within
 
 COMMANDS = (
@@ -54,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)  # noqa: T201
         return 78
     from streams.errors import StreamsError
-    from workers.loop.runtime import OwnerAliveError, exit_status, explain
+    from workers.loop.runtime import Exit, OwnerAliveError, exit_status, explain
     from workers.project import config_here
 
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
@@ -68,16 +74,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if getattr(args, "config", None) == [] and getattr(args, "wants_config", True):
             args.config = [config_here()]
-        status = int(args.run(args))
-        sys.stdout.flush()
+        with unwound_by_signals():
+            status = int(args.run(args))
+            sys.stdout.flush()
     except (StreamsError, OwnerAliveError) as err:
         explain(err)
         return exit_status(err)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `| head` has seen enough; Python would complain again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:  # `| head` has seen enough
+        silence_stdout()
+        return BROKEN_PIPE
+    except OSError as err:
+        told = told_file_error(err)
+        if not told:
+            raise
+        print(told, file=sys.stderr)  # noqa: T201
+        return Exit.FAILED
+    except SystemExit as err:  # rich's answer to a broken pipe is its own
+        if not isinstance(err.__context__, BrokenPipeError):
+            raise
+        return BROKEN_PIPE
     return status
 
 
@@ -182,6 +199,7 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 def console() -> int:
     """What the installed script runs: `main`, and the process ends whatever still computes."""
+    speak_any_text()
     status = main()
     end_within(status)
     return status

@@ -94,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> RunConfig:
     """From TOML files, or from the one JSON file that `up` wrote."""
-    from workers.config.load import from_json, load
+    from workers.config.load import load, read_json
 
     first = Path(args.config[0])
     if first.suffix == ".json":
-        return from_json(first.read_text(encoding="utf-8"))
+        return read_json(first)
     return load(args.config, args.overrides)
