@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import examples
+from workers.cli.arguments import examples, whole
 
 if TYPE_CHECKING:
     from workers.config.run import RunConfig
@@ -34,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                         help="TOML files, merged from left to right")  # fmt: skip
     parser.add_argument(
         "--ordinal",
-        type=int,
+        type=whole(0),
         default=0,
         metavar="N",
         help="which worker of its role, from 0 (%(default)s)",
