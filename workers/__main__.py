@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,13 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workers.cli.arguments import Help
-from workers.cli.ending import (
-    BROKEN_PIPE,
-    silence_stdout,
-    speak_any_text,
-    told_file_error,
-    unwound_by_signals,
-)
+from workers.cli.ending import speak_any_text, status_of, unwound_by_signals
 from workers.loop.ending import end_within
 
 COMMANDS = (
@@ -60,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)  # noqa: T201
         return 78
     from streams.errors import StreamsError
-    from workers.loop.runtime import Exit, OwnerAliveError, exit_status, explain
+    from workers.loop.runtime import OwnerAliveError, exit_status, explain
     from workers.project import config_here
 
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
@@ -79,22 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except (StreamsError, OwnerAliveError) as err:
         explain(err)
-        return exit_status(err)
+        status = exit_status(err)
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `| head` has seen enough
-        silence_stdout()
-        return BROKEN_PIPE
-    except OSError as err:
-        told = told_file_error(err)
-        if not told:
-            raise
-        print(told, file=sys.stderr)  # noqa: T201
-        return Exit.FAILED
-    except SystemExit as err:  # rich's answer to a broken pipe is its own
-        if not isinstance(err.__context__, BrokenPipeError):
-            raise
-        return BROKEN_PIPE
+        status = 128 + signal.SIGINT
+    except (OSError, SystemExit) as err:
+        status = status_of(err)
     return status
 
 

@@ -60,7 +60,13 @@ def asked(args: argparse.Namespace) -> Asked:
     if args.steps is not None:
         overrides.append(f"--trainer.steps={args.steps}")
     config = load([str(example("demo.toml"))], overrides)
-    return Asked(config=config, command=command, is_resumed=args.resume, is_live=not args.no_live)
+    return Asked(
+        config=config,
+        command=command,
+        is_resumed=args.resume,
+        is_live=not args.no_live,
+        steps_typed=args.steps or 0,
+    )
 
 
 def free_id(name: str, runs: Path) -> str:

@@ -55,9 +55,18 @@ def told_file_error(error: OSError) -> str:
     return ""
 
 
-def silence_stdout() -> None:
-    """Nobody reads it any more; Python would complain again at its exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def status_of(error: OSError | SystemExit) -> int:
+    """The status of a command that ended so, which is told what it needs; ours are raised again."""
+    # rich has an answer of its own to a broken pipe
+    if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+        # `| head` has seen enough; Python would complain again at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    told = told_file_error(error) if isinstance(error, OSError) else ""
+    if not told:
+        raise error
+    print(told, file=sys.stderr)
+    return 1
 
 
 def speak_any_text() -> None:

@@ -56,7 +56,13 @@ def run(args: argparse.Namespace) -> int:
 
     command = shlex.join(["up", *args.config, *args.overrides])
     return up(
-        Asked(config=config, command=command, is_resumed=args.resume, is_live=not args.no_live)
+        Asked(
+            config=config,
+            command=command,
+            is_resumed=args.resume,
+            is_live=not args.no_live,
+            steps_typed=args.steps or 0,
+        )
     )
 
 

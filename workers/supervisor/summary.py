@@ -77,13 +77,13 @@ def next_commands(ended: Ended) -> Sequence[str]:
     """Three commands that make sense now."""
     command, config = ended.command, ended.config
     program = program_name()
-    resume = f"{program} {command} --resume"
+    resume = f"{program} {ended.resume}"
     if ended.outcome is Outcome.COMPLETE:
-        resume += f" --steps {config.trainer.steps * 2}"
+        resume = f"{program} {command} --resume --steps {config.trainer.steps * 2}"
     seed = config.run.seed + 1
     other = f"--run.id {config.run.id}-seed{seed} --run.seed {seed}"
     if "{id}" not in config.run.dir:  # two runs need two folders
-        other += f" --run.dir {config.run.dir}-seed{seed}"
+        other += f" --run.dir {shlex.quote(f'{config.run.dir}-seed{seed}')}"
     return (
         resume,
         f"{program} audit {shlex.quote(config.folder)}",
@@ -93,7 +93,7 @@ def next_commands(ended: Ended) -> Sequence[str]:
 
 def program_name() -> str:
     """What to type to run us: the bare name if the shell finds it, else the path that was used."""
-    return NAME if shutil.which(NAME) else os.path.relpath(sys.argv[0])
+    return NAME if shutil.which(NAME) else shlex.quote(os.path.relpath(sys.argv[0]))
 
 
 def without(words: str, *fields: str) -> str:

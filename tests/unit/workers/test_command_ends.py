@@ -23,11 +23,16 @@ def test_a_signal_unwinds_what_a_command_began(number):
     """So a broker that was started for a look is stopped; the status names the signal."""
     stopped = []
     before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as ended, unwound_by_signals():
-        try:
-            signal.raise_signal(number)
-        finally:
-            stopped.append(True)
+
+    def command() -> None:
+        with unwound_by_signals():
+            try:
+                signal.raise_signal(number)
+            finally:
+                stopped.append(True)
+
+    with pytest.raises(SystemExit) as ended:
+        command()
     assert (128 + number, [True]) == (ended.value.code, stopped)
     assert before == signal.getsignal(number)
 
