@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a terminal that hangs up, while the loop of `up` runs: counted, not raised."""
+"""Ctrl-C, SIGTERM and a terminal that hangs up, while `up` runs: counted, not raised."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from streams.views.feed import EvaluationState, ViewState
-from workers.live.words import redone_lines
+from workers.live.words import over, redone_lines
 from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.ended import Ended, Outcome
@@ -57,9 +57,14 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
     first, last = evaluation.first, evaluation.last
     if first is None or last is None:
         return ()
+    if first is last:
+        return (
+            f"held-out accuracy {first.accuracy:.2f} (version {first.policy_version}), "
+            f"{over(first)}",
+        )
     return (
         f"held-out accuracy from {first.accuracy:.2f} (version {first.policy_version}) "
-        f"to {last.accuracy:.2f} (version {last.policy_version})",
+        f"to {last.accuracy:.2f} (version {last.policy_version}), {over(first, last)}",
     )
 
 
