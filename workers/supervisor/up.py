@@ -12,6 +12,7 @@ from pathlib import Path
 from schemas.events import ControlState
 from streams.audit.auditor import audit
 from streams.broker.embedded import EmbeddedBroker
+from streams.broker.visits import owned
 from streams.bus import Bus
 from streams.codec import now_ms, outgoing
 from streams.errors import ConfigError
@@ -143,12 +144,9 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
     broker = embedded_broker(config)
     if sys.stdout.isatty():  # on a busy machine nothing else would be seen for a while
         show(f"starting Apache Kafka in {broker.folder} ...")
-    state = broker.attach_or_start()
-    show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
-    try:
+    with owned(broker) as state:
+        show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
         yield broker
-    finally:
-        broker.stop()
 
 
 def _topics(config: RunConfig) -> None:
