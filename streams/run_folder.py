@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.broker.embedded import EmbeddedBroker
+from streams.broker.visits import visited
 from streams.bus import Bus
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
@@ -77,16 +78,3 @@ class RunFolder:
         broker = EmbeddedBroker(folder, jars_dir=self.jars_dir, heap_mb=self.heap_mb)
         with visited(broker) as bootstrap, KafkaBus(bootstrap, self.run, options=options) as bus:
             yield bus
-
-
-@contextmanager
-def visited(broker: EmbeddedBroker) -> Iterator[str]:
-    """`host:port` of a broker; one that does not run is started for a look, then stopped."""
-    state = broker.status()
-    if state is not None:
-        yield state.bootstrap
-        return
-    try:
-        yield broker.start().bootstrap
-    finally:
-        broker.stop()

@@ -8,8 +8,8 @@ takes the parsed arguments and returns an exit status. A command that has `args.
 from __future__ import annotations
 
 import argparse
-import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workers.cli.arguments import Help
+from workers.cli.ending import speak_any_text, status_of, unwound_by_signals
 from workers.loop.ending import end_within
 
 COMMANDS = (
@@ -68,16 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if getattr(args, "config", None) == [] and getattr(args, "wants_config", True):
             args.config = [config_here()]
-        status = int(args.run(args))
-        sys.stdout.flush()
+        with unwound_by_signals():
+            status = int(args.run(args))
+            sys.stdout.flush()
     except (StreamsError, OwnerAliveError) as err:
         explain(err)
-        return exit_status(err)
+        status = exit_status(err)
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `| head` has seen enough; Python would complain again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        status = 128 + signal.SIGINT
+    except (OSError, SystemExit) as err:
+        status = status_of(err)
     return status
 
 
@@ -182,6 +183,7 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 def console() -> int:
     """What the installed script runs: `main`, and the process ends whatever still computes."""
+    speak_any_text()
     status = main()
     end_within(status)
     return status

@@ -112,9 +112,11 @@ class EmbeddedBroker:
                 self._fence_dead(java, state, lock_fd)
             log_start = self._log_size()
             child = self._spawn((*java, "kafka.Kafka", str(self._settings)), lock_fd)
-            state = BrokerState(**{**asdict(state), "pid": child.pid})
-            self._write_state(state)
-        self._await_ready(child, log_start)
+            with _killed_on_error(child):
+                state = BrokerState(**{**asdict(state), "pid": child.pid})
+                self._write_state(state)
+        with _killed_on_error(child):
+            self._await_ready(child, log_start)
         return state
 
     def attach_or_start(self) -> BrokerState:
@@ -233,6 +235,8 @@ class EmbeddedBroker:
             return BrokerState(**json.loads((self.folder / "broker.json").read_text("utf-8")))
         except FileNotFoundError:
             return None
+        except (ValueError, TypeError):  # a power cut emptied it: the data know themselves
+            return None
 
     def _write_state(self, state: BrokerState) -> None:
         beside = self.folder / "broker.json.tmp"
@@ -314,8 +318,6 @@ class EmbeddedBroker:
                     f"broker ended while starting (exit {child.returncode}):\n{self.log_tail()}"
                 )
             if time.monotonic() > deadline:
-                child.kill()
-                child.wait()
                 raise DeadlineError(
                     f"broker {child.pid} was not ready after {START_S:.0f} s:\n{self.log_tail()}"
                 )
@@ -330,6 +332,17 @@ class EmbeddedBroker:
         with self._log.open("rb") as file:
             file.seek(start)
             return file.read().decode("utf-8", errors="replace")
+
+
+@contextlib.contextmanager
+def _killed_on_error(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ctrl-C is one, too: nobody else knows of this broker yet."""
+    try:
+        yield
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
 
 
 def _reap() -> None:

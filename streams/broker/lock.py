@@ -41,7 +41,7 @@ class FolderLock:
     def is_held(self) -> bool:
         """Whether some process holds it."""
         try:
-            fd = os.open(self._path, os.O_RDWR)
+            fd = os.open(self._path, os.O_RDONLY)  # it may be another user's
         except FileNotFoundError:
             return False
         try:

@@ -65,7 +65,9 @@ def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     """Accuracy before and after, where every sample is, what was done again, what to try next."""
     accuracy, fates, redone, outcome, *paths = lines[-11:-4]
     assert re.fullmatch(
-        r"held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d \(version 12\)", accuracy
+        r"held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d \(version 12\), "
+        rf"over {ROWS} answers each",
+        accuracy,
     )
     assert fates.startswith("3 processes killed, ")
     assert fates.endswith("; lost 0, trained twice 0 (read from the log)")

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -115,6 +117,36 @@ def test_a_broker_that_does_not_react_is_killed(own_broker: EmbeddedBroker) -> N
 
     assert own_broker.stop() is True
     assert own_broker.status() is None
+
+
+def test_a_start_that_is_broken_off_leaves_no_broker(tmp_path: Path) -> None:
+    """Its process is known to nobody yet, so whoever started it ends it."""
+    folder = tmp_path / "broker"
+    command = subprocess.Popen(
+        [sys.executable, "-m", "workers", "broker", "start", "--dir", str(folder)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    until_s = time.monotonic() + 120.0
+    while (state := EmbeddedBroker(folder)._read_state()) is None or not state.pid:
+        assert time.monotonic() < until_s, "no broker was begun"
+        assert command.poll() is None, command.stderr.read() if command.stderr else ""
+        time.sleep(0.01)
+    command.send_signal(signal.SIGTERM)
+    command.communicate(timeout=120)
+    assert 128 + signal.SIGTERM == command.returncode
+    with pytest.raises(ProcessLookupError):
+        os.kill(state.pid, 0)
+
+
+def test_a_state_that_a_power_cut_emptied_is_made_anew(own_broker: EmbeddedBroker) -> None:
+    """The data name their cluster themselves; only the port is another one, perhaps."""
+    _write(own_broker.start().bootstrap, "kept", [b"one"])
+    own_broker.stop()
+    (own_broker.folder / "broker.json").write_text("")
+    assert own_broker.status() is None
+    assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
 
 
 def test_the_command_starts_shows_and_stops_it(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from streams.plain_json import plain_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class ChaosReport:
 
     def to_json(self) -> str:
         """All of it as one JSON object."""
-        return json.dumps({"ok": self.ok, **asdict(self)}, indent=2, sort_keys=True)
+        return plain_json({"ok": self.ok, **asdict(self)}, indent=2, sort_keys=True)
 
     def lines(self) -> Sequence[str]:
         """For people."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from streams.bus import Bus
+from streams.crash_points import CrashPoint
 from streams.errors import ConfigError, StreamsError
 from workers.chaos.journal import Journal
 from workers.chaos.outputs import read_outputs
-from workers.chaos.plan import BROKER, ROLES, SERVER, Chance, plan, sweep
+from workers.chaos.plan import BROKER, ROLES, SERVER, Chance, Fault, plan, points_of, sweep
 from workers.chaos.report import machine
 from workers.chaos.saboteur import Saboteur
 from workers.chaos.sweep import Sweep
@@ -53,6 +55,8 @@ def chaos(asked: Asked, wish: Wish) -> int:
         has_points=wish.has_points,
         max_stop_s=wish.max_stop_s,
     )
+    faults = _faults(wish, chance)
+    _check_writable(wish.json_file)
     started_s, before = time.monotonic(), machine()
 
     def conclude(bus: Bus, ended: Ended, status: int, journal: Journal, scene: Scene) -> int:
@@ -86,9 +90,40 @@ def chaos(asked: Asked, wish: Wish) -> int:
 
     stall_s = asked.config.deadlines.stall_s
     if wish.sweep:
-        return up(asked, Sweep(sweep(wish.seed, chance, wish.sweep), stall_s, conclude))
-    faults = plan(wish.seed, wish.num_faults, chance)
+        return up(asked, Sweep(faults, stall_s, conclude))
     return up(asked, Saboteur(faults, stall_s, conclude, is_periodic=wish.is_periodic))
+
+
+def _faults(wish: Wish, chance: Chance) -> Sequence[Fault]:
+    """What is to happen.
+
+    Raises:
+        ConfigError: a beginning that no crash point of these roles has: it would prove nothing.
+    """
+    if not wish.sweep:
+        return plan(wish.seed, wish.num_faults, chance)
+    for prefix in wish.sweep:
+        if not sweep(wish.seed, chance, [prefix]):
+            points = {
+                point for role in chance.counts.keys() & {*ROLES} for point in points_of(role)
+            }
+            known = ", ".join(point for point in CrashPoint if point in points)
+            raise ConfigError(
+                f"--each-point: no place begins with {prefix!r}; "
+                + (f"those of these roles are {known}" if known else "these roles pass none")
+            )
+    return sweep(wish.seed, chance, wish.sweep)
+
+
+def _check_writable(json_file: str) -> None:
+    """Before the run, not after it, when all figures would be lost.
+
+    Raises:
+        ConfigError: the file's folder is not there, or cannot be written.
+    """
+    folder = Path(json_file).absolute().parent
+    if json_file and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(f"--json {json_file}: {folder} is no folder that can be written")
 
 
 def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:

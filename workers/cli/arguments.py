@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 
 EXAMPLES = "examples:\n"
 _HERE = "none: ./run.toml"
@@ -43,3 +45,40 @@ def add_no_live(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-live", action="store_true", help="plain lines instead of the live view"
     )
+
+
+def whole(low: int, high: float = math.inf) -> Callable[[str], int]:
+    """The `type` of an option that takes a whole number from `low` to `high`."""
+
+    def parsed(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+        _check(number, text, low, high)
+        return number
+
+    return parsed
+
+
+def real(low: float) -> Callable[[str], float]:
+    """The `type` of an option that takes a finite number of `low` or more."""
+
+    def parsed(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
+        _check(number, text, low, math.inf)
+        return number
+
+    return parsed
+
+
+def _check(number: float, text: str, low: float, high: float) -> None:
+    if low <= number <= high:
+        return
+    bound = f"{low:g} or above" if high == math.inf else f"{low:g} to {high:g}"
+    raise argparse.ArgumentTypeError(f"must be {bound}, got {text}")

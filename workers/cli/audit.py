@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import add_run, examples
+from workers.cli.arguments import add_run, examples, real, whole
 
 if TYPE_CHECKING:
     from streams.audit.auditor import Auditor, Hanging
@@ -44,7 +44,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument(
         "--settle",
-        type=float,
+        type=real(0.0),
         default=None,
         metavar="SECONDS",
         help="how long a breach may take to heal while transactions are open (default: 35)",
@@ -56,14 +56,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument(
         "--every",
-        type=float,
+        type=real(0.0),
         default=FOLLOW_EVERY_S,
         metavar="SECONDS",
         help=f"pause between the rounds of --follow (default: {FOLLOW_EVERY_S:g})",
     )
     parser.add_argument(
         "--processes",
-        type=int,
+        type=whole(0),
         default=0,
         metavar="N",
         help="share the reading among so many processes, for runs of 100,000 samples and more "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from workers.cli.arguments import examples
+from workers.cli.arguments import examples, whole
 
 _ACTIONS = {
     "start": "start it, unless it runs; it outlives this command",
@@ -32,7 +32,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _add_start(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--port", type=int, metavar="N", help="default: the folder's last port, or a free one"
+        "--port",
+        type=whole(0, 65_535),
+        metavar="N",
+        help="default: the folder's last port, or a free one",
     )
     parser.add_argument(
         "--jars-dir", metavar="DIR", help="folder of the pinned jars; fetch nothing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from workers.cli.arguments import add_config, add_no_live, examples
+from workers.cli.arguments import add_config, add_no_live, examples, real, whole
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,7 +26,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     _add_faults(parser)
     parser.add_argument(
         "--steps",
-        type=int,
+        type=whole(1),
         metavar="N",
         help="optimizer steps; default: the configured ones, and one for each fault at least",
     )
@@ -41,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _add_faults(parser: argparse.ArgumentParser) -> None:
     """Who is struck, how and when."""
     parser.add_argument(
-        "--kills", type=_positive, default=12, metavar="N", help="faults (%(default)s)"
+        "--kills", type=whole(1), default=12, metavar="N", help="faults (%(default)s)"
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the plan (%(default)s)"
@@ -55,7 +55,7 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--every",
-        type=float,
+        type=real(0.0),
         default=5.0,
         metavar="SECONDS",
         help="mean time between two faults (%(default)g)",
@@ -68,7 +68,7 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-stop",
-        type=float,
+        type=real(0.0),
         default=40.0,
         metavar="SECONDS",
         help="longest SIGSTOP (%(default)g: beyond the transaction timeout)",
@@ -105,19 +105,17 @@ def run(args: argparse.Namespace) -> int:
             is_periodic=args.periodic,
             max_stop_s=args.max_stop,
             has_points=args.points,
-            sweep=("",) if args.each_point == "all" else _words(args.each_point),
+            sweep=_points(args.each_point),
             is_recomputed=args.recompute,
             json_file=args.json,
         ),
     )
 
 
+def _points(text: str) -> list[str]:
+    """Beginnings of places: the empty one of all; a comma too many is refused as it was typed."""
+    return [""] if text == "all" else [word or "," for word in text.split(",") if text]
+
+
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number

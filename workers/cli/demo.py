@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import add_no_live, examples
+from workers.cli.arguments import add_no_live, examples, whole
 
 if TYPE_CHECKING:
     from workers.supervisor.up import Asked
@@ -30,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         ),
     )
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="optimizer steps; short for --trainer.steps"
+        "--steps", type=whole(1), metavar="N", help="optimizer steps; short for --trainer.steps"
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue the run demo, or the one of --run.id"
@@ -60,7 +60,13 @@ def asked(args: argparse.Namespace) -> Asked:
     if args.steps is not None:
         overrides.append(f"--trainer.steps={args.steps}")
     config = load([str(example("demo.toml"))], overrides)
-    return Asked(config=config, command=command, is_resumed=args.resume, is_live=not args.no_live)
+    return Asked(
+        config=config,
+        command=command,
+        is_resumed=args.resume,
+        is_live=not args.no_live,
+        steps_typed=args.steps or 0,
+    )
 
 
 def free_id(name: str, runs: Path) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import examples
+from workers.cli.arguments import examples, real
 
 if TYPE_CHECKING:
     from streams.recording import Recording
@@ -33,7 +33,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         )
     parser.add_argument("--events", default="", metavar="A,B", help="e.g. ScoredTrajectory")
     parser.add_argument(
-        "--tolerance", type=float, default=0.0, metavar="X", help="numbers this close are equal (0)"
+        "--tolerance",
+        type=real(0.0),
+        default=0.0,
+        metavar="X",
+        help="numbers this close are equal (0)",
     )
     parser.add_argument("--everything", action="store_true", help="also who, when and where")
     parser.set_defaults(run=run)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from workers.cli.arguments import add_run, examples
+from workers.cli.arguments import add_run, examples, real
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +39,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--schema", action="store_true", help="print the table's columns and end")
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
-    parser.add_argument("--min-reward", type=float, metavar="X", help="only samples of X or more")
+    parser.add_argument(
+        "--min-reward", type=real(-math.inf), metavar="X", help="only samples of X or more"
+    )
     parser.add_argument("--step", type=int, metavar="N", help="only samples that step N trained on")
     parser.add_argument(
         "--tokenizer", default="", metavar="DIR", help="where tokenizer.json is, if it has moved"

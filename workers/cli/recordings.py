@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
             check_place(name)
     found = [folder for name in args.folders or ["recordings"] for folder in _folders(Path(name))]
     if not found:
-        print(f"no recording in {', '.join(args.folders or ['recordings'])}")
+        told = f"no recording in {', '.join(args.folders or ['recordings'])}"
+        print(told, file=sys.stderr if args.json else sys.stdout)
         return 1
     num_bad = 0
     if not args.json:

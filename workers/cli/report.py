@@ -55,7 +55,7 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     from dataclasses import replace
 
     from streams.errors import ConfigError
-    from workers.config.load import from_json, load
+    from workers.config.load import load, read_json
     from workers.project import config_here
     from workers.runs.places import RUNS, check_place
 
@@ -66,7 +66,7 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
         return load(names, overrides)
     if len(names) > 1 or overrides:
         raise ConfigError(f"{folder}: a run's folder has its own configuration; name it alone")
-    config = from_json((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     # The folder may have been moved, or named from elsewhere, since it was written.
     return replace(config, run=replace(config.run, dir=str(folder)))
 

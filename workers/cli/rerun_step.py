@@ -103,12 +103,11 @@ def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
 
 
 def _tell(args: argparse.Namespace, found: Rerun) -> int:
-    import json
-
+    from streams.plain_json import plain_json
     from workers.replay.rerun_text import as_json, lines, save_plot
 
     if args.json:
-        print(json.dumps(as_json(found)))
+        print(plain_json(as_json(found)))
     else:
         print("\n".join(lines(found)))
     if found.change is not None:

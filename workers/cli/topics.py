@@ -33,14 +33,17 @@ def run(args: argparse.Namespace) -> int:
     from streams.kafka.admin import apply, listing
     from workers.bootstrap import bootstrap_of, client_options, topic_plan
     from workers.cli.report import configuration
+    from workers.runs.attach import served
 
     config = configuration(args.config, args.overrides)
-    bootstrap, options = bootstrap_of(config), client_options(config)
+    options = client_options(config)
     if args.action == "apply":
+        bootstrap = bootstrap_of(config)
         created = apply(bootstrap, config.run.id, topic_plan(config), options)
         print("\n".join(f"created {name}" for name in created) or "nothing was missing")
         return 0
-    rows = listing(bootstrap, config.run.id, options)
+    with served(config) as bootstrap:
+        rows = listing(bootstrap, config.run.id, options)
     print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
     for row in rows:
         print(

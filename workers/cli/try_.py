@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import add_config, examples
+from workers.cli.arguments import add_config, examples, whole
 
 if TYPE_CHECKING:
     from workers.config.run import RunConfig
@@ -30,14 +30,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     add_config(parser)
     parser.add_argument(
         "--rows",
-        type=_positive,
+        type=whole(1),
         default=3,
         metavar="N",
         help="of data.train, from the first (%(default)s)",
     )
     parser.add_argument(
         "--samples",
-        type=_positive,
+        type=whole(1),
         default=4,
         metavar="N",
         help="answers to each row (%(default)s)",
@@ -102,10 +102,3 @@ def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> in
         print("\n".join(row_lines(row, index, len(tried), trial.decode, tokens=args.tokens)))
     print("\n".join(summary(tried, trial.times)))
     return int(any(c.judgement is None for row in tried for c in row.completions))
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {number}")
-    return number

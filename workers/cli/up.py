@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import add_config, add_no_live, examples
+from workers.cli.arguments import add_config, add_no_live, examples, whole
 
 if TYPE_CHECKING:
     from workers.config.load import Loaded
@@ -28,7 +28,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     add_config(parser)
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="optimizer steps; short for --trainer.steps"
+        "--steps", type=whole(1), metavar="N", help="optimizer steps; short for --trainer.steps"
     )
     parser.add_argument("--resume", action="store_true", help="continue a run that has steps")
     add_no_live(parser)
@@ -56,7 +56,13 @@ def run(args: argparse.Namespace) -> int:
 
     command = shlex.join(["up", *args.config, *args.overrides])
     return up(
-        Asked(config=config, command=command, is_resumed=args.resume, is_live=not args.no_live)
+        Asked(
+            config=config,
+            command=command,
+            is_resumed=args.resume,
+            is_live=not args.no_live,
+            steps_typed=args.steps or 0,
+        )
     )
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import examples
+from workers.cli.arguments import examples, whole
 
 if TYPE_CHECKING:
     from workers.config.run import RunConfig
@@ -34,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
                         help="TOML files, merged from left to right")  # fmt: skip
     parser.add_argument(
         "--ordinal",
-        type=int,
+        type=whole(0),
         default=0,
         metavar="N",
         help="which worker of its role, from 0 (%(default)s)",
@@ -94,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> RunConfig:
     """From TOML files, or from the one JSON file that `up` wrote."""
-    from workers.config.load import from_json, load
+    from workers.config.load import load, read_json
 
     first = Path(args.config[0])
     if first.suffix == ".json":
-        return from_json(first.read_text(encoding="utf-8"))
+        return read_json(first)
     return load(args.config, args.overrides)

@@ -76,13 +76,15 @@ def resolved_json(config: RunConfig) -> str:
     return json.dumps(msgspec.to_builtins(config), sort_keys=True, separators=(",", ":"))
 
 
-def from_json(text: str) -> RunConfig:
+def from_json(text: str, origin: str = "recorded configuration") -> RunConfig:
     """The configuration that `resolved_json` wrote.
+
+    Args:
+        origin: where the text comes from, for messages.
 
     Raises:
         ConfigError: not JSON, or a field that this version does not know.
     """
-    origin = "recorded configuration"
     try:
         tree = json.loads(text)
     except json.JSONDecodeError as err:
@@ -90,6 +92,20 @@ def from_json(text: str) -> RunConfig:
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin}: must be an object, got {type(tree).__name__}")
     return _merged([tree_layer(tree, origin)]).config
+
+
+def read_json(path: Path) -> RunConfig:
+    """The configuration that `up` left in a file.
+
+    Raises:
+        ConfigError: it cannot be read, was cut short, or has a field that is not known; names it.
+    """
+    try:
+        return from_json(path.read_text(encoding="utf-8"), str(path))
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path}: not UTF-8 text: {err}") from err
 
 
 def check_secrets(loaded: Loaded) -> None:

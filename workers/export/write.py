@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streams.errors import ConfigError
+from streams.plain_json import plain_json
 
 SUFFIXES = (".parquet", ".jsonl")
 STDOUT = "-"
@@ -87,7 +87,7 @@ def _write_json(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, file: Text
     num_rows = 0
     for batch in batches(rows, schema):
         for row in batch.to_pylist():
-            file.write(json.dumps(row, default=_json_value, ensure_ascii=False) + "\n")
+            file.write(plain_json(row, default=_json_value) + "\n")
         num_rows += batch.num_rows
     return num_rows
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.events import Tensor
+from streams.plain_json import plain_json
 from workers.inspect.story import Story
 
 
@@ -43,7 +43,7 @@ def json_line(story: Story) -> str:
         "hops": [_hop(hop) for hop in map(dataclasses.asdict, story.hops)],
         "tokens": _tokens(story),
     }
-    return json.dumps(told, ensure_ascii=False)
+    return plain_json(told)
 
 
 def _hop(hop: dict[str, Any]) -> dict[str, Any]:

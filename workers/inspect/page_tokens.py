@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streams.lineage.tokens import TokenTable
+from streams.plain_json import plain_json
 from workers.inspect.page_style import NUM_VERSION_COLORS
 from workers.inspect.scale import (
     DIFFERENCE_BOUNDS,
@@ -82,7 +82,7 @@ def text(story: Story, key: str) -> str:
     tokens = story.tokens
     assert tokens is not None
     spans = "".join(_spans(story, tokens))
-    facts = json.dumps(_facts(story, tokens), separators=(",", ":"), ensure_ascii=False)
+    facts = plain_json(_facts(story, tokens), separators=(",", ":"))
     safe = facts.replace("<", "\\u003c")  # a text of the run must not end the script
     return (
         f'<script type="application/json" id="data-{key}">{safe}</script>'

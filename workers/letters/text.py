@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from schemas import DecodeError, decode
 from schemas.events import DeadLetter, Tensor, TensorError
+from streams.plain_json import plain_json
 from streams.views.letters import Letter, LettersView
 
 DUMP_BYTES = 256
@@ -49,7 +49,7 @@ def json_line(view: LettersView, letter: Letter) -> str:
         "group": str(state.fate),
         "replaced_by": state.replaced_by or None,
     }
-    return json.dumps(fields | more)
+    return plain_json(fields | more)
 
 
 def whole(view: LettersView, letter: Letter) -> str:

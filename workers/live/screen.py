@@ -18,7 +18,7 @@ from rich.panel import Panel
 from streams.views.feed import StepPoint
 from workers.live.input import LiveInput, ProcessInfo, TopicLag
 from workers.live.panels import footer, header, learning, problem, queues, workers
-from workers.live.words import KillMark, clock
+from workers.live.words import KillMark, clock, over
 
 _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2
@@ -92,7 +92,8 @@ class PlainLines:
             self._message = given.message
             yield f"[{clock(given.elapsed_s)}] {given.message}"
         if len(curve) > self._num_points and not given.views.run.steps:
-            yield f"before training: held-out accuracy {curve[-1].accuracy:.3f}"
+            now = curve[-1]
+            yield f"before training: held-out accuracy {now.accuracy:.3f}, {over(now)}"
         self._num_points = len(curve)
         for step in given.views.run.steps:
             if step.step > self._step:

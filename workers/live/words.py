@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.events import StepsRedone
-from streams.views.feed import Answer, StepPoint
+from streams.views.feed import Answer, EvaluationPoint, StepPoint
 
 REDONE_LINES = 3
 
@@ -33,6 +33,16 @@ def spelled(answer: Answer, decode: Callable[[Sequence[int]], str]) -> Iterator[
         whole = decode(ids)
         yield run.policy_version, whole[len(done) :]
         done = whole
+
+
+def over(*points: EvaluationPoint) -> str:
+    """Over how many answers these accuracies are: `over 256 answers each`."""
+    counts = [point.num_samples for point in points]
+    first = f"over {counts[0]:,} {'answer' if counts[0] == 1 else 'answers'}"
+    if len(counts) == 1:
+        return first
+    is_same = len(set(counts)) == 1
+    return f"{first} each" if is_same else f"{first} and {', '.join(f'{n:,}' for n in counts[1:])}"
 
 
 def clock(seconds: float) -> str:

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from streams.broker.visits import keep as keep_running
+from streams.broker.visits import visited
 from streams.bus import Bus
 from streams.errors import ConfigError
 from streams.kafka.admin import apply
@@ -78,12 +80,13 @@ def fresh_run(config: RunConfig, *, keep: bool = False) -> Iterator[Target]:
         folder.mkdir(parents=True, exist_ok=True)
         if not config.broker.bootstrap:
             broker = embedded_broker(config)
-            broker.attach_or_start()
-            if not keep:
-                stack.callback(broker.stop)
+            # One that runs already may be that of a live run, which is refused below.
+            stack.enter_context(visited(broker))
         apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
         bus = stack.enter_context(open_bus(config))
         _refuse_used(bus, config)
+        if keep and not config.broker.bootstrap:
+            keep_running(broker)
         target = Target(config=config, bus=bus, config_file=folder / CONFIG_FILE)
         yield target.configured(config)
 

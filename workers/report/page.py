@@ -9,7 +9,7 @@ from html import escape
 
 from streams.audit.report import AuditReport
 from streams.views.feed import Answer, StepPoint, ViewState
-from workers.live.words import KillMark, clock, redone_lines, spell, spelled, step_seconds
+from workers.live.words import KillMark, clock, over, redone_lines, spell, spelled, step_seconds
 from workers.report.style import CSS
 from workers.report.svg import Frame, Series, bars, legend, line_chart, number
 
@@ -83,7 +83,7 @@ def _head(given: ReportInput) -> str:
     if not run.claims:
         seconds = 0.0
     figures = [
-        (gain, "held-out accuracy"),
+        (gain, f"held-out accuracy{f', {over(curve[0], curve[-1])}' if len(curve) > 1 else ''}"),
         (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
         (f"{sum(p.num_samples for p in steps):,}", "samples trained"),
         (clock(seconds), "time, claim to last step"),

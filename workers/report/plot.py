@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from workers.live.words import KillMark
+from workers.live.words import KillMark, over
 from workers.report.page import ReportInput
 
 _Axes: TypeAlias = Any  # matplotlib is not typed here
@@ -68,7 +68,8 @@ def _title(given: ReportInput) -> str:
     num = len(given.kills)
     killed = f", {num} process{'es' if num > 1 else ''} killed on the way" if num else ""
     first, last = curve[0].accuracy, curve[-1].accuracy
-    return f"Held-out accuracy {first:.2f} to {last:.2f}{killed}"
+    answers = over(curve[0], curve[-1])
+    return f"Held-out accuracy {first:.2f} to {last:.2f}, {answers}{killed}"
 
 
 def _marks(axes: _Axes, kills: Sequence[KillMark]) -> None:

@@ -23,7 +23,8 @@ class Ended:
     """A run that is over, for now."""
 
     config: RunConfig
-    command: str  # what started it, from `up` on, as typed
+    command: str  # what started it, from `up` on, as typed, but for --steps
+    resume: str  # what continues it to the same end
     outcome: Outcome
     failure: Failure | None
     num_killed: int

@@ -7,9 +7,7 @@ running --target reached--> finishing --last version evaluated--> draining --> o
 from __future__ import annotations
 
 import math
-import signal
 import time
-from types import FrameType
 
 from workers.config.run import RunConfig
 from workers.live.screen import ProcessInfo
@@ -17,25 +15,11 @@ from workers.supervisor.broker import BrokerKeeper
 from workers.supervisor.drain import Drain
 from workers.supervisor.ended import Outcome
 from workers.supervisor.fleet import Fleet, Worker
+from workers.supervisor.interrupts import Interrupts
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.kills import KillMenu, KillPlan
 from workers.supervisor.sabotage import Sabotage
 from workers.supervisor.watcher import Watcher
-
-
-class Interrupts:
-    """Counts SIGINT and SIGTERM: the first drains, the second kills."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def install(self) -> None:
-        """From here on these signals are counted; only from the main thread."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
 
 
 class Supervisor:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from streams.views.feed import EvaluationState, ViewState
-from workers.live.words import redone_lines
+from workers.live.words import over, redone_lines
 from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.ended import Ended, Outcome
@@ -57,9 +57,14 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
     first, last = evaluation.first, evaluation.last
     if first is None or last is None:
         return ()
+    if first is last:
+        return (
+            f"held-out accuracy {first.accuracy:.2f} (version {first.policy_version}), "
+            f"{over(first)}",
+        )
     return (
         f"held-out accuracy from {first.accuracy:.2f} (version {first.policy_version}) "
-        f"to {last.accuracy:.2f} (version {last.policy_version})",
+        f"to {last.accuracy:.2f} (version {last.policy_version}), {over(first, last)}",
     )
 
 
@@ -77,13 +82,13 @@ def next_commands(ended: Ended) -> Sequence[str]:
     """Three commands that make sense now."""
     command, config = ended.command, ended.config
     program = program_name()
-    resume = f"{program} {command} --resume"
+    resume = f"{program} {ended.resume}"
     if ended.outcome is Outcome.COMPLETE:
-        resume += f" --steps {config.trainer.steps * 2}"
+        resume = f"{program} {command} --resume --steps {config.trainer.steps * 2}"
     seed = config.run.seed + 1
     other = f"--run.id {config.run.id}-seed{seed} --run.seed {seed}"
     if "{id}" not in config.run.dir:  # two runs need two folders
-        other += f" --run.dir {config.run.dir}-seed{seed}"
+        other += f" --run.dir {shlex.quote(f'{config.run.dir}-seed{seed}')}"
     return (
         resume,
         f"{program} audit {shlex.quote(config.folder)}",
@@ -93,7 +98,7 @@ def next_commands(ended: Ended) -> Sequence[str]:
 
 def program_name() -> str:
     """What to type to run us: the bare name if the shell finds it, else the path that was used."""
-    return NAME if shutil.which(NAME) else os.path.relpath(sys.argv[0])
+    return NAME if shutil.which(NAME) else shlex.quote(os.path.relpath(sys.argv[0]))
 
 
 def without(words: str, *fields: str) -> str:

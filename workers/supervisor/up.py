@@ -12,6 +12,7 @@ from pathlib import Path
 from schemas.events import ControlState
 from streams.audit.auditor import audit
 from streams.broker.embedded import EmbeddedBroker
+from streams.broker.visits import owned
 from streams.bus import Bus
 from streams.codec import now_ms, outgoing
 from streams.errors import ConfigError
@@ -34,9 +35,10 @@ from workers.supervisor.child import make_spawner
 from workers.supervisor.ended import Ended
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.fleet_size import num_workers
+from workers.supervisor.interrupts import Interrupts
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.resume import changes
-from workers.supervisor.run import Interrupts, Supervisor
+from workers.supervisor.run import Supervisor
 from workers.supervisor.run_lock import locked_run
 from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.summary import show, summarize
@@ -54,6 +56,12 @@ class Asked:
     command: str  # what starts it, from `up` on, as typed: for commands to try
     is_resumed: bool
     is_live: bool
+    steps_typed: int = 0  # by --steps, which is not in `command`; 0: the configured ones
+
+    @property
+    def resume(self) -> str:
+        """What continues this run as far as it was asked for."""
+        return f"{self.command} --resume" + f" --steps {self.steps_typed}" * bool(self.steps_typed)
 
 
 def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
@@ -93,22 +101,22 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
                 keeper = stack.enter_context(BrokerKeeper(broker, watcher.say))
             if sabotage is not None:
                 sabotage.enter(Scene(fleet=fleet, broker=keeper, watcher=watcher))
-            interrupts = Interrupts()
-            interrupts.install()
-            supervisor = Supervisor(
-                config,
-                fleet,
-                watcher,
-                broker=keeper,
-                keyboard=keyboard,
-                interrupts=interrupts,
-                sabotage=sabotage,
-            )
-            outcome = supervisor.run()
+            with Interrupts() as interrupts:
+                supervisor = Supervisor(
+                    config,
+                    fleet,
+                    watcher,
+                    broker=keeper,
+                    keyboard=keyboard,
+                    interrupts=interrupts,
+                    sabotage=sabotage,
+                )
+                outcome = supervisor.run()
             outlasting(watcher.catch_up, keeper)
         ended = Ended(
             config=config,
             command=asked.command,
+            resume=asked.resume,
             outcome=outcome,
             failure=fleet.failure,
             num_killed=fleet.num_killed,
@@ -136,12 +144,9 @@ def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
     broker = embedded_broker(config)
     if sys.stdout.isatty():  # on a busy machine nothing else would be seen for a while
         show(f"starting Apache Kafka in {broker.folder} ...")
-    state = broker.attach_or_start()
-    show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
-    try:
+    with owned(broker) as state:
+        show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
         yield broker
-    finally:
-        broker.stop()
 
 
 def _topics(config: RunConfig) -> None:
@@ -154,7 +159,7 @@ def _refuse_started(bus: Bus, asked: Asked) -> None:
     if is_started and not asked.is_resumed:
         raise ConfigError(
             f"run.id {asked.config.run.id!r} has steps already: continue it with "
-            f"`rlstreams {asked.command} --resume`, "
+            f"`rlstreams {asked.resume}`, "
             "or begin another run with `--run.id NAME`"
         )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from streams import crash_points
 from streams.errors import ConfigError
 from workers.bootstrap import arm_crash_point, await_broker
-from workers.chaos.run import victims
+from workers.chaos.run import Wish, chaos, victims
 from workers.config.run import (
     BrokerSection,
     EngineSection,
@@ -18,6 +19,7 @@ from workers.config.run import (
     RunConfig,
     RunSection,
 )
+from workers.supervisor.up import Asked
 
 OURS = RunConfig(rollout=RolloutSection(workers=2), logprob=LogprobSection(workers=3))
 THEIRS = RunConfig(broker=BrokerSection(bootstrap="127.0.0.1:9"))
@@ -70,3 +72,28 @@ def test_a_worker_waits_for_its_broker_a_while(tmp_path: object) -> None:
     started_s = time.monotonic()
     await_broker(RunConfig(run=RunSection(dir=f"{tmp_path}/run")), 0.05)
     assert time.monotonic() - started_s >= 0.05
+
+
+@pytest.mark.parametrize(
+    ("sweep", "roles", "told"),
+    [
+        (["commit", "comit"], [], r"no place begins with 'comit'; those of these roles are poll\."),
+        (["offsets"], ["trainer"], r"no place begins with 'offsets'; .*checkpoint\.after"),
+        ([""], ["broker"], r"no place begins with ''; these roles pass none"),
+        ([","], [], r"no place begins with ','"),
+    ],
+)
+def test_a_place_that_there_is_not_is_refused(
+    sweep: list[str], roles: list[str], told: str
+) -> None:
+    """A run in which nothing is struck would end with "nothing broke"."""
+    asked = Asked(config=OURS, command="up", is_resumed=False, is_live=False)
+    with pytest.raises(ConfigError, match=told):
+        chaos(asked, Wish(num_faults=1, sweep=sweep, roles=roles))
+
+
+def test_a_file_for_the_figures_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """Before the run, after which they would be lost."""
+    asked = Asked(config=OURS, command="up", is_resumed=False, is_live=False)
+    with pytest.raises(ConfigError, match=r"--json .*/no/x\.json: .*/no is no folder that can be"):
+        chaos(asked, Wish(num_faults=1, json_file=str(tmp_path / "no" / "x.json")))

@@ -104,7 +104,7 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_step() -> None:
         view.update(live_input(num_steps=3))
         view.update(live_input(num_steps=3))
     lines = out.getvalue().splitlines()
-    assert lines[0] == "before training: held-out accuracy 0.422"
+    assert lines[0] == "before training: held-out accuracy 0.422, over 64 answers"
     assert [line.split()[:2] for line in lines[1:]] == [
         ["step", "1/60"],
         ["step", "2/60"],

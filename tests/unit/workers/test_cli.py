@@ -84,6 +84,28 @@ def test_a_word_that_is_not_known_is_answered_with_what_was_meant(words, usage, 
     assert told in said
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["audit", "--every", "-1"], "--every: must be 0 or above, got -1"),
+        (["audit", "--settle", "nan"], "--settle: must be a number, got 'nan'"),
+        (["audit", "--processes", "two"], "--processes: must be a whole number, got 'two'"),
+        (["chaos", "x.toml", "--kills", "0"], "--kills: must be 1 or above, got 0"),
+        (["chaos", "x.toml", "--steps", "0"], "--steps: must be 1 or above, got 0"),
+        (["chaos", "x.toml", "--max-stop", "inf"], "--max-stop: must be a number, got 'inf'"),
+        (["diff", "a", "b", "--tolerance", "nan"], "--tolerance: must be a number, got 'nan'"),
+        (["up", "x.toml", "--steps", "-3"], "--steps: must be 1 or above, got -3"),
+        (["try", "--rows", "x"], "--rows: must be a whole number, got 'x'"),
+        (["export", "x", "--min-reward", "nan"], "--min-reward: must be a number, got 'nan'"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(words, told, capsys):
+    """By its option, with what was given."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert (2, True) == (ended.value.code, told in capsys.readouterr().err)
+
+
 def test_version(capsys):
     """It names the program, installed or not."""
     with pytest.raises(SystemExit) as raised:

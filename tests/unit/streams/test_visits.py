@@ -1,0 +1,129 @@
+"""Who stops a broker that several look at."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from streams.broker.visits import keep, owned, visited
+from streams.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class FakeState:
+    """A process that there is not."""
+
+    pid: int
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.pid}"
+
+
+class FakeBroker:
+    """Runs, or does not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.num_starts = 0
+        self._state: FakeState | None = None
+
+    def status(self) -> FakeState | None:
+        return self._state
+
+    def start(self) -> FakeState:
+        assert self._state is None, "started twice"
+        self.num_starts += 1
+        self._state = FakeState(100 + self.num_starts)
+        return self._state
+
+    def stop(self) -> bool:
+        was, self._state = self._state, None
+        return was is not None
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> FakeBroker:
+    return FakeBroker(tmp_path / "broker")
+
+
+def test_the_last_visitor_stops_what_was_started_for_a_look(broker: FakeBroker) -> None:
+    """The first one may leave before: the second goes on reading."""
+    with ExitStack() as first, ExitStack() as second:
+        assert "127.0.0.1:101" == first.enter_context(visited(broker))
+        assert "127.0.0.1:101" == second.enter_context(visited(broker))
+        first.close()
+        assert broker.status() is not None
+    assert (None, 1) == (broker.status(), broker.num_starts)
+
+
+def test_a_broker_that_runs_is_left_running(broker: FakeBroker) -> None:
+    """Somebody started it to stay."""
+    broker.folder.mkdir()
+    broker.start()
+    with visited(broker):
+        pass
+    assert broker.status() is not None
+
+
+def test_a_visit_that_fails_stops_what_it_started(broker: FakeBroker) -> None:
+    """An error in the block is no reason to leave it behind."""
+    with pytest.raises(ZeroDivisionError), visited(broker):
+        raise ZeroDivisionError
+    assert broker.status() is None
+
+
+def test_an_owner_stops_it_but_not_under_a_visitor(broker: FakeBroker) -> None:
+    """`up` that ends leaves it to whoever reads, and that one stops it."""
+    with owned(broker):
+        pass
+    assert broker.status() is None
+    with ExitStack() as reader:
+        with owned(broker):
+            reader.enter_context(visited(broker))
+        assert broker.status() is not None
+    assert broker.status() is None
+
+
+def test_an_owner_takes_over_what_was_started_for_a_look(broker: FakeBroker) -> None:
+    """A visitor who leaves does not stop the broker of a run that began meanwhile."""
+    with ExitStack() as reader:
+        reader.enter_context(visited(broker))
+        with owned(broker):
+            reader.close()
+            assert broker.status() is not None
+    assert (None, 1) == (broker.status(), broker.num_starts)
+
+
+def test_a_visitor_can_leave_it_running(broker: FakeBroker) -> None:
+    """As `replay --keep` does."""
+    with visited(broker):
+        keep(broker)
+    assert broker.status() is not None
+
+
+def test_a_mark_is_about_one_process(broker: FakeBroker) -> None:
+    """That of a broker that was killed says nothing of the one that somebody started after it."""
+    visit = visited(broker)
+    visit.__enter__()
+    broker.stop()  # killed, and with it the visitor
+    broker.start()
+    visit.__exit__(None, None, None)
+    with visited(broker):
+        pass
+    assert broker.status() is not None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_somebody_else_can_be_looked_at(broker: FakeBroker) -> None:
+    """While its broker runs; else its owner is asked for."""
+    broker.folder.mkdir(mode=0o555)
+    with pytest.raises(ConfigError, match="let its owner start it"), visited(broker):
+        pytest.fail("started in a folder that cannot be written")
+    broker.start()
+    with visited(broker) as bootstrap:
+        assert "127.0.0.1:101" == bootstrap
