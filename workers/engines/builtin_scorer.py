@@ -1,7 +1,7 @@
 """The built-in scorer: one Hugging Face module per held version, one forward per call.
 
 Loaded and masked like the engine's model, so that in float32 it gives the log-probs that sampling
-gave, up to rounding (below 1e-4). Axes: `B` sequence, `T` token, `V` vocabulary.
+gave, up to rounding (below 1e-4). Axes: `B` sequence, `T` token, `N` token that is scored.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import copy
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from schemas.events import PolicyPublished
@@ -25,6 +27,7 @@ from workers.engines.model import (
     right_padded,
 )
 from workers.engines.selfcheck import check_scoring
+from workers.engines.token_scores import TokenScorer
 from workers.engines.validation import check_ids
 from workers.weights.channel import Pulled, WeightChannel
 from workers.weights.layout import size_bytes
@@ -54,12 +57,12 @@ class BuiltinScorer:
         self._pull_deadline_s = pull_deadline_s
         model = load_model(folder)
         check_scoring(model, self._vocab_size)
-        self._attention = attention_of(model)
+        mask = attention_of(model).causal
         self._device = torch.device(device)
         model = model.to(self._device)
         copies = [copy.deepcopy(model) for _ in range(versions_held - 1)]
-        self._free: list[torch.nn.Module] = [model, *copies]
-        self._held: dict[int, torch.nn.Module] = {}
+        self._free = [TokenScorer(one, mask) for one in (model, *copies)]
+        self._held: dict[int, TokenScorer] = {}
 
     @property
     def versions(self) -> Sequence[int]:
@@ -86,7 +89,7 @@ class BuiltinScorer:
         weights = dict(channel.pull(published, self._pull_deadline_s))
         version = published.policy_version
         model = self._room_for(version)
-        load_weights(model, weights)
+        load_weights(model.model, weights)
         self._free = [free for free in self._free if free is not model]
         self._held = {v: m for v, m in self._held.items() if m is not model} | {version: model}
         return Pulled(
@@ -117,35 +120,32 @@ class BuiltinScorer:
             return []
         padded = right_padded([s.token_ids for s in sequences], pad_id=0)
         ids_BT, real_BT = (tensor.to(self._device) for tensor in padded)
-        positions_BT = torch.arange(ids_BT.shape[1], device=self._device).expand_as(ids_BT)
-        logits_BTV = model(
-            input_ids=ids_BT,
-            attention_mask=self._attention.causal(real_BT),
-            position_ids=positions_BT,
-            use_cache=False,
-        ).logits[:, :-1]
-        logprobs_BTV = torch.log_softmax(logits_BTV.float() / (temperature or 1.0), -1)
-        taken_BT = logprobs_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
-        entropy_BT = -(logprobs_BTV.exp() * logprobs_BTV).sum(-1)
-        pad = torch.nn.functional.pad
-        both = (pad(values_BT, (1, 0)).cpu().numpy() for values_BT in (taken_BT, entropy_BT))
-        rows = zip(*both, strict=True)
+        chosen_BT = real_BT.clone()
+        chosen_BT[:, :1] = False
+        num_chosen = int(chosen_BT.sum())
+        temperature_N = torch.full((num_chosen,), temperature or 1.0, device=self._device)
+        scores = model(ids_BT, real_BT, chosen_BT, temperature_N)
+        lengths = [max(len(s.token_ids) - 1, 0) for s in sequences]
+        both = (torch.split(values_N.cpu(), lengths) for values_N in scores)
         return [
-            Scores(
-                logprobs=row[: len(s.token_ids)].copy(), entropy=other[: len(s.token_ids)].copy()
-            )
-            for s, (row, other) in zip(sequences, rows, strict=True)
+            Scores(logprobs=_from_second(logprobs), entropy=_from_second(entropy))
+            for logprobs, entropy in zip(*both, strict=True)
         ]
 
-    def _room_for(self, version: int) -> torch.nn.Module:
+    def _room_for(self, version: int) -> TokenScorer:
         """The module to overwrite: the same version's, a free one, or that of the first pulled."""
         if version in self._held:
             return self._held[version]
         return self._free[-1] if self._free else self._held[next(iter(self._held))]
 
-    def _model(self, policy_version: int) -> torch.nn.Module:
+    def _model(self, policy_version: int) -> TokenScorer:
         if policy_version not in self._held:
             raise EngineError(
                 f"policy version {policy_version} is not held, only {list(self.versions)}"
             )
         return self._held[policy_version]
+
+
+def _from_second(values: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of a sequence's tokens but the first, which has 0."""
+    return np.concatenate([np.zeros(1, np.float32), values.numpy()])

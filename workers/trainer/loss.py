@@ -5,7 +5,7 @@ Three policies meet in a token: the one that sampled it (behavior), the one that
 weight proximal / behavior, a constant, and the clipped ratio policy / proximal, with gradient
 (decoupled objective: Hilton et al., arXiv 2110.00641; asynchronous use: AReaL, arXiv 2505.24298).
 
-Axes: `N` tokens of the loss, `V` vocabulary. Log-probs are in nats.
+Axes: `N` tokens of the loss. Log-probs are in nats.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from workers.config.trainer import LossSection
+from workers.engines.token_scores import TokenScores
 
 LOG_RATIO_LIMIT = 20.0  # exp of it is finite in float32, with room for products
 
@@ -27,23 +28,6 @@ class TokenLosses(NamedTuple):
     losses_N: Tensor
     weights_N: Tensor  # min(proximal / behavior, cap); no gradient
     is_clipped_N: Tensor  # bool: the clip cut this token's gradient
-
-
-class TokenScores(NamedTuple):
-    """What the policy says of the tokens that were sampled."""
-
-    logprobs_N: Tensor  # float32, with gradient
-    entropy_N: Tensor  # float32, no gradient
-
-
-def score_tokens(logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor) -> TokenScores:
-    """Log-probs and entropy of softmax(logits / temperature), in float32."""
-    scaled_NV = logits_NV.float() / temperature_N[:, None]
-    logprobs_NV = torch.log_softmax(scaled_NV, dim=-1)
-    with torch.no_grad():
-        # entr is 0 at probability 0, where p log p would be NaN.
-        entropy_N = torch.special.entr(logprobs_NV.exp()).sum(-1)
-    return TokenScores(logprobs_NV.gather(-1, token_ids_N[:, None]).squeeze(-1), entropy_N)
 
 
 def clipped_losses(

@@ -2,13 +2,13 @@
 
 The same weights, optimizer state, step number and batch give the same bits, under
 `configure_torch` on the same hardware: nothing here draws random numbers, reads a clock or depends
-on what ran before. Axes: `B` sequence, `T` token, `V` vocabulary, `N` tokens of the loss.
+on what ran before. Axes: `B` sequence, `T` token, `N` tokens of the loss.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy.typing as npt
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from workers.config.trainer import LossSection, OptimizerSection
-from workers.engines.attention import Mask
 from workers.engines.model import causal_mask
-from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
+from workers.engines.token_scores import MakeMask, TokenScorer, TokenScores
+from workers.trainer.loss import LossTotals, clipped_losses
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import VALUE, AllWeights, Trainable
 
@@ -43,9 +43,8 @@ def lr_at(step: int, section: OptimizerSection) -> float:
 class Learner:
     """A model that learns. Not thread-safe: one thread calls it at a time.
 
-    `model` is called with `input_ids` (B, T), `attention_mask` (what `mask` makes of the real
-    tokens, (B, T) bool) and `position_ids` (B, T), and answers with `.logits` (B, T, V). It stays
-    in eval mode: dropout would make it another policy than the one that sampled.
+    `model` and `mask` are those of a `TokenScorer`. The model stays in eval mode: dropout would
+    make it another policy than the one that sampled.
     """
 
     def __init__(
@@ -55,13 +54,13 @@ class Learner:
         loss: LossSection,
         *,
         step: int = 0,
-        mask: Callable[[Tensor], Mask] = causal_mask,
+        mask: MakeMask = causal_mask,
         trainable: Trainable | None = None,
     ) -> None:
         self.step_number = step  # steps done
-        self._mask = mask
         self._model = model.eval()
         self._trained = AllWeights(model) if trainable is None else trainable
+        self._scorer = TokenScorer(model, mask)
         self._optimizer = torch.optim.AdamW(self._trained.parameters().values())
         self.configure(optimizer, loss)
 
@@ -125,18 +124,12 @@ class Learner:
         totals.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N)
 
     def _score(self, micro_batch: MicroBatch) -> TokenScores:
-        """Scores of the loss tokens, row by row: column t's logits predict column t + 1."""
-        real_BT = self._tensor(micro_batch.real_BT)
+        """Scores of the loss tokens, row by row."""
         mask_BT = micro_batch.loss_mask_BT
-        logits_BTV = self._model(
-            input_ids=self._tensor(micro_batch.token_ids_BT),
-            attention_mask=self._mask(real_BT),
-            position_ids=(real_BT.long().cumsum(1) - 1).clamp(min=0),
-            use_cache=False,
-        ).logits
-        return score_tokens(
-            logits_BTV[:, :-1][self._tensor(mask_BT[:, 1:])],
-            self._tensor(micro_batch.token_ids_BT[mask_BT]),
+        return self._scorer(
+            self._tensor(micro_batch.token_ids_BT),
+            self._tensor(micro_batch.real_BT),
+            self._tensor(mask_BT),
             self._tensor(micro_batch.temperature_BT[mask_BT]),
         )
 

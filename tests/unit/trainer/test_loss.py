@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from workers.config.trainer import LossSection
-from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
+from workers.engines.token_scores import TokenScores, score_tokens
+from workers.trainer.loss import LossTotals, clipped_losses
 
 SECTION = LossSection(clip_low=0.2, clip_high=0.28, weight_cap=2.0)
 
