@@ -34,6 +34,7 @@ COMMANDS = (
     "chaos",
     "inspect",
     "export",
+    "export-model",
     "report",
     "doctor",
     "record",
