@@ -35,6 +35,7 @@ COMMANDS = (
     "chaos",
     "inspect",
     "export",
+    "export-model",
     "report",
     "doctor",
     "record",

@@ -33,6 +33,7 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
         f"report: {written.page}",
         f"curve:  {written.curve}",
         f"logs:   {Path(ended.config.folder) / 'logs'}",
+        *model_lines(ended.config.folder, state.run.step),
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),
     )
@@ -66,6 +67,14 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
         f"held-out accuracy from {first.accuracy:.2f} (version {first.policy_version}) "
         f"to {last.accuracy:.2f} (version {last.policy_version}), {over(first, last)}",
     )
+
+
+def model_lines(folder: str, step: int) -> Sequence[str]:
+    """How to get at the trained model; empty while no step was done."""
+    if not step:
+        return ()
+    named = shlex.quote(folder)
+    return (f"model:  {program_name()} export-model {named} --to {named}/export",)
 
 
 def failure_lines(failure: Failure | None) -> Sequence[str]:

@@ -6,12 +6,13 @@ are synced around one rename. What is loaded is chosen by the ledger, never by t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,6 +140,19 @@ class CheckpointStore:
 
         folder = self._folder / manifest.name
         return load_file(folder / MODEL_FILE), load_file(folder / OPTIMIZER_FILE)
+
+    def load_weights(self, manifest: Manifest) -> dict[str, Tensor]:
+        """The weights alone, on the CPU."""
+        from safetensors.torch import load_file
+
+        weights: dict[str, Tensor] = load_file(self._folder / manifest.name / MODEL_FILE)
+        return weights
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Those that can be read, the highest step first; their files are not looked at."""
+        for name in self._names():
+            with contextlib.suppress(CheckpointError):
+                yield self._manifest(name)
 
     def prune(self, keep: int, epoch: int) -> list[str]:
         """Remove all but the `keep` written last, by epoch and step; returns the names removed.

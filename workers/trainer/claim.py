@@ -95,6 +95,18 @@ def read_to_end(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecord
         _fold(reader, ledger, foreign, 0.2)
 
 
+def read_ledger(bus: Bus, reads: str) -> Ledger:
+    """The whole of `steps` up to now, for one who only looks; `reads` names it in messages.
+
+    Raises:
+        DeadlineError: as `read_to_end`.
+    """
+    ledger = Ledger()
+    with bus.reader(bus.beginnings(STEPS_PARTITION.topic)) as reader:
+        read_to_end(bus, reader, ledger, ForeignRecords(reads))
+    return ledger
+
+
 def _fold(reader: Reader, ledger: Ledger, foreign: ForeignRecords, timeout_s: float) -> bool:
     """Whether the newest epoch's owner wrote something."""
     wrote = False

@@ -24,9 +24,8 @@ from workers.config.load import from_json
 from workers.config.run import RunConfig
 from workers.device import nearest_device
 from workers.engines.base import EngineError
-from workers.loop.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.claim import STEPS_PARTITION, read_to_end
+from workers.trainer.claim import read_ledger
 from workers.trainer.facts import versions
 from workers.trainer.fetch import RecordGoneError
 from workers.trainer.ledger import Ledger, StepFact
@@ -144,7 +143,7 @@ class _Ready:
 
 
 def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) -> _Ready:
-    ledger = _ledger(bus)
+    ledger = read_ledger(bus, "rerun")
     fact = ledger.steps.get(step)
     if fact is None:
         raise RerunError(f"step {step} was never completed: the log holds {_held(ledger)}")
@@ -210,13 +209,6 @@ def _recorded(bus: Bus, fact: StepFact) -> tuple[StepCompleted, Sequence[RawReco
 def _held(ledger: Ledger) -> str:
     numbers = sorted(ledger.steps)
     return f"steps {numbers[0]} to {numbers[-1]}" if numbers else "no completed step"
-
-
-def _ledger(bus: Bus) -> Ledger:
-    ledger = Ledger()
-    with bus.reader(bus.beginnings(STEPS_PARTITION.topic)) as reader:
-        read_to_end(bus, reader, ledger, ForeignRecords("rerun"))
-    return ledger
 
 
 def _start(
