@@ -23,9 +23,7 @@ def formed(devices: list[torch.device]) -> list[Group]:
     def form(rank: int) -> None:
         until_s = time.monotonic() + WAIT_S
         size = len(groups)
-        groups[rank].form(
-            store, rank, size, host="127.0.0.1", until_s=until_s, look=lambda: None
-        )
+        groups[rank].form(store, rank, size, host="127.0.0.1", until_s=until_s, look=lambda: None)
 
     threads = [threading.Thread(target=form, args=(rank,)) for rank in range(len(groups))]
     for thread in threads:
@@ -47,7 +45,7 @@ def test_what_is_for_a_device_goes_through_host_memory() -> None:
         ]
         waiting = [works[0], works[2], works[1]]
         until_s = time.monotonic() + WAIT_S
-        while not all([work.done() for work in waiting[:2]]):
+        while not all(work.done() for work in waiting[:2]):
             assert time.monotonic() < until_s
         assert torch.equal(torch.zeros_like(sent), staged)  # nobody looked yet
         while not works[1].done():

@@ -247,7 +247,9 @@ def test_a_loader_that_knows_experts_one_by_one_is_given_them_so(tmp_path: Path)
     what = order(path, mode="checkpoint", weight_hash=weight_hash(stacked))
     assert obey(serving(model, takes_fused_experts=False), what)["ok"]
     names = ("gate_proj", "up_proj", "down_proj")
-    assert {f"mlp.experts.{i}.{name}.weight" for i in range(2) for name in names} == set(model.given)
+    assert {f"mlp.experts.{i}.{name}.weight" for i in range(2) for name in names} == set(
+        model.given
+    )
     fused = stacked["mlp.experts.gate_up_proj"][1]
     halves = [model.given[f"mlp.experts.1.{name}.weight"] for name in names[:2]]
     assert torch.equal(fused, torch.cat(halves))

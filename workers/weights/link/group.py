@@ -1,9 +1,10 @@
 """A process group of one sender and its receivers, outside torch's default one.
 
-Rank 0 sends. Gloo's bytes to or from a GPU go through host memory. Whoever waits asks `Pending.done()` between looks at its link and its clock, so no
-call here blocks for a dead peer; `abort` frees a group that hangs. After an abort torch calls the
-work completed: only a checksum proves that bytes came. Gloo knows no abort: each of its operations
-ends by a timeout of its own, and a group is let go when they have.
+Rank 0 sends. Gloo's bytes to or from a GPU go through host memory. Whoever waits asks
+`Pending.done()` between looks at its link and its clock, so no call here blocks for a dead peer;
+`abort` frees a group that hangs. After an abort torch calls the work completed: only a checksum
+proves that bytes came. Gloo knows no abort: each of its operations ends by a timeout of its own,
+and a group is let go when they have.
 """
 
 from __future__ import annotations
