@@ -41,6 +41,7 @@ from workers.weights.file import FileWeightChannel, FileWeightServer
 from workers.weights.link.experts import each_expert
 
 FIRST, OTHER = 1, 2
+APART_S = 4.0  # two servers that start at once may choose the same free port for their ranks
 # One key-value head for two ranks, and a vocabulary that is padded behind.
 SHAPES["shared"] = replace(SHAPES["small"], kv_heads=1, vocabulary=4036)
 # Two servers and perhaps others share each GPU: none may take what is left of its memory.
@@ -227,6 +228,8 @@ def run(args: argparse.Namespace, told: dict[str, Any], folder: Path) -> None:
         if args.cpu:  # no room for two
             measure(steps, engine, by_link, by_file, is_cpu=True)
             engine.__exit__()
+        else:
+            time.sleep(APART_S)
         reader = start(args, whole, folder, "auto", args.port + 1)
         stack.callback(reader.__exit__)
         with ThreadPoolExecutor(1) as pool:
