@@ -37,6 +37,7 @@ class ModelServer:
     ) -> None:
         self._port = port
         self.ranks = ranks
+        folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{type(self).__name__}-{port}.log"
         environment = os.environ | piece.environment(folder / "piece") | {"HF_HUB_OFFLINE": "1"}
         if gpu:

@@ -230,7 +230,7 @@ def run(args: argparse.Namespace, told: dict[str, Any], folder: Path) -> None:
             engine.__exit__()
         else:
             time.sleep(APART_S)
-        reader = start(args, whole, folder, "auto", args.port + 1)
+        reader = start(args, whole, folder / "reader", "auto", args.port + 1)
         stack.callback(reader.__exit__)
         with ThreadPoolExecutor(1) as pool:
             up = pool.submit(reader.__enter__)
@@ -271,7 +271,7 @@ def main() -> int:
         text = json.dumps(told, indent=1)
         if args.out:
             args.out.write_text(text + "\n", encoding="utf-8")
-            for log in folder.glob("*.log"):
+            for log in folder.rglob("*.log"):
                 shutil.copy(log, args.out.with_suffix(f".{log.name}"))
         told.pop("ranks", None)
         sys.stdout.write(json.dumps({k: v for k, v in told.items() if k != "fresh"}) + "\n")
