@@ -9,10 +9,10 @@ from tests.gpu.model_rows import Shape
 
 
 def write_model(folder: Path, shape: Shape) -> Path:
-    """`config.json` of a Qwen3-MoE of this shape."""
+    """`config.json` of a Qwen3-MoE of this shape, or of a Qwen3 if it has no experts."""
     config = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM" if shape.experts else "Qwen3ForCausalLM"],
+        "model_type": "qwen3_moe" if shape.experts else "qwen3",
         "attention_bias": False,
         "bos_token_id": 1,
         "decoder_sparse_step": 1,
@@ -21,7 +21,7 @@ def write_model(folder: Path, shape: Shape) -> Path:
         "hidden_act": "silu",
         "hidden_size": shape.hidden,
         "initializer_range": 0.02,
-        "intermediate_size": 4 * shape.expert_width,
+        "intermediate_size": 4 * shape.expert_width if shape.experts else shape.expert_width,
         "max_position_embeddings": 4096,
         "mlp_only_layers": [],
         "moe_intermediate_size": shape.expert_width,

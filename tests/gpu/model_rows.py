@@ -16,7 +16,7 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
-    experts: int
+    experts: int  # 0: a dense model, whose width is `expert_width`
     expert_width: int
     vocabulary: int
 
@@ -50,30 +50,45 @@ SHAPES["30b-a3b-16"] = replace(SHAPES["30b-a3b"], layers=16)
 
 def trainer_rows(shape: Shape) -> list[Row]:
     """Hugging Face names, experts fused."""
-    attention = {
-        "q_proj": (shape.heads * shape.head_dim, shape.hidden),
-        "k_proj": (shape.kv_heads * shape.head_dim, shape.hidden),
-        "v_proj": (shape.kv_heads * shape.head_dim, shape.hidden),
-    }
     experts = {
+        "gate.weight": (shape.experts, shape.hidden),
         "experts.gate_up_proj": (shape.experts, 2 * shape.expert_width, shape.hidden),
         "experts.down_proj": (shape.experts, shape.hidden, shape.expert_width),
     }
-    return _rows(shape, attention, experts)
+    return _rows(shape, _attention(shape), experts)
+
+
+def dense_rows(shape: Shape) -> list[Row]:
+    """Hugging Face names of a Qwen3 without experts."""
+    mlp = {
+        "gate_proj.weight": (shape.expert_width, shape.hidden),
+        "up_proj.weight": (shape.expert_width, shape.hidden),
+        "down_proj.weight": (shape.hidden, shape.expert_width),
+    }
+    return _rows(shape, _attention(shape), mlp)
 
 
 def server_rows(shape: Shape) -> list[Row]:
     """As vLLM names them: q, k and v in one, experts stacked."""
     num_rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     experts = {
+        "gate.weight": (shape.experts, shape.hidden),
         "experts.routed_experts.w13_weight": (shape.experts, 2 * shape.expert_width, shape.hidden),
         "experts.routed_experts.w2_weight": (shape.experts, shape.hidden, shape.expert_width),
     }
     return _rows(shape, {"qkv_proj": (num_rows, shape.hidden)}, experts)
 
 
+def _attention(shape: Shape) -> dict[str, tuple[int, ...]]:
+    return {
+        "q_proj": (shape.heads * shape.head_dim, shape.hidden),
+        "k_proj": (shape.kv_heads * shape.head_dim, shape.hidden),
+        "v_proj": (shape.kv_heads * shape.head_dim, shape.hidden),
+    }
+
+
 def _rows(
-    shape: Shape, attention: dict[str, tuple[int, ...]], experts: dict[str, tuple[int, ...]]
+    shape: Shape, attention: dict[str, tuple[int, ...]], mlp: dict[str, tuple[int, ...]]
 ) -> list[Row]:
     rows: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (shape.vocabulary, shape.hidden),
@@ -83,12 +98,11 @@ def _rows(
     for layer in range(shape.layers):
         head = f"model.layers.{layer}"
         rows |= {f"{head}.self_attn.{n}.weight": s for n, s in attention.items()}
-        rows |= {f"{head}.mlp.{n}": s for n, s in experts.items()}
+        rows |= {f"{head}.mlp.{n}": s for n, s in mlp.items()}
         rows |= {
             f"{head}.self_attn.o_proj.weight": (shape.hidden, shape.heads * shape.head_dim),
             f"{head}.self_attn.q_norm.weight": (shape.head_dim,),
             f"{head}.self_attn.k_norm.weight": (shape.head_dim,),
-            f"{head}.mlp.gate.weight": (shape.experts, shape.hidden),
             f"{head}.input_layernorm.weight": (shape.hidden,),
             f"{head}.post_attention_layernorm.weight": (shape.hidden,),
         }

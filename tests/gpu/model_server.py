@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -36,6 +37,7 @@ class ModelServer:
     ) -> None:
         self._port = port
         self.ranks = ranks
+        folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{type(self).__name__}-{port}.log"
         environment = os.environ | piece.environment(folder / "piece") | {"HF_HUB_OFFLINE": "1"}
         if gpu:
@@ -54,8 +56,8 @@ class ModelServer:
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        """Beside the piece's."""
-        return {}
+        """Beside the piece's. Lent machines allow no NVLink multicast: sums go by plain NCCL."""
+        return {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
     def __enter__(self) -> ModelServer:
         started_s = time.monotonic()
@@ -74,7 +76,8 @@ class ModelServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
 
     def tail(self) -> str:
@@ -113,11 +116,13 @@ class Vllm(ModelServer):
         command += ["--port", str(port), "--model", str(model), "--load-format", "dummy"]
         command += ["--skip-tokenizer-init", "--weight-transfer-config", transfer]
         command += ["--tensor-parallel-size", str(self.ranks)]
+        command += ["--disable-custom-all-reduce"] if self.ranks > 1 else []
         return [*command, "--max-model-len", "4096", "--max-num-seqs", "8"]
 
     def environment(self) -> dict[str, str]:
         """Routes for updates; no sampler that is compiled at the first request."""
-        return {"VLLM_SERVER_DEV_MODE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        updates = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        return updates | {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"} | super().environment()
 
     def prepare(self) -> None:
         """Once after the start."""
@@ -162,11 +167,14 @@ class Sglang(ModelServer):
         command += ["--custom-weight-loader", payloads.SGLANG_LOADER, "--grammar-backend", "none"]
         command += ["--attention-backend", "triton", "--sampling-backend", "pytorch"]
         command += ["--tp-size", str(self.ranks)]
+        if self.ranks > 1:
+            command += ["--disable-custom-all-reduce"]
+            command += ["--enforce-disable-flashinfer-allreduce-fusion"]
         return [*command, "--context-length", "4096", "--max-running-requests", "8"]
 
     def environment(self) -> dict[str, str]:
         """`/health` answers without generating."""
-        return {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+        return {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"} | super().environment()
 
     def prepare(self) -> None:
         """Nothing."""

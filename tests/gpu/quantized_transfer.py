@@ -28,8 +28,8 @@ from tests.gpu.model_rows import SHAPES
 from tests.gpu.model_server import PYTHON, Vllm
 from tests.gpu.served_transfer import IDS, Trainer
 from tests.gpu.weight_transfer import hardware
-from workers.engines.served.delivery import per_expert
 from workers.weights.desk import ServerPullError, describe
+from workers.weights.link.experts import each_expert
 
 FIRST, OTHER = 1, 2
 
@@ -62,7 +62,7 @@ def pulled(args: argparse.Namespace, trainer: Trainer, model: Path, folder: Path
             parameters = errand.reports()[0]["parameters"]
         told: dict[str, Any] = {"dtypes": dict(Counter(dtype for _, dtype, _ in parameters))}
         published = trainer.publish(FIRST)
-        whole = {n: t.cpu().contiguous() for n, t in per_expert(trainer.weights)}
+        whole = {n: t.cpu().contiguous() for n, t in each_expert(trainer.weights.items())}
         save_file(whole, model / "model.safetensors", {"format": "pt"})
         try:
             trainer.pull(engine, published, "in_place")

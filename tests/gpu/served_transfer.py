@@ -73,12 +73,17 @@ class Trainer:
     def publish(self, version: int) -> PolicyPublished:
         """New content, served under a new number."""
         self.server.retire(0)
+        self.fill(version)
+        manifest = self.server.publish(version, self.weights, known_hash=f"{version:064x}")
+        return announced(manifest, self.server.endpoints()[0])
+
+    def fill(self, version: int) -> int:
+        """The content of a number, whose old tensors go first; bytes."""
         self.weights = {}
         self.weights = make(self.rows, self.device, version)
         for tensor in self.weights.values():
             tensor.mul_(STD)
-        manifest = self.server.publish(version, self.weights, known_hash=f"{version:064x}")
-        return announced(manifest, self.server.endpoints()[0])
+        return sum(tensor.nbytes for tensor in self.weights.values())
 
     def pull(
         self, engine: Vllm | Sglang, published: PolicyPublished, mode: str = "in_place"

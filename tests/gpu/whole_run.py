@@ -1,11 +1,14 @@
-"""A whole run on two GPUs of one machine: broker, prompts, vLLM, log-probs, trainer, NCCL pulls.
+"""A whole run on two GPUs of one machine: broker, prompts, server, log-probs, trainer, NCCL pulls.
 
     python -m tests.gpu.whole_run --out result.json
+    python -m tests.gpu.whole_run --engine sglang --python ~/sgl --out result.json
+    python -m tests.gpu.whole_run --model dense --steps 12 --out result.json  # 1.4 billion
     python -m tests.gpu.whole_run --cpu --steps 3 --python .venv-vllm/bin/python   # vLLM and gloo
 
 Runs `rlstreams up` on the demo with its overlay, as a user would, and then reads the run's own log:
 what was learned, what each pull cost, whether every sample is accounted for. The trainer has GPU 0;
-vLLM and the log-prob worker share GPU 1. Words behind `--` are overrides (`--trainer.device=cpu`).
+the server and the log-prob worker share GPU 1. Words behind `--` are overrides
+(`--trainer.device=cpu`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ from streams.bus import Bus
 from streams.codec import decoded
 from streams.record import Partition
 from streams.topics import POLICY_PULLS
+from tests.gpu.random_model import KINDS
 from workers.config.load import load
 from workers.config.run import RunConfig
 from workers.report.collect import collect
@@ -37,7 +42,10 @@ from workers.runs.attach import attached
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "infra" / "examples"
 ON_CPU = ("weights.channel=gloo", "prompts.evaluate_rows=32", "engine.args.enforce-eager=true")
+OVERLAYS = {"vllm": "demo-gpu.toml", "sglang": "demo-sglang.toml"}
+LARGE = Path(__file__).resolve().parent / "large.toml"
 READ_S = 60.0
+WRITE_S = 240.0
 TAIL_LINES = 40
 
 
@@ -46,8 +54,21 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
     words = [f"run.dir={args.folder}/{{id}}", f"trainer.steps={args.steps}"]
     words += [f"broker.jars_dir={args.jars}"] if args.jars else []
     words += [f"engine.python={args.python}"] if args.python else []
+    if args.model:
+        words += [f"model.path={model_of(args)}", f"run.id={args.engine}-{args.model}"]
     words += ON_CPU if args.cpu else ()
     return [*words, *(word.removeprefix("--") for word in args.overrides)]
+
+
+def files_of(args: argparse.Namespace) -> list[Path]:
+    """The demo, what it is to run on, and what a large model needs."""
+    overlay = "demo-vllm.toml" if args.cpu else OVERLAYS[args.engine]
+    return [EXAMPLES / "demo.toml", EXAMPLES / overlay, *([LARGE] if args.model else [])]
+
+
+def model_of(args: argparse.Namespace) -> Path:
+    """The folder of a random model."""
+    return Path(args.folder).resolve() / f"model-{args.model}"
 
 
 def run_it(files: Sequence[Path], overrides: Sequence[str], folder: Path, limit_s: float) -> int:
@@ -114,8 +135,10 @@ def told_by_the_log(config: RunConfig) -> dict[str, Any]:
     with attached(config) as bus:
         given = collect(bus, config.run.id)
         pulls = pulls_by_role(list(loaded_events(bus)))
-    steps = given.views.run.steps
+    steps, throughput = given.views.run.steps, given.views.throughput
     seconds = (steps[-1].finished_at_ms - steps[0].finished_at_ms) / 1000 if steps else 0.0
+    training_s = sum(p.metrics["train_s"] for p in steps[1:])
+    between_s = [(b.finished_at_ms - a.finished_at_ms) / 1000 for a, b in pairwise(steps)]
     mismatch = [p.metrics["mismatch_mean"] for p in steps if "mismatch_mean" in p.metrics]
     return {
         "accuracy": [[p.policy_version, p.accuracy, p.num_samples]
@@ -124,6 +147,9 @@ def told_by_the_log(config: RunConfig) -> dict[str, Any]:
         "reward": [point.reward for point in steps],
         "seconds_of_steps": seconds,
         "tokens_per_s": sum(point.num_tokens for point in steps[1:]) / seconds if seconds else 0.0,
+        "step_s": statistics.median(between_s) if between_s else None,
+        "not_training_share": 1 - training_s / seconds if seconds else None,
+        "states_s": {role: dict(throughput.seconds(role)) for role in throughput.roles},
         "train_s": statistics.median(p.metrics["train_s"] for p in steps) if steps else None,
         "mismatch_mean": statistics.median(mismatch) if mismatch else None,
         "pulls": pulls,
@@ -145,6 +171,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="vLLM for the CPU, and gloo")
+    parser.add_argument("--engine", choices=sorted(OVERLAYS), default="vllm")
+    parser.add_argument("--model", choices=["", *KINDS], default="", help="random; empty: the demo")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--folder", default="runs/gpu", help="for the run's files")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
@@ -158,14 +186,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and report; the run's status."""
     args = parse(argv)
-    files = [EXAMPLES / "demo.toml", EXAMPLES / f"demo-{'vllm' if args.cpu else 'gpu'}.toml"]
-    overrides = overrides_of(args)
+    files, overrides = files_of(args), overrides_of(args)
+    result: dict[str, Any] = {"hardware": hardware(), "engine": args.engine, "model": args.model}
+    if args.model:
+        write_it = [sys.executable, "-m", "tests.gpu.random_model", args.model, str(model_of(args))]
+        subprocess.run(write_it, check=True, timeout=WRITE_S)
     config = load(files, overrides)
     folder = Path(config.folder)
     started_s = time.monotonic()
     status = run_it(files, overrides, folder, args.limit_s)
-    result: dict[str, Any] = {"status": status, "wall_s": time.monotonic() - started_s}
-    result |= {"hardware": hardware(), "overrides": overrides}
+    result |= {"status": status, "wall_s": time.monotonic() - started_s, "overrides": overrides}
     sys.stdout.write((folder / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:])
     try:
         result |= told_by_the_log(config)

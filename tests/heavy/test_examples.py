@@ -12,7 +12,7 @@ from workers.config.load import load
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
 # Nothing of their own to try: overlays, and one that needs a connection and an extra package.
-OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml")
+OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml", "demo-sglang.toml")
 ELSEWHERE = "reasoning_gym.toml"
 TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {*OVERLAYS, ELSEWHERE})
 
@@ -55,11 +55,12 @@ def test_messages_need_a_template(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_others_can_be_read() -> None:
     """An overlay changes what it is for; what needs a connection is checked without one."""
-    slower, served, on_gpus = (load([EXAMPLES / "demo.toml", EXAMPLES / o]) for o in OVERLAYS)
+    configs = (load([EXAMPLES / "demo.toml", EXAMPLES / overlay]) for overlay in OVERLAYS)
+    slower, served, *on_gpus = configs
     assert (5e-5, 60) == (slower.trainer.optimizer.lr, slower.trainer.steps)
     assert ("vllm", 60) == (served.rollout.engine, served.trainer.steps)
-    assert ("vllm", "nccl", "cuda:1") == (
-        on_gpus.rollout.engine, on_gpus.weights.channel, on_gpus.logprob.device
-    )  # fmt: skip
+    for engine, config in zip(("vllm", "sglang"), on_gpus, strict=True):
+        channel, device = config.weights.channel, config.logprob.device
+        assert (engine, "nccl", "cuda:1") == (config.rollout.engine, channel, device)
     gym = load([EXAMPLES / ELSEWHERE])
     assert ("gym:chain_sum", "reasoning-gym") == (gym.data.train, gym.reward.verifier)

@@ -42,6 +42,7 @@ class FakeServer:
         self.num_looks = 0  # requests of /health that came in
         self.spoil: Spoil | None = None  # of generate's answers
         self.statuses: list[int] = []  # of the next generate requests, instead of an answer
+        self.ranks = self.replicas = 1  # what it says of its processes
         self.dies_of_loading = False
         self.hangs = False  # generate never answers
         self.breaks_off = False  # generate ends in the middle

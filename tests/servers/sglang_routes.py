@@ -84,7 +84,8 @@ class SglangRoutes:
             "version": self._server.version,
             "model_path": "/models/m",
             "context_length": MAX_TOKENS,
-            "tp_size": 1,
+            "tp_size": self._server.ranks // self._server.replicas,
+            "dp_size": self._server.replicas,
         }
         return web.json_response(found)
 

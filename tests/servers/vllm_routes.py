@@ -89,6 +89,11 @@ class VllmRoutes:
         model = {"id": "m", "root": "/models/m", "max_model_len": MAX_TOKENS}
         return web.json_response({"data": [model]})
 
+    async def world_size(self, request: web.Request) -> web.Response:
+        is_whole = request.query["include_dp"] == "true"
+        replicas = 1 if is_whole else self._server.replicas
+        return web.json_response({"world_size": self._server.ranks // replicas})
+
     def routes(self) -> list[web.RouteDef]:
         routes = [
             web.post("/inference/v1/generate", self.generate),
@@ -96,6 +101,7 @@ class VllmRoutes:
             web.post("/resume", self.resume),
             web.post("/collective_rpc", self.collective_rpc),
             web.get("/health", fine),
+            web.get("/get_world_size", self.world_size),
             web.get("/version", self.version),
             web.get("/v1/models", self.models),
         ]

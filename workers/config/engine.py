@@ -8,6 +8,10 @@ from typing import Literal
 from streams.errors import ConfigError
 from workers.config.checks import check_urls, positive
 
+# Of vLLM and of SGLang, both spellings; the values that are refused are those above 1.
+_REPLICAS = frozenset({"data-parallel-size", "dp-size"})
+_STAGES = frozenset({"pipeline-parallel-size", "pp-size"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSection:
@@ -61,6 +65,7 @@ class EngineSection:
             answer_s=self.answer_s,
             silent_s=self.silent_s,
         )
+        self._refuse_spread()
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"engine.port must be in [0, 65535], got {self.port}")
         check_urls("engine.urls", self.urls)
@@ -74,3 +79,16 @@ class EngineSection:
                 f"engine.host is {self.host!r}: a server's control routes ask for no key, so it "
                 "listens on loopback or on one private interface"
             )
+
+    def _refuse_spread(self) -> None:
+        """A worker fills tensor and expert parallel ranks, and nothing else of one server."""
+        for name, value in self.args.items():
+            flag = name.lstrip("-").replace("_", "-")
+            if flag not in _REPLICAS | _STAGES or str(value) == "1":
+                continue
+            cure = (
+                "start several servers instead (rollout.workers, or engine.urls)"
+                if flag in _REPLICAS
+                else "spread the model by tensor-parallel-size (SGLang: tp-size) instead"
+            )
+            raise ConfigError(f"engine.args.{name} is {value}: weights cannot reach that; {cure}")

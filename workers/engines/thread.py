@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence, Set
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ class EngineThread:
 
     def __init__(self, name: str = "engine-loop") -> None:
         self._loop = new_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], Hashable] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -25,18 +25,22 @@ class EngineThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def start(
-        self, work: Sequence[tuple[Coroutine[Any, Any, T], Callable[[asyncio.Task[T]], object]]]
+        self,
+        work: Sequence[
+            tuple[Hashable, Coroutine[Any, Any, T], Callable[[asyncio.Task[T]], object]]
+        ],
     ) -> None:
         """Start coroutines, waking the loop up once; each one's end is told on the loop's thread.
 
         Args:
-            work: coroutines, each with who is told; a task that ended can be asked from any thread.
+            work: coroutines, each with a key for `cancel` and with who is told; a task that ended
+                can be asked from any thread.
         """
 
         def begin() -> None:
-            for coroutine, on_end in work:
+            for key, coroutine, on_end in work:
                 task = self._loop.create_task(coroutine)
-                self._tasks.add(task)  # the loop itself would let go of it
+                self._tasks[task] = key  # the loop itself would let go of it
                 task.add_done_callback(self._ended)
                 task.add_done_callback(on_end)
 
@@ -44,9 +48,20 @@ class EngineThread:
             self._loop.call_soon_threadsafe(begin)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled():
             task.exception()  # seen: what nobody collects at the end is no line in the log
+
+    def cancel(self, keys: Set[Hashable]) -> None:
+        """Cancel what was started under these keys and has not ended; its end is told as ever."""
+
+        def cancel() -> None:
+            for task, key in list(self._tasks.items()):
+                if key in keys:
+                    task.cancel()
+
+        if keys:
+            self._loop.call_soon_threadsafe(cancel)
 
     def wait(self, coroutine: Coroutine[Any, Any, T], deadline_s: float, what: str) -> T:
         """Run `coroutine` to its end.

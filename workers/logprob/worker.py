@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from schemas.events import (
 from streams.bus import Bus
 from streams.codec import now_ms, outgoing
 from streams.crash_points import CrashPoint, reach
-from streams.record import Outgoing, Position, RawRecord, Record
+from streams.record import Outgoing, Partition, Position, RawRecord, Record
 from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from workers.context import Context
 from workers.engines.base import Scorer
@@ -110,6 +110,12 @@ class LogprobStage:
         if self._window is None and self._pull is None and self._is_due():
             self._start()
         return finished
+
+    def give_up(self, partitions: Set[Partition]) -> None:
+        """Forgets what is pending of them; a window that is being scored goes on."""
+        kept = [record for record in self._pending if record.raw.partition not in partitions]
+        self._reporter.count(given_up=len(self._pending) - len(kept))
+        self._pending = kept
 
     def probing(self, raw: RawRecord, tries: int) -> None:
         """Count it; the report is also what shows the supervisor that this worker came so far."""

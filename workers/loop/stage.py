@@ -10,7 +10,7 @@ records are begun after a predecessor's death, `workers.loop.outbox` how they ar
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Protocol
@@ -52,6 +52,12 @@ class Stage(Protocol):
 
     def finished(self) -> Sequence[Finished]:
         """What was finished since the last call."""
+
+    def give_up(self, partitions: Set[Partition]) -> None:
+        """Stop work on records of partitions that went to another member.
+
+        What still finishes of them is dropped: their new owner does it.
+        """
 
     def probing(self, raw: RawRecord, tries: int) -> None:
         """Told before a record is begun of which the last `tries` workers died; for the reports."""
@@ -166,6 +172,8 @@ class StageLoop:
         for partition in polled.revoked:
             self._probation.give_up(partition)
             self._owed.pop(partition, None)
+        if polled.revoked:
+            self._stage.give_up(polled.revoked)
         if polled.assigned:
             self._take_over(polled.assigned)
         if self._drain_until is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -14,7 +14,7 @@ from schemas.events import DeadLetter, Event, PolicyPublished, Prompt
 from streams.bus import Bus
 from streams.codec import outgoing
 from streams.crash_points import CrashPoint, reach
-from streams.record import Outgoing, RawRecord, Record
+from streams.record import Outgoing, Partition, Position, RawRecord, Record
 from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from workers.context import Context
 from workers.engines.base import Engine, EngineError, PromptTooLongError
@@ -60,6 +60,7 @@ class RolloutStage:
         self._pulling: tuple[PolicyPublished, Future[Pulled]] | None = None
         self._pull_after = 0.0
         self._waiting: deque[Record[Prompt]] = deque()
+        self._running: set[Position] = set()  # records whose samples the engine has
         self._ended: SimpleQueue[tuple[Record[Prompt], asyncio.Task[Rollout]]] = SimpleQueue()
         self._unnamed: list[tuple[Record[Prompt], Rollout]] = []
         self._num_open = 0
@@ -91,12 +92,27 @@ class RolloutStage:
                 record, task = self._ended.get_nowait()
             except Empty:
                 return finished
+            self._running.discard(record.position)
+            if task.cancelled():  # given up
+                self._num_open -= 1
+                continue
             reach(CrashPoint.FORWARD_AFTER)
             error = task.exception()
             if error is not None:
                 finished.append(self._fail(record, error))
             else:
                 self._conclude(record, task.result(), finished)
+
+    def give_up(self, partitions: Set[Partition]) -> None:
+        """Ends their requests: their new owner samples them anew."""
+        kept = [record for record in self._waiting if record.raw.partition not in partitions]
+        named = [one for one in self._unnamed if one[0].raw.partition not in partitions]
+        gone = {at for at in self._running if Partition(at.topic, at.partition) in partitions}
+        num_ended = len(self._waiting) - len(kept) + len(self._unnamed) - len(named)
+        self._waiting, self._unnamed = deque(kept), named
+        self._num_open -= num_ended
+        self._loop.cancel(gone)
+        self._reporter.count(given_up=num_ended + len(gone))
 
     def probing(self, raw: RawRecord, tries: int) -> None:
         """Count it; the report is also what shows the supervisor that this worker came so far."""
@@ -165,8 +181,12 @@ class RolloutStage:
             reach(CrashPoint.FORWARD_BEFORE)
             begun.append(record)
         self._loop.start(
-            [(self._sampler.roll_out(one.event), partial(self._on_end, one)) for one in begun]
+            [
+                (one.position, self._sampler.roll_out(one.event), partial(self._on_end, one))
+                for one in begun
+            ]
         )
+        self._running.update(one.position for one in begun)
         self._reporter.state(*self._state(held))
 
     def _on_end(self, record: Record[Prompt], task: asyncio.Task[Rollout]) -> None:

@@ -26,8 +26,8 @@ def test_every_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
     thread = EngineThread()
     ended: SimpleQueue[tuple[int, asyncio.Task[int]]] = SimpleQueue()
 
-    def tell(value: int) -> tuple[object, object]:
-        return echo(value), lambda task: ended.put((value, task))
+    def tell(value: int) -> tuple[object, object, object]:
+        return value, echo(value), lambda task: ended.put((value, task))
 
     with caplog.at_level(logging.ERROR, logger="asyncio"):
         thread.start([tell(value) for value in (1, -2, 3)])  # type: ignore[misc]
@@ -39,4 +39,26 @@ def test_every_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
         gc.collect()
     assert isinstance(tasks[-2].exception(), ValueError)
     assert [] == caplog.records
+    thread.close()
+
+
+def test_what_is_cancelled_by_its_key_ends_and_the_rest_goes_on() -> None:
+    """Both ends are told."""
+    thread = EngineThread()
+    ended: SimpleQueue[tuple[str, asyncio.Task[None]]] = SimpleQueue()
+    gate = asyncio.Event()
+
+    def tell(key: str) -> tuple[object, object, object]:
+        return key, gate.wait(), lambda task: ended.put((key, task))
+
+    async def open_gate() -> None:
+        gate.set()
+
+    thread.start([tell("gone"), tell("kept")])  # type: ignore[misc]
+    thread.cancel({"gone", "never there"})
+    key, task = ended.get(timeout=DEADLINE_S)
+    assert ("gone", True) == (key, task.cancelled())
+    thread.wait(open_gate(), DEADLINE_S, "the loop")
+    key, task = ended.get(timeout=DEADLINE_S)
+    assert ("kept", False) == (key, task.cancelled())
     thread.close()

@@ -73,10 +73,12 @@ class Stand:
             self._pen.commit([outgoing(POLICY_VERSIONS, event)])
         return event
 
-    def issue(self, group_id: str, num: int, **changes: Any) -> None:
+    def issue(self, group_id: str, num: int, *, partition: int = 0, **changes: Any) -> None:
         self._pen.commit(
             [
-                outgoing(PROMPTS, make_prompt(group_id, sample, num, **changes), partition=0)
+                outgoing(
+                    PROMPTS, make_prompt(group_id, sample, num, **changes), partition=partition
+                )
                 for sample in range(num)
             ]
         )

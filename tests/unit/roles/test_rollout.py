@@ -28,9 +28,9 @@ class StandsAfterOne(FakeEngine):
 
 
 def make_rollout(
-    stand: Stand, engine: FakeEngine | None = None, *, max_new_tokens: int = 6
+    stand: Stand, engine: FakeEngine | None = None, *, max_new_tokens: int = 6, ordinal: int = 0
 ) -> StageLoop:
-    context = stand.context("rollout")
+    context = stand.context("rollout", ordinal)
     engine = engine or FakeEngine()
     sampler = make_sampler(stand, engine, max_new_tokens=max_new_tokens)
     return make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
@@ -153,3 +153,39 @@ def test_a_pull_that_fails_is_tried_again_and_stops_nobody(
     stand.publish(2)
     turn_until(rollout, lambda: len(stand.read(POLICY_PULLS.name, PolicyLoaded)) == 2)
     rollout.close()
+
+
+class Both:
+    """Two workers that take turns."""
+
+    def __init__(self, *loops: StageLoop) -> None:
+        self._loops = loops
+
+    def turn(self) -> None:
+        for loop in self._loops:
+            loop.turn()
+
+
+def test_what_goes_to_another_worker_is_given_up(tmp_path: Path) -> None:
+    """Its requests end and their places are free; the new owner samples them, once."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    stuck = FakeEngine()
+    one = make_rollout(stand, stuck)
+    for group_id, partition in (("0", 0), ("1", 1)):
+        stand.issue(group_id, 2, partition=partition, min_policy_version=0)
+    stuck._paused = True
+    stage = one._stage
+    turn_until(one, lambda: len(stage._running) == 4)  # type: ignore[attr-defined]
+    other = make_rollout(stand, ordinal=1)
+    both = Both(one, other)
+    turn_until(both, lambda: len(trajectories(stand)) == 2)  # type: ignore[arg-type]
+    turn_until(both, lambda: stage.num_open == 2)  # type: ignore[arg-type]
+    assert len(stuck._waiting) == 2
+    stuck._paused = False
+    turn_until(both, lambda: len(trajectories(stand)) == 4)  # type: ignore[arg-type]
+    other.close()
+    one.close()
+    assert [("0", 0), ("0", 1), ("1", 0), ("1", 1)] == sorted(
+        (t.group_id, t.sample) for t in trajectories(stand)
+    )

@@ -36,6 +36,17 @@ class Model(torch.nn.Linear):
                 self.get_parameter(name).copy_(tensor)
 
 
+class Recorder(torch.nn.Module):
+    """A model without parameters, whose loader keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[str, torch.Tensor] = {}
+
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.given |= {name: tensor.clone() for name, tensor in tensors}
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "v.safetensors"
@@ -222,3 +233,25 @@ def test_packed_weights_are_not_overwritten_by_a_loader_that_cannot_pack(file: P
     assert (False, "layout", False) == (report["ok"], report["kind"], report["touched"])
     assert "packed is float8_e4m3fn" in report["error"]
     assert obey(serving(model, packs_again=True), order(file, mode="checkpoint"))["ok"]
+
+
+def test_a_loader_that_knows_experts_one_by_one_is_given_them_so(tmp_path: Path) -> None:
+    """SGLang's passes stacked ones over without a word, and the old experts would stay."""
+    stacked = {
+        "mlp.experts.down_proj": torch.arange(12.0).view(2, 2, 3),
+        "mlp.experts.gate_up_proj": torch.arange(24.0).view(2, 6, 2),
+    }
+    path = tmp_path / "v.safetensors"
+    save_file(stacked, path)
+    model = Recorder()
+    what = order(path, mode="checkpoint", weight_hash=weight_hash(stacked))
+    assert obey(serving(model, takes_fused_experts=False), what)["ok"]
+    names = ("gate_proj", "up_proj", "down_proj")
+    assert {f"mlp.experts.{i}.{name}.weight" for i in range(2) for name in names} == set(
+        model.given
+    )
+    fused = stacked["mlp.experts.gate_up_proj"][1]
+    halves = [model.given[f"mlp.experts.1.{name}.weight"] for name in names[:2]]
+    assert torch.equal(fused, torch.cat(halves))
+    assert obey(serving(model), what)["ok"]
+    assert torch.equal(stacked["mlp.experts.down_proj"], model.given["mlp.experts.down_proj"])

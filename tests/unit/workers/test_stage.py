@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import pytest
 
@@ -44,6 +44,9 @@ class HeldStage:
         released = [self.begun.pop(name) for name in self.released if name in self.begun]
         self.released = []
         return [Finished(raw=record.raw, outputs=(output_of(record),)) for record in released]
+
+    def give_up(self, partitions: Set[Partition]) -> None:
+        """A test releases what it likes; what went is dropped behind the stage."""
 
     def probing(self, raw: RawRecord, tries: int) -> None:
         """Nothing to report."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from workers.engines.served.dialect import dialect_of
 from workers.engines.served.facts import TESTED, Kind, ServerFacts, ask_facts
 from workers.engines.served.http import ServerError, ServerHttp
+from workers.engines.served.ranks import ask_ranks
 from workers.engines.served.wire import Answer, AnswerError, Wanted
 
 ASK_S = 60.0  # the first request of a fresh server compiles
@@ -50,7 +51,8 @@ async def check_server(url: str) -> tuple[Finding, ...]:
             return (Finding(name="server", weight=broken, found=str(err), cure="start it"),)
         ask = _vllm_findings if facts.kind is Kind.VLLM else _sglang_findings
         asked = await ask(http, facts)
-        return (_version(facts), *asked, await _answers(http, facts), *_exposed(url))
+        spread = await _spread(http, facts)
+        return (_version(facts), *asked, *spread, await _answers(http, facts), *_exposed(url))
     finally:
         await http.close()
 
@@ -144,6 +146,27 @@ async def _sglang_findings(http: ServerHttp, facts: ServerFacts) -> tuple[Findin
         _spans(facts),
         piece,
     )
+
+
+async def _spread(http: ServerHttp, facts: ServerFacts) -> tuple[Finding, ...]:
+    """Only of a server with several processes: whether weights reach all of them."""
+    name, broken = "ranks", Weight.BROKEN
+    try:
+        ranks = await ask_ranks(http, facts, ASK_S)
+        if facts.kind is Kind.VLLM and ranks.total > 1 and "/server_info" in facts.routes:
+            told = await http.get("/server_info?config_format=json", ASK_S)
+            parallel = told["vllm_config"]["parallel_config"]
+            ranks = replace(ranks, stages=int(parallel["pipeline_parallel_size"]))
+    except (ServerError, LookupError, TypeError, ValueError) as err:
+        cure = "start it with VLLM_SERVER_DEV_MODE=1" if facts.kind is Kind.VLLM else ""
+        return (Finding(name=name, weight=broken, found=f"not told: {err}", cure=cure),)
+    found, cure = ranks.refusal(facts.kind)
+    if found:
+        return (Finding(name=name, weight=broken, found=found, cure=cure),)
+    if ranks.total == 1:
+        return ()
+    found = f"{ranks.total}, each gets its shard"
+    return (Finding(name=name, weight=Weight.OK, found=found),)
 
 
 def _no_piece(flag: str) -> Finding:

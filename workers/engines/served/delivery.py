@@ -11,7 +11,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +22,7 @@ from workers.engines.served.dialect import Dialect
 from workers.engines.served.facts import ServerFacts
 from workers.engines.served.http import ServerError, ServerHttp
 from workers.weights.channel import WeightChannel, WeightError
+from workers.weights.link.experts import each_expert
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +117,8 @@ class FolderDelivery:
 
         from workers.weights.layout import size_bytes
 
-        weights = dict(per_expert(_received(order)))
+        loose = each_expert(_received(order).items())
+        weights = {name: tensor.contiguous() for name, tensor in loose}
         try:
             target.mkdir(parents=True, exist_ok=True)
             for file in self._model.iterdir():
@@ -138,23 +140,3 @@ def _received(order: Order) -> Mapping[str, torch.Tensor]:
         return dict(order.channel.pull(order.published, order.left_s))
     except WeightError as err:
         raise DeliveryError(str(err), touched=False) from err
-
-
-def per_expert(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Fused expert tensors as one tensor per expert, under the names of model folders.
-
-    `mlp.experts.gate_up_proj` (experts, 2 x width, hidden) holds gate above up;
-    `mlp.experts.down_proj` is (experts, hidden, width).
-    """
-    for name, tensor in weights.items():
-        stem, _, leaf = name.rpartition(".")
-        if not stem.endswith(".experts") or leaf not in ("gate_up_proj", "down_proj"):
-            yield name, tensor
-            continue
-        for expert, matrix in enumerate(tensor):
-            if leaf == "down_proj":
-                yield f"{stem}.{expert}.down_proj.weight", matrix.contiguous()
-                continue
-            gate, up = matrix.chunk(2)
-            yield f"{stem}.{expert}.gate_proj.weight", gate.contiguous()
-            yield f"{stem}.{expert}.up_proj.weight", up.contiguous()

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from workers.engines.served.delivery import Delivery, DeliveryError, Order
 from workers.engines.served.dialect import Dialect
 from workers.engines.served.facts import Kind, ServerFacts
 from workers.engines.served.http import ServerError, ServerHttp
+from workers.engines.served.ranks import ask_ranks, refuse
 from workers.weights import payloads
 from workers.weights.channel import Pulled, WeightError
-from workers.weights.desk import Desk, Errand, ServerPullError, describe
+from workers.weights.desk import Desk, Errand, Report, ServerPullError, describe
 
 _ASK_S = 40.0
 _ALREADY = "already active"  # how vLLM refuses a second session
@@ -41,10 +43,14 @@ class PieceDelivery:
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
         """Greet the piece, and ask how many processes hold a part of the model."""
-        self._ranks = await _num_ranks(http, facts)
+        ranks = await ask_ranks(http, facts, _ASK_S)
+        refuse(http.url, ranks, facts.kind)
+        self._ranks = ranks.total
         self._has_piece = await self._answers(http, facts)
         if not self._has_piece:
             await self._other.prepare(http, dialect, facts)
+        elif facts.kind is Kind.VLLM and ranks.total > 1:
+            refuse(http.url, replace(ranks, stages=await self._stages(http, facts)), facts.kind)
 
     async def deliver(self, order: Order) -> int:
         """Have the piece receive; see `Delivery.deliver`."""
@@ -71,13 +77,24 @@ class PieceDelivery:
             if facts.kind is Kind.VLLM:
                 await http.post("/init_weight_transfer_engine", payloads.VLLM_INIT, _ASK_S)
                 return True
-            with self._desk.open(describe(), kind="describe", ranks=self._ranks) as errand:
-                for route, body in self._calls(errand, facts):
-                    await http.post(route, body, _ASK_S)
-                await asyncio.to_thread(errand.reports)
+            await self._described(http, facts)
         except (ServerError, ServerPullError):
             return False
         return True
+
+    async def _described(self, http: ServerHttp, facts: ServerFacts) -> list[Report]:
+        with self._desk.open(describe(), kind="describe", ranks=self._ranks) as errand:
+            for route, body in self._calls(errand, facts):
+                await http.post(route, body, _ASK_S)
+            return await asyncio.to_thread(errand.reports)
+
+    async def _stages(self, http: ServerHttp, facts: ServerFacts) -> int:
+        """Of a pipeline: its ranks know how many share a stage."""
+        try:
+            reports = await self._described(http, facts)
+        except ServerPullError as err:
+            raise ServerError(f"server {http.url}: its piece does not answer: {err}") from err
+        return self._ranks // int(reports[0]["ranks"])
 
     def _calls(self, errand: Errand, facts: ServerFacts) -> list[tuple[str, Mapping[str, object]]]:
         """The routes to call, in order."""
@@ -142,12 +159,3 @@ class PieceDelivery:
                 with contextlib.suppress(ServerError):
                     await http.post(calls[-1][0], calls[-1][1], _ASK_S)
             raise
-
-
-async def _num_ranks(http: ServerHttp, facts: ServerFacts) -> int:
-    if facts.kind is Kind.SGLANG:
-        return int(facts.settings.get("tp_size") or 1)
-    found = await http.get("/get_world_size?include_dp=true", _ASK_S)
-    if not isinstance(found, dict) or not isinstance(found.get("world_size"), int):
-        raise ServerError(f"server {http.url}: /get_world_size answers {found!r:.80}")
-    return int(found["world_size"])

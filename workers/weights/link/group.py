@@ -1,9 +1,10 @@
 """A process group of one sender and its receivers, outside torch's default one.
 
-Rank 0 sends. Whoever waits asks `Pending.done()` between looks at its link and its clock, so no
-call here blocks for a dead peer; `abort` frees a group that hangs. After an abort torch calls the
-work completed: only a checksum proves that bytes came. Gloo knows no abort: each of its operations
-ends by a timeout of its own, and a group is let go when they have.
+Rank 0 sends. Gloo's bytes to or from a GPU go through host memory. Whoever waits asks
+`Pending.done()` between looks at its link and its clock, so no call here blocks for a dead peer;
+`abort` frees a group that hangs. After an abort torch calls the work completed: only a checksum
+proves that bytes came. Gloo knows no abort: each of its operations ends by a timeout of its own,
+and a group is let go when they have.
 """
 
 from __future__ import annotations
@@ -40,9 +41,16 @@ def gpu_of(device: torch.device) -> str:
 class Pending:
     """A batch on its way."""
 
-    def __init__(self, works: Sequence[dist.Work], event: torch.cuda.Event | None) -> None:
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        event: torch.cuda.Event | None,
+        staged: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+    ) -> None:
+        """Args: staged: what came into host memory, and where it belongs on the device."""
         self._works = list(works)
         self._event = event
+        self._staged = list(staged)
 
     def done(self) -> bool:
         """Whether it ended; never waits.
@@ -57,7 +65,12 @@ class Pending:
                 self._works.pop(0).wait()
             except RuntimeError as err:
                 raise PullError("link", f"a peer broke off: {err}") from err
-        return not self._works
+        if self._works:
+            return False
+        while self._staged:
+            host, target = self._staged.pop()
+            target.copy_(host)  # waits for the copy: checksums are made on another stream
+        return True
 
 
 class Group:
@@ -73,6 +86,7 @@ class Group:
         self._stall = timedelta(seconds=stall_s)
         self._works: deque[dist.Work] = deque()  # gloo's, that may not have ended
         self._group: Any = None  # the stubs know no backend by its methods
+        self._rank = 0
 
     def form(
         self,
@@ -121,6 +135,7 @@ class Group:
 
     def _make(self, store: Store, rank: int, size: int, host: str, deadline_s: float) -> None:
         timeout = timedelta(seconds=deadline_s)
+        self._rank = rank
         # Torch calls it while the group lives, and keeps only its C++ half.
         self._store = store
         if self._backend == "gloo":
@@ -152,9 +167,12 @@ class Group:
         try:
             if self._backend == "gloo":
                 options.timeout = self._stall
-                works = [group.broadcast([tensor], options) for tensor in tensors]
+                hosts = self._on_host(tensors)
+                works = [group.broadcast([host], options) for host in hosts]
                 self._remember(works)
-                return Pending(works, None)
+                if hosts is tensors or self._rank == 0:
+                    return Pending(works, None)
+                return Pending(works, None, list(zip(hosts, tensors, strict=True)))
             group._start_coalescing()
             for tensor in tensors:
                 group.broadcast([tensor], options)
@@ -164,6 +182,17 @@ class Group:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return Pending([], event)
+
+    def _on_host(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What gloo moves: for tensors of a GPU as much host memory, filled where they are sent."""
+        if self._device.type == "cpu":
+            return tensors
+        is_pinned = torch.cuda.is_available()
+        hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=is_pinned) for t in tensors]
+        if self._rank == 0:
+            for host, tensor in zip(hosts, tensors, strict=True):
+                host.copy_(tensor)
+        return hosts
 
     def abort(self) -> None:
         """Give the group up; idempotent. A hung NCCL kernel ends within a second."""

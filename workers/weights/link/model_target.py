@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .errors import PullError
+from .experts import each_expert
 from .pieces import Piece
 from .target import Row, dtype_name, run_of
 
@@ -26,6 +27,7 @@ class Loading:
     before: Callable[[], None] = lambda: None
     after: Callable[[], None] = lambda: None
     packs_again: bool = True  # the loader quantises what it is given
+    takes_fused_experts: bool = True  # else it passes them over without a word
 
 
 class ModelTarget:
@@ -102,8 +104,9 @@ class ModelTarget:
         ]
         if not tensors:
             return
+        given = iter(tensors) if self._loading.takes_fused_experts else each_expert(tensors)
         try:
-            self._model.load_weights(iter(tensors))
+            self._model.load_weights(given)
         except Exception as err:
             raise PullError("server", f"load_weights: {type(err).__name__}: {err}") from err
         self.loaded |= {name for name, _ in tensors}

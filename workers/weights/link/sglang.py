@@ -33,7 +33,8 @@ def _server(model: Any) -> Server:  # noqa: ANN401
             engine=f"sglang {_version()}",
             rank=rank,
             ranks=ranks,
-            loading=Loading(packs_again=False),
+            # Source: `load_weights` of its Qwen3-MoE, which knows experts one by one.
+            loading=Loading(packs_again=False, takes_fused_experts=False),
         )
     return _servers[id(model)]
 

@@ -1,0 +1,56 @@
+"""What a group of gloo does with tensors that lie on a device."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+from torch.distributed import HashStore
+
+from workers.weights.link.group import Group
+
+WAIT_S = 60.0
+# Nothing here asks the device for anything: its name alone makes a group stage.
+NAMED = torch.device("cuda", 0)
+
+
+def formed(devices: list[torch.device]) -> list[Group]:
+    """A group of one process, rank by rank."""
+    store = HashStore()
+    groups = [Group("gloo", device, stall_s=WAIT_S) for device in devices]
+
+    def form(rank: int) -> None:
+        until_s = time.monotonic() + WAIT_S
+        size = len(groups)
+        groups[rank].form(store, rank, size, host="127.0.0.1", until_s=until_s, look=lambda: None)
+
+    threads = [threading.Thread(target=form, args=(rank,)) for rank in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    return groups
+
+
+def test_what_is_for_a_device_goes_through_host_memory() -> None:
+    """From a sender with a device and one without, and into the target only when all has come."""
+    sent = torch.arange(9, dtype=torch.uint8)
+    for sender in (NAMED, torch.device("cpu")):
+        groups = formed([sender, NAMED, torch.device("cpu")])
+        staged, plain = torch.zeros_like(sent), torch.zeros_like(sent)
+        works = [
+            group.broadcast([tensor])
+            for group, tensor in zip(groups, (sent, staged, plain), strict=True)
+        ]
+        waiting = [works[0], works[2], works[1]]
+        until_s = time.monotonic() + WAIT_S
+        while not all(work.done() for work in waiting[:2]):
+            assert time.monotonic() < until_s
+        assert torch.equal(torch.zeros_like(sent), staged)  # nobody looked yet
+        while not works[1].done():
+            assert time.monotonic() < until_s
+        assert torch.equal(sent, staged)
+        assert torch.equal(sent, plain)
+        for group in groups:
+            group.abort()
