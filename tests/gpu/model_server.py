@@ -17,7 +17,7 @@ from typing import Any
 from workers.weights import payloads, piece
 
 UP_S = 420.0  # on a busy machine; steps have limits of their own
-LONG_TOKENS = 2000
+LONG_TOKENS = 600
 
 
 class ModelServer:
