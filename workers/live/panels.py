@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -61,21 +62,30 @@ def _gain(curve: Sequence[EvaluationPoint]) -> Text:
 
 
 def learning(given: LiveInput, width: int, height: int) -> RenderableType:
-    """Reward and held-out accuracy by step, 0 to 1, kills as strokes; and a legend."""
+    """Reward and held-out accuracy by step, kills as strokes; and a legend."""
     steps, curve = given.views.run.steps, given.views.evaluation.curve
     x_max = float(max(given.target, given.views.run.step, 1))
     plot_height = max(1, height - 1)
+    rewards = [(p.step, p.reward) for p in steps]
+    accuracies = [(p.policy_version, p.accuracy) for p in curve]
+    y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
     rows = chart(
         [
-            Line(points=[(p.step, p.reward) for p in steps], style=REWARD_STYLE),
-            Line(points=[(p.policy_version, p.accuracy) for p in curve], style=ACCURACY_STYLE),
+            Line(points=rewards, style=REWARD_STYLE),
+            Line(points=accuracies, style=ACCURACY_STYLE),
         ],
         width=max(8, width - 4),
         height=plot_height,
         x_max=x_max,
+        y_min=y_min,
+        y_max=y_max,
         marks=[mark.step for mark in given.kills],
     )
-    labels = {0: "1.0 ", plot_height // 2: "0.5 ", plot_height - 1: "0.0 "}
+    labels = {
+        0: axis_label(y_max),
+        plot_height // 2: axis_label((y_min + y_max) / 2),
+        plot_height - 1: axis_label(y_min),
+    }
     axis = f"step {x_max:.0f}"
     lines = [
         Text(labels.get(index, "    "), style="bright_black") + row
@@ -86,6 +96,19 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     if room >= len(axis) + 2:
         legend.append(f"{axis:>{room}}", "bright_black")
     return Group(*lines, legend)
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """0 to 1, or as far as the rewards of a function of a user's go."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min([0.0, *finite]), max([0.0, *finite])
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+
+def axis_label(value: float) -> str:
+    """Of the y axis, four characters."""
+    shown = f"{value:.1f}" if len(f"{value:.1f}") <= 4 else f"{value:.0f}"
+    return f"{shown:<4}" if len(shown) <= 4 else f"{value:.0e}".replace("e+0", "e")[:4]
 
 
 def _legend(steps: Sequence[StepPoint], curve: Sequence[EvaluationPoint], has_kills: bool) -> Text:
