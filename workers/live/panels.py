@@ -15,6 +15,7 @@ from streams.views.feed import Answer, EvaluationPoint, StepPoint, WorkerView
 from workers.live.curve import Line, chart
 from workers.live.input import LiveInput, ProcessInfo
 from workers.live.words import clock, spelled, step_seconds
+from workers.visible import visible
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
@@ -125,7 +126,7 @@ def problem(given: LiveInput, height: int) -> RenderableType:
     best = given.views.samples.best
     if best is None:
         return Text("waiting for the first evaluation", style="bright_black")
-    question = Text(given.decode(best.then.prompt_ids).strip(), style="bold")
+    question = Text(visible(given.decode(best.then.prompt_ids).strip()), style="bold")
     question.truncate(400)
     parts: list[RenderableType] = [question]
     if height > 6:
@@ -144,7 +145,7 @@ def _answer(when: str, answer: Answer, given: LiveInput) -> Text:
     text.append("\n  ")
     for version, words in spelled(answer, given.decode):
         style = VERSION_STYLES[version % len(VERSION_STYLES)] if version >= 0 else "bright_black"
-        text.append(words, style)
+        text.append(visible(words), style)
     return text
 
 
