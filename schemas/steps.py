@@ -70,6 +70,14 @@ class DroppedGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOverCheckpoint:
+    """A checkpoint that a restarted trainer did not start from, and why."""
+
+    checkpoint: str  # its folder: epoch-step
+    reason: str  # damaged, of another run, not what the ledger committed, ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStarted:
     """A trainer's claim: from here on events of lower epochs are void. Holds its configuration."""
 
@@ -163,7 +171,8 @@ class StepsRedone:
     epoch: int
     instance: str
     first_step: int
-    last_step: int
+    last_step: int  # first_step - 1: there were none, but a checkpoint was passed over
     num_equal: int  # steps whose weights have the recorded hash
     seconds: float
     at_ms: int
+    passed_over: tuple[PassedOverCheckpoint, ...] = ()  # newer than the one it started from

@@ -17,6 +17,7 @@ from schemas.events import (
     GroupsDropped,
     MaskedSegment,
     PartitionPosition,
+    PassedOverCheckpoint,
     PolicyLoaded,
     PolicyPublished,
     Prompt,
@@ -268,6 +269,7 @@ def steps_redone(**changes: Any) -> StepsRedone:
         "num_equal": 3,
         "seconds": 1.5,
         "at_ms": NOW_MS,
+        "passed_over": (PassedOverCheckpoint(checkpoint="000001-00000002", reason="is damaged"),),
     }
     return StepsRedone(**{**values, **changes})
 

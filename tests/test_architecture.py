@@ -123,15 +123,11 @@ def breached_fences(modules: Sequence[Module]) -> list[str]:
 
 
 def import_cycles(modules: Sequence[Module]) -> list[str]:
-    """Modules that need each other: late imports and those for types alone count as well.
-
-    Not among tests, where a stand-in and its parts may know each other.
-    """
-    ours = [module for module in modules if not module.name.startswith("tests")]
-    names = {module.name for module in ours}
+    """Modules that need each other: late imports and those for types alone count as well."""
+    names = {module.name for module in modules}
     needs = {
         module.name: {_home(name, names) for name in module.imports()} - {module.name, ""}
-        for module in ours
+        for module in modules
     }
     order = graphlib.TopologicalSorter(needs)
     found = []
@@ -248,6 +244,8 @@ BAD = {
     "streams/b.py": "def late():\n    from streams import c\n",
     "streams/c.py": "if TYPE_CHECKING:\n    from streams.a import T\n",
     "streams/d.py": "import streams.a\n",
+    "tests/e.py": "from tests.f import x\n",
+    "tests/f.py": "if TYPE_CHECKING:\n    from tests.e import T\n",
     "workers/trainer/steep.py": "def f():\n" + "    x = 1\n" * 60,
 }
 
@@ -268,7 +266,10 @@ def test_the_checks_find_what_is_wrong(bad: list[Module]) -> None:
         "workers.engines.bad imports streams.topics",
     ]
     assert roles_importing_roles(bad) == ["workers.rollout.bad imports workers.trainer"]
-    assert import_cycles(bad) == ["streams.a <- streams.c <- streams.b <- streams.a"]
+    assert import_cycles(bad) == [
+        "streams.a <- streams.c <- streams.b <- streams.a",
+        "tests.e <- tests.f <- tests.e",
+    ]
     assert breached_fences(bad) == [
         "streams.bad imports torch.nn",
         "streams.bad imports confluent_kafka",

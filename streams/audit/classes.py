@@ -248,7 +248,14 @@ class Classes:
             max_staleness=ledger.bound,
             masked_segments=ledger.num_masked,
             redone=tuple(
-                Redone(e.first_step, e.last_step, e.num_equal, e.epoch) for e in ledger.redone
+                Redone(
+                    e.first_step,
+                    e.last_step,
+                    e.num_equal,
+                    e.epoch,
+                    tuple(f"{one.checkpoint}: {one.reason}" for one in e.passed_over),
+                )
+                for e in ledger.redone
             ),
             drifted=ledger.num_drifted,
             unproven=self._num_unproven,

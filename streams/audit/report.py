@@ -86,12 +86,16 @@ class Redone:
     last_step: int
     num_equal: int  # of their weight hashes
     epoch: int
+    passed_over: tuple[str, ...] = ()  # checkpoints that it did not start from, and why
 
     def __str__(self) -> str:
-        return (
+        num_steps = self.last_step - self.first_step + 1
+        done = (
             f"steps {self.first_step} to {self.last_step} were done again from the log: "
-            f"{self.num_equal} of {self.last_step - self.first_step + 1} weight hashes equal"
+            f"{self.num_equal} of {num_steps} weight hashes equal"
         )
+        passed = [f"epoch {self.epoch} passed over checkpoint {one}" for one in self.passed_over]
+        return "\n".join([*([done] if num_steps else []), *passed])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

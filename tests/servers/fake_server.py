@@ -14,11 +14,11 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.servers.host import Answer
 from tests.servers.markov import Job, MarkovServer
 from tests.servers.sglang_routes import SglangRoutes
 from tests.servers.vllm_routes import VllmRoutes
 
-Answer = dict[str, Any]
 Spoil = Callable[[Answer], Answer]
 _DEADLINE_S = 60.0
 VERSIONS = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23", "sglang-0.5.17")

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
+from tests.servers.host import Answer, Host
 from tests.servers.markov import Job
 from tests.servers.vllm_routes import fine
 from workers.engines.fake import MAX_TOKENS
-
-if TYPE_CHECKING:
-    from tests.servers.fake_server import Answer, FakeServer
 
 
 class SglangRoutes:
     """Words and answers of SGLang."""
 
-    def __init__(self, server: FakeServer) -> None:
+    def __init__(self, server: Host) -> None:
         self._server = server
         self._core = server.core
 

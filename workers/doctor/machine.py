@@ -37,7 +37,7 @@ def machine(config: RunConfig, *, is_broker_up: bool, weights_mb: float) -> list
             probed("jars", lambda: jars(config.broker.jars_dir), f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
             port(config.broker.port, is_broker_up=is_broker_up),
         ]
-    return [*checks, processors(config), gpus(), disk(config, weights_mb)]
+    return [*checks, processors(config), gpus(config), disk(config, weights_mb)]
 
 
 def python() -> Check:
@@ -128,19 +128,24 @@ def processors(config: RunConfig) -> Check:
     return ok("cpu", found)
 
 
-def gpus() -> Check:
-    """What `nvidia-smi` lists."""
+def gpus(config: RunConfig) -> Check:
+    """What `nvidia-smi` lists, and which roles are to compute there."""
+    devices = {role: getattr(config, role).device for role in ("rollout", "logprob", "trainer")}
+    wanted = ", ".join(f"{role}.device = {d}" for role, d in devices.items() if d != "cpu")
+    where = f"asked for: {wanted}" if wanted else "every role computes on the CPU"
     query = ["nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ok("gpus", "none found (no nvidia-smi); the built-in engine computes on the CPU")
+        if wanted:
+            return warn("gpus", f"none found (no nvidia-smi); {where}", "name cpu where none is")
+        return ok("gpus", f"none found (no nvidia-smi); {where}")
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         return warn("gpus", f"nvidia-smi fails: {said[-1] if said else done.returncode}",
                     "mend the driver, or go on without a GPU")  # fmt: skip
     names: Sequence[str] = done.stdout.strip().splitlines()
-    return ok("gpus", f"{'; '.join(names)}; the built-in engine computes on the CPU all the same")
+    return ok("gpus", f"{'; '.join(names)}; {where}")
 
 
 def disk(config: RunConfig, weights_mb: float) -> Check:

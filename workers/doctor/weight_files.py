@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from streams.errors import ConfigError
 
@@ -45,21 +46,31 @@ def tensors_in(file: Path) -> dict[str, StoredTensor]:
             if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
                 raise ConfigError(f"model.path: {file} ({size} bytes) is no safetensors file")
             header = json.loads(opened.read(length))
+        tensors, num_bytes = _parsed(header)
     except OSError as err:
         raise ConfigError(f"model.path: cannot read {file}: {err.strerror}") from err
-    except ValueError as err:
-        raise ConfigError(f"model.path: {file}: its header is not JSON: {err}") from err
-    header.pop("__metadata__", None)
-    end = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as err:
+        raise ConfigError(
+            f"model.path: {file}: its header is none of a safetensors file: {err!r}"
+        ) from err
+    end = 8 + length + num_bytes
     if end != size:
         raise ConfigError(
             f"model.path: {file} has {size} bytes, its header promises {end}: "
             "the file is damaged; copy or download it again"
         )
-    return {
-        name: StoredTensor(dtype=str(tensor["dtype"]), shape=tuple(tensor["shape"]))
+    return tensors
+
+
+def _parsed(header: dict[str, Any]) -> tuple[dict[str, StoredTensor], int]:
+    """The tensors of a header, and the bytes behind it that they take."""
+    header.pop("__metadata__", None)
+    num_bytes = max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+    tensors = {
+        name: StoredTensor(dtype=str(tensor["dtype"]), shape=tuple(map(int, tensor["shape"])))
         for name, tensor in header.items()
     }
+    return tensors, num_bytes
 
 
 def _files(folder: Path) -> list[Path]:
@@ -70,8 +81,8 @@ def _files(folder: Path) -> list[Path]:
             raise ConfigError(f"model.path: {folder} has no model.safetensors")
         return [single]
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as err:
+        names = set(map(str, json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise ConfigError(f"model.path: cannot read {index}: {err!r}") from err
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing:

@@ -17,6 +17,7 @@ from streams.lineage.hops import Hop
 from workers.inspect.scale import DIFFERENCE_BOUNDS, level
 from workers.inspect.story import Story
 from workers.report.svg import number
+from workers.visible import visible
 
 AUTHOR_STYLES = {"prompt": "bright_black", "policy": "cyan", "environment": "magenta"}
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue", "green")
@@ -89,7 +90,7 @@ def one_line(story: Story) -> str:
     """The beginning of its prompt and the end of its answer."""
     prompt = story.lineage.prompt
     asked = prompt.event.text if prompt is not None else story.said_by("prompt")
-    text = " ".join(f"{asked}{story.said_by('policy')}".split())
+    text = visible(" ".join(f"{asked}{story.said_by('policy')}".split()))
     return text if len(text) <= _SNIPPET else f"{text[: _SNIPPET // 2]}…{text[-_SNIPPET // 2 :]}"
 
 
@@ -154,7 +155,7 @@ def _tokens(story: Story, color: str) -> Text:
             style = styles[level(difference_N[at], DIFFERENCE_BOUNDS)]
         else:
             style = _version_style(story, int(tokens.version_N[at]))
-        text.append(word, style)
+        text.append(visible(word), style)
     return text
 
 

@@ -8,6 +8,7 @@ often as `prompts.max_replacements` says.
 from __future__ import annotations
 
 import getpass
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,14 @@ def why_not(view: LettersView, group_id: str, max_replacements: int) -> str:
     return refusals.get(state.fate, "")
 
 
+def _who() -> str:
+    """The operator's name; in a container its number may have none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as of Python 3.13 the latter
+        return f"uid {os.getuid()}"
+
+
 def request(bus: Bus, run: str, groups: Sequence[str], reason: str) -> None:
     """Ask for these groups, all in one transaction.
 
@@ -79,9 +88,7 @@ def request(bus: Bus, run: str, groups: Sequence[str], reason: str) -> None:
         AbortedError, FencedError, OutcomeUnknownError: nothing, or perhaps nothing, was written.
     """
     events = [
-        ReplacementRequested(
-            run=run, group_id=group, by=getpass.getuser(), reason=reason, at_ms=now_ms()
-        )
+        ReplacementRequested(run=run, group_id=group, by=_who(), reason=reason, at_ms=now_ms())
         for group in groups
     ]
     with bus.producer(TRANSACTIONAL_ID) as producer:

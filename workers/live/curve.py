@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,10 +26,11 @@ def chart(
     width: int,
     height: int,
     x_max: float,
+    y_min: float = 0.0,
     y_max: float = 1.0,
     marks: Sequence[float] = (),
 ) -> list[Text]:
-    """`height` rows of `width` cells; x from 0 to `x_max`, y from 0 to `y_max`.
+    """`height` rows of `width` cells; x from 0 to `x_max`, y from `y_min` to `y_max`.
 
     Args:
         lines: later ones are drawn over earlier ones, cell by cell.
@@ -41,8 +43,12 @@ def chart(
             canvas.dot(column, row, "red")
     for line in lines:
         spots = [
-            (_scale(x, x_max, width * 2), height * 4 - 1 - _scale(y, y_max, height * 4))
+            (
+                _scale(x, x_max, width * 2),
+                height * 4 - 1 - _scale(y - y_min, y_max - y_min, height * 4),
+            )
             for x, y in line.points
+            if math.isfinite(y)
         ]
         for start, end in zip(spots, spots[1:] or spots, strict=False):
             canvas.stroke(start, end, line.style)

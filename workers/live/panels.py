@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -14,6 +15,7 @@ from streams.views.feed import Answer, EvaluationPoint, StepPoint, WorkerView
 from workers.live.curve import Line, chart
 from workers.live.input import LiveInput, ProcessInfo
 from workers.live.words import clock, spelled, step_seconds
+from workers.visible import visible
 
 # Distinct on dark and light backgrounds, and apart from the red and green of wrong and right.
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue")
@@ -61,21 +63,30 @@ def _gain(curve: Sequence[EvaluationPoint]) -> Text:
 
 
 def learning(given: LiveInput, width: int, height: int) -> RenderableType:
-    """Reward and held-out accuracy by step, 0 to 1, kills as strokes; and a legend."""
+    """Reward and held-out accuracy by step, kills as strokes; and a legend."""
     steps, curve = given.views.run.steps, given.views.evaluation.curve
     x_max = float(max(given.target, given.views.run.step, 1))
     plot_height = max(1, height - 1)
+    rewards = [(p.step, p.reward) for p in steps]
+    accuracies = [(p.policy_version, p.accuracy) for p in curve]
+    y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
     rows = chart(
         [
-            Line(points=[(p.step, p.reward) for p in steps], style=REWARD_STYLE),
-            Line(points=[(p.policy_version, p.accuracy) for p in curve], style=ACCURACY_STYLE),
+            Line(points=rewards, style=REWARD_STYLE),
+            Line(points=accuracies, style=ACCURACY_STYLE),
         ],
         width=max(8, width - 4),
         height=plot_height,
         x_max=x_max,
+        y_min=y_min,
+        y_max=y_max,
         marks=[mark.step for mark in given.kills],
     )
-    labels = {0: "1.0 ", plot_height // 2: "0.5 ", plot_height - 1: "0.0 "}
+    labels = {
+        0: axis_label(y_max),
+        plot_height // 2: axis_label((y_min + y_max) / 2),
+        plot_height - 1: axis_label(y_min),
+    }
     axis = f"step {x_max:.0f}"
     lines = [
         Text(labels.get(index, "    "), style="bright_black") + row
@@ -86,6 +97,19 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     if room >= len(axis) + 2:
         legend.append(f"{axis:>{room}}", "bright_black")
     return Group(*lines, legend)
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """0 to 1, or as far as the rewards of a function of a user's go."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min([0.0, *finite]), max([0.0, *finite])
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+
+def axis_label(value: float) -> str:
+    """Of the y axis, four characters."""
+    shown = f"{value:.1f}" if len(f"{value:.1f}") <= 4 else f"{value:.0f}"
+    return f"{shown:<4}" if len(shown) <= 4 else f"{value:.0e}".replace("e+0", "e")[:4]
 
 
 def _legend(steps: Sequence[StepPoint], curve: Sequence[EvaluationPoint], has_kills: bool) -> Text:
@@ -102,7 +126,7 @@ def problem(given: LiveInput, height: int) -> RenderableType:
     best = given.views.samples.best
     if best is None:
         return Text("waiting for the first evaluation", style="bright_black")
-    question = Text(given.decode(best.then.prompt_ids).strip(), style="bold")
+    question = Text(visible(given.decode(best.then.prompt_ids).strip()), style="bold")
     question.truncate(400)
     parts: list[RenderableType] = [question]
     if height > 6:
@@ -121,7 +145,7 @@ def _answer(when: str, answer: Answer, given: LiveInput) -> Text:
     text.append("\n  ")
     for version, words in spelled(answer, given.decode):
         style = VERSION_STYLES[version % len(VERSION_STYLES)] if version >= 0 else "bright_black"
-        text.append(words, style)
+        text.append(visible(words), style)
     return text
 
 

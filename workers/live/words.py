@@ -63,16 +63,31 @@ def step_seconds(steps: Sequence[StepPoint], num: int = 10) -> float:
 
 
 def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:
-    """What restarted trainers did again, a line each; of more than a few, one line for all."""
-    if len(redone) > REDONE_LINES:
-        num_steps = sum(one.last_step - one.first_step + 1 for one in redone)
-        num_equal = sum(one.num_equal for one in redone)
-        return [
-            f"{len(redone)} times steps were done again from the log: "
+    """What restarted trainers did again, a line each, of more than a few one line for all; and the
+    checkpoints that they did not start from."""
+    done = [one for one in redone if one.last_step >= one.first_step]
+    if len(done) > REDONE_LINES:
+        num_steps = sum(one.last_step - one.first_step + 1 for one in done)
+        num_equal = sum(one.num_equal for one in done)
+        lines = [
+            f"{len(done)} times steps were done again from the log: "
             f"{num_equal:,} of {num_steps:,} weight hashes equal"
         ]
-    return [
-        f"steps {one.first_step} to {one.last_step} were done again from the log: "
-        f"{one.num_equal} of {one.last_step - one.first_step + 1} weight hashes equal"
-        for one in redone
-    ]
+    else:
+        lines = [
+            f"steps {one.first_step} to {one.last_step} were done again from the log: "
+            f"{one.num_equal} of {one.last_step - one.first_step + 1} weight hashes equal"
+            for one in done
+        ]
+    return [*lines, *passed_over_lines(redone)]
+
+
+def passed_over_lines(redone: Sequence[StepsRedone]) -> list[str]:
+    """Checkpoints that restarted trainers passed over, the newest last; each once."""
+    # The same one is passed over at every restart, until newer ones push it out.
+    every = dict.fromkeys((it.checkpoint, it.reason) for one in redone for it in one.passed_over)
+    told = [f"checkpoint {name} was passed over at a restart: {why}" for name, why in every]
+    if len(told) <= REDONE_LINES:
+        return told
+    num_left = len(told) - REDONE_LINES
+    return [f"{num_left} other checkpoints were passed over at restarts", *told[-REDONE_LINES:]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,11 +43,14 @@ def content_hash(path: Path) -> str:
         return _hashed(path)
     key = hashlib.sha256(f"{path.resolve()}\n{tuple(before)}".encode()).hexdigest()
     memo = cache_folder() / "hashes" / key
-    if memo.is_file():
-        return memo.read_text(encoding="ascii")
+    with suppress(OSError, UnicodeDecodeError):
+        remembered = memo.read_text(encoding="ascii")
+        if len(remembered) == 64:  # else a power cut emptied it
+            return remembered
     digest = _hashed(path)
     if signature(path) == before:
-        write_whole(memo, digest.encode("ascii"))
+        with suppress(OSError):  # a cache that cannot be written costs time, no more
+            write_whole(memo, digest.encode("ascii"))
     return digest
 
 

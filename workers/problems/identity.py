@@ -32,7 +32,11 @@ def data_hashes(data: DataSection) -> dict[str, str]:
 
 
 def shape_of(data: DataSection) -> dict[str, Any]:
-    """The fields that decide which rows there are and what they ask, but for defaults."""
+    """The fields that decide which rows there are and what they ask, but for defaults.
+
+    Raises:
+        ConfigError: the template cannot be read.
+    """
     given, default = msgspec.to_builtins(data), msgspec.to_builtins(DataSection())
     shape = {
         name: value
@@ -40,7 +44,12 @@ def shape_of(data: DataSection) -> dict[str, Any]:
         if name not in _NOT_SHAPE and value != default[name]
     }
     if data.template:
-        shape["template"] = content_hash(Path(data.template))
+        try:
+            shape["template"] = content_hash(Path(data.template))
+        except OSError as err:
+            raise ConfigError(
+                f"data.template: cannot read {data.template!r}: {err.strerror}"
+            ) from err
     return shape
 
 

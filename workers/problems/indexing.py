@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -91,25 +90,58 @@ def parse(line: str | bytes, place: str, field: str) -> Fields:
         raise ConfigError(f"{field}: {place}:{column}: not a line of JSON: {err.msg}") from err
     except ValueError as err:  # UnicodeDecodeError
         raise ConfigError(f"{field}: {place}: not a line of JSON: {err}") from err
+    except RecursionError as err:
+        raise ConfigError(f"{field}: {place}: nested too deeply") from err
     if not isinstance(fields, dict):
         raise ConfigError(f"{field}: {place}: not a JSON object: {brief(fields)}")
+    _check_spelled(fields, place, field)
     return fields
+
+
+def _check_spelled(fields: Fields, place: str, field: str) -> None:
+    """Half of a surrogate pair is an escape that stands for no character: nothing can send it."""
+    for name, value in fields.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as err:
+            raise ConfigError(
+                f"{field}: {place}: `{brief(name)[1:-1]}` has {err.object[err.start]!a}, half of "
+                "a character; write the character itself, or both halves"
+            ) from err
 
 
 def _kept(wanted: Pass) -> Index:
     folder = cache_folder() / "indexes" / _key(wanted)
-    if not (folder / _FACTS).is_file():
-        beside = folder.with_name(f"{folder.name}.{os.getpid()}")
-        beside.mkdir(parents=True)
-        try:
-            facts = _build(wanted, beside)
-            (beside / _FACTS).write_bytes(msgspec.json.encode(facts))
-            if not folder.exists():  # else another process was as quick, with the same content
-                beside.rename(folder)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=IndexFacts)
+    facts = _facts_in(folder)
+    if facts is None:
+        shutil.rmtree(folder, ignore_errors=True)  # what a power cut left of one
+        facts = _made(wanted, folder)
     return _load(folder, facts, in_memory=False)
+
+
+def _made(wanted: Pass, folder: Path) -> IndexFacts:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Not by the process id: in containers each start has the same, and may have been killed.
+    beside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        facts = _build(wanted, beside)
+        (beside / _FACTS).write_bytes(msgspec.json.encode(facts))
+        beside.chmod(0o755)
+        try:
+            beside.rename(folder)
+        except OSError:  # another process was as quick, with the same content
+            if _facts_in(folder) is None:
+                raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return facts
+
+
+def _facts_in(folder: Path) -> IndexFacts | None:
+    try:
+        return msgspec.json.decode((folder / _FACTS).read_bytes(), type=IndexFacts)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 def _key(wanted: Pass) -> str:
@@ -187,7 +219,7 @@ def _read(wanted: Pass, writer: SplitWriter, left_out: Counter[str]) -> int:
 def _fields(line: bytes, line_number: int, wanted: Pass) -> Fields:
     try:
         fields = msgspec.json.decode(line)  # five times as fast as the library's
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         fields = None  # it refuses NaN, too
     if not isinstance(fields, dict):
         return parse(line, wanted.place(line_number), wanted.name)

@@ -90,7 +90,10 @@ class BrokerKeeper:
         state = None if self._is_starting else self._broker.status()
         if state is None:
             return False
-        os.kill(state.pid, number)
+        try:
+            os.kill(state.pid, number)
+        except ProcessLookupError:  # it ended just now
+            return False
         return True
 
     def _keep(self) -> None:

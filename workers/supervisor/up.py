@@ -30,6 +30,7 @@ from workers.config.run import RunConfig
 from workers.doctor.diagnose import preflight
 from workers.hub import model_folder
 from workers.loop.control import RUNNING
+from workers.problems.files import write_whole
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.ended import Ended
@@ -86,14 +87,14 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
         _refuse_started(bus, asked)
-        (folder / CONFIG_FILE).write_text(resolved_json(config) + "\n", encoding="utf-8")
+        write_whole(folder / CONFIG_FILE, f"{resolved_json(config)}\n".encode())
         _say_running(bus, config)
         decode = Tokenizer.load(model_folder(config.model.path)).decode
         watcher = Watcher(bus, config, is_live=asked.is_live, decode=decode)
         with watcher, Keyboard() as keyboard:
             watcher.catch_up()
             watcher.begin()
-            _say_changes(watcher, config)
+            _say_changes(watcher, config, is_resumed=asked.is_resumed)
             fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
             stack.callback(fleet.close)
             keeper: BrokerKeeper | None = None
@@ -172,9 +173,11 @@ def _say_running(bus: Bus, config: RunConfig) -> None:
         producer.commit([outgoing(CONTROL, state)])
 
 
-def _say_changes(watcher: Watcher, config: RunConfig) -> None:
+def _say_changes(watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> None:
     claims = watcher.state.run.claims
     if not claims:
+        if is_resumed:
+            watcher.say(f"run {config.run.id} has no steps to continue: it begins")
         return
     found = changes(claims[-1].config, resolved_json(config))
     told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)

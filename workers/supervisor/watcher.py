@@ -15,6 +15,7 @@ from schemas.events import (
     GroupsDropped,
     ScoredTrajectory,
     StepCompleted,
+    StepsRedone,
     Trajectory,
     WorkerReport,
 )
@@ -26,6 +27,7 @@ from streams.topics import CONTROL
 from streams.views.feed import WATCHED, Feed, Views, ViewState
 from workers.config.run import RunConfig
 from workers.live.screen import KillMark, LiveInput, LiveView, ProcessInfo
+from workers.live.words import passed_over_lines
 from workers.supervisor.limits_watch import LimitsWatch, ask_holdings
 from workers.supervisor.poison import PoisonWatch
 from workers.supervisor.stall_facts import ask_facts
@@ -65,7 +67,8 @@ class Watcher:
         self._config = config
         self._views = Views()
         self._progress = Progress()
-        self._poison = PoisonWatch(config, since_ms=now_ms())
+        self._since_ms = now_ms()  # what was before is history
+        self._poison = PoisonWatch(config, since_ms=self._since_ms)
         self._stall = StallWatch(config, lambda: ask_facts(bus, config))
         folder = None if config.broker.bootstrap else Path(config.folder) / BROKER_FOLDER
         self._limits = LimitsWatch(
@@ -100,6 +103,9 @@ class Watcher:
         self._views.apply(event)
         self._progress.apply(event)
         self._limits.apply(event)
+        if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
+            for line in passed_over_lines([event]):
+                self.say(line)
         before = self._poison.news
         self._poison.apply(event)
         if self._poison.news != before:

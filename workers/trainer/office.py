@@ -15,6 +15,7 @@ from schemas.events import (
     DroppedGroup,
     GroupsDropped,
     PartitionPosition,
+    PassedOverCheckpoint,
     PolicyPublished,
     RedoDrifted,
     SampleRef,
@@ -135,7 +136,7 @@ class Office:
         self._commit(records)
 
     def redone(self, redone: Redone) -> None:
-        """Steps were done again, and their weights compared."""
+        """Steps were done again, and their weights compared; or a checkpoint was passed over."""
         event = StepsRedone(
             run=self._context.config.run.id,
             epoch=self._epoch,
@@ -145,6 +146,10 @@ class Office:
             num_equal=redone.num_equal,
             seconds=redone.seconds,
             at_ms=now_ms(),
+            passed_over=tuple(
+                PassedOverCheckpoint(checkpoint=one.name, reason=one.reason)
+                for one in redone.passed_over
+            ),
         )
         self._commit([outgoing(STEPS, event)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from streams.bus import Bus
 from streams.codec import now_ms
@@ -18,6 +19,7 @@ from workers.trainer.restore import Restored, restore
 from workers.trainer.retention import (
     Limits,
     RedoSpan,
+    RetentionError,
     check_open,
     check_redo,
     needs_checkpoint,
@@ -75,18 +77,22 @@ class Recovery:
             )
         self.saved_step = restored.step
         facts = [self._ledger.steps[n] for n in self._ledger.steps if n > restored.step]
-        check_redo(facts, self._bus.beginnings(SCORED.name), restored.checkpoint)
-        return (
-            yield from redo(
-                self._bus,
-                self._ledger,
-                self._training,
-                self._compute,
-                while_waiting=while_waiting,
-                used=self._span.add,
-                stop_at_unequal=self._section.redo == "exact",
-            )
+        try:
+            check_redo(facts, self._bus.beginnings(SCORED.name), restored.checkpoint)
+        except RetentionError as err:
+            for passed in restored.passed_over:
+                err.add_note(f"checkpoint {passed.name} was passed over: {passed.reason}")
+            raise
+        redone = yield from redo(
+            self._bus,
+            self._ledger,
+            self._training,
+            self._compute,
+            while_waiting=while_waiting,
+            used=self._span.add,
+            stop_at_unequal=self._section.redo == "exact",
         )
+        return replace(redone, passed_over=restored.passed_over)
 
     def used(self, raws: Iterable[RawRecord]) -> None:
         """The newest step used these records."""

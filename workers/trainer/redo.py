@@ -20,6 +20,7 @@ from streams.errors import ConfigError
 from streams.record import Position, RawRecord
 from streams.topics import SCORED
 from workers.config.load import from_json
+from workers.trainer.checkpoint import PassedOver
 from workers.trainer.fetch import RecordGoneError, fetch
 from workers.trainer.ledger import Ledger, StepFact
 from workers.trainer.payloads import payload_of
@@ -56,6 +57,7 @@ class Redone:
     first_unequal: Unequal | None
     last_unequal: Unequal | None  # of the last step alone: the weights in hand are not the ledger's
     seconds: float
+    passed_over: tuple[PassedOver, ...] = ()  # checkpoints that it did not start from
 
     @property
     def num_steps(self) -> int:

@@ -149,7 +149,7 @@ class TrainerWorker:
         """Tell what was done again; weights that came out otherwise stop us, or get a number."""
         redone = yield from self._recovery.come_back(self._heartbeat)
         self._training.configure(self._config)
-        if redone.num_steps:
+        if redone.num_steps or redone.passed_over:
             self._office.redone(redone)
             self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)
         if self._config.redo == "exact" and redone.first_unequal is not None:

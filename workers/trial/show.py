@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from workers.trial.completion import Completion, Times, TriedRow
 from workers.trial.given import Given
+from workers.visible import visible
 
 Decode = Callable[[Sequence[int]], str]
 _INDENT = "    "
@@ -86,7 +87,7 @@ def _is_flat(row: TriedRow) -> bool:
 
 def _block(title: str, text: str) -> list[str]:
     """One line if the text is one, else indented below its title."""
-    rows = text.split("\n")
+    rows = visible(text).split("\n")
     if len(rows) == 1:
         return [f"  {title}: {text}"]
     return [f"  {title}:", *(f"{_INDENT}{row}" for row in rows)]

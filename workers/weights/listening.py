@@ -16,7 +16,7 @@ _CLOSED = (errno.EINVAL, errno.EBADF)
 
 def accept_all(listening: socket.socket, serve: Callable[[Connection], None], name: str) -> None:
     """Until `listening` is closed. Anything else ends one connection at the most: where no file
-    descriptor is free now, one will be."""
+    descriptor or thread is free now, one will be."""
     while True:
         try:
             sock, peer = listening.accept()
@@ -26,6 +26,11 @@ def accept_all(listening: socket.socket, serve: Callable[[Connection], None], na
             time.sleep(AGAIN_S)
             continue
         link = Connection(sock, f"{peer[0]}:{peer[1]}")
-        threading.Thread(
+        thread = threading.Thread(
             target=serve, args=(link,), name=f"{name}-{link.peer}", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is free now: the caller tries again
+            link.close()
+            time.sleep(AGAIN_S)

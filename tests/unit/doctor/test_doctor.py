@@ -99,6 +99,40 @@ def test_shapes_are_read_from_the_header() -> None:
     assert sum(sizes) == read_model(str(MODEL)).num_parameters
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b"17",
+        b'{"w": 3}',
+        b'{"w": {}}',
+        b'{"w": {"dtype": "F32", "shape": [1]}}',
+        b'{"w": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}}',
+        b'{"w": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}',
+        b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": []}}',
+        b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, null]}}',
+        b'{"w": ',
+        b"[" * 100_000,
+    ],
+)
+def test_a_header_that_is_none_is_told_with_its_file(tmp_path: Path, header: bytes) -> None:
+    """Weights of another format, or half copied."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ConfigError, match=rf"{file}: its header is none of a safetensors file"):
+        tensors_in(file)
+
+
+def test_gpus_that_are_asked_for_and_not_there_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the field that asks; where none does, none is missed."""
+    monkeypatch.setenv("PATH", "")
+    assert "every role computes on the CPU" in machine.gpus(demo(tmp_path)).found
+    asked = machine.gpus(demo(tmp_path, "--trainer.device=cuda:0"))
+    assert (Level.WARN, True) == (asked.level, "trainer.device = cuda:0" in asked.found)
+
+
 def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
     """More slots cost the rollout role, a larger window the log-prob role, and nobody else."""
     model = read_model(str(MODEL))

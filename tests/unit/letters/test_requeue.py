@@ -89,3 +89,17 @@ def test_a_request_is_a_fact_in_the_log(bus: MemoryBus) -> None:
     assert {"verifier mended"} == {event.reason for event in asked}
     chosen = select(read_letters(bus, DEADLINE_S).view, ["4"], MAX_REPLACEMENTS)
     assert ("group 4 was asked for before: prompts will answer",) == chosen.refused
+
+
+def test_an_operator_without_a_name_can_ask(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container a user id need not have one."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 3_999_999_999)
+    request(bus, "run", ["4"], "mended")
+    with bus.reader(bus.beginnings(DEAD_LETTERS.name)) as reader:
+        events = [decoded(raw).event for raw in reader.poll(100, 0.0)]
+    asked = [event for event in events if isinstance(event, ReplacementRequested)][-1]
+    assert "uid 3999999999" == asked.by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from streams.errors import ConfigError
 from tests.unit.problems.rows import dataset, everything, problems, write
 from workers.config.data import ColumnsSection, DataSection, Example
-from workers.problems.files import content_hash
+from workers.problems.files import REMEMBERED_BYTES, content_hash
 from workers.problems.open import FileWatch, first_rows
 
 CHAT = [{"role": "user", "content": "?"}]
@@ -47,6 +48,10 @@ def test_a_chat_is_a_prompt(tmp_path: Path) -> None:
         ('{"prompt": ""}', r"rows\.jsonl:2: `prompt` must be text .* got \"\""),
         ('{"prompt": 3}', r"rows\.jsonl:2: `prompt` must be text .* got 3"),
         ('{"prompt": [{"role": "user"}]}', r"rows\.jsonl:2: `prompt` must be"),
+        (r'{"prompt": "\ud83d"}', r"rows\.jsonl:2: `prompt` has '.ud83d', half of a character"),
+        (r'{"prompt": "a", "\udc00": 1}', r"rows\.jsonl:2: `.udc00` has '.udc00', half of"),
+        (r'{"prompt": "a", "x": [{"y": "\ud83d"}]}', r"rows\.jsonl:2: `x` has '.ud83d'"),
+        ("[" * 100_000, r"rows\.jsonl:2: nested too deeply"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, told: str) -> None:
@@ -187,3 +192,25 @@ def test_first_rows_need_no_pass(tmp_path: Path) -> None:
     assert ["a"] == [row.prompt for row in first_rows(DataSection(train=file), "data.train", 1)]
     with pytest.raises(ConfigError, match=r"rows\.jsonl:2:1: not a line of JSON"):
         first_rows(DataSection(train=file), "data.train", 2)
+
+
+def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
+    """As JSON writes what lies beyond 16 bits."""
+    assert ["😀"] == everything(dataset(tmp_path, r'{"prompt": "\ud83d\ude00"}'))
+
+
+def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """By its field."""
+    with pytest.raises(ConfigError, match=r"data\.template: cannot read '.*no\.jinja'"):
+        dataset(tmp_path, {"prompt": "a"}, template=str(tmp_path / "no.jinja"))
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hash of a large file is computed anew each time, then."""
+    (tmp_path / "cache").write_text("no folder")
+    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "large"
+    file.write_bytes(bytes(REMEMBERED_BYTES))
+    assert hashlib.sha256(bytes(REMEMBERED_BYTES)).hexdigest() == content_hash(file)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from streams.views.feed import ViewState
 from tests.unit.report.sample_run import decode, views_at
 from workers.live.curve import Line, chart
 from workers.live.input import LiveInput, ProcessInfo, TopicLag
+from workers.live.panels import axis_label, learning
 from workers.live.screen import LiveView, PlainLines, Screen
 from workers.live.words import KillMark, clock, spelled
 
@@ -130,6 +133,29 @@ def test_a_rising_line_rises() -> None:
     assert cells[2][0] != " "
     assert cells[0][9] != " "
     assert cells[0][0] == cells[2][9] == " "
+
+
+def test_rewards_of_any_size_have_room() -> None:
+    """A function of a user's may give more than 1, less than 0, and for once no number at all."""
+    views = views_at(3)
+    given = (-2.0, math.nan, 12.0)
+    steps = [replace(p, reward=r) for p, r in zip(views.run.steps, given, strict=True)]
+    views = replace(views, run=replace(views.run, steps=tuple(steps)))
+    console = Console(width=40, file=io.StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(learning(live_input(views=views, kills=()), 40, 6))
+    lines = captured.get().splitlines()
+    assert ["12.0", "5.0 ", "-2.0"] == [lines[0][:4], lines[2][:4], lines[4][:4]]
+    assert lines[0][4:].strip(), "the highest reward is at the top"
+    assert lines[4][4:].strip(), "the lowest is at the bottom"
+
+
+@pytest.mark.parametrize(
+    ("value", "label"), [(0.5, "0.5 "), (-2.0, "-2.0"), (1234.0, "1234"), (-123456.0, "-1e5")]
+)
+def test_an_axis_label_has_four_characters(value: float, label: str) -> None:
+    """Else the chart would not stand straight."""
+    assert label == axis_label(value)
 
 
 def test_values_outside_the_chart_are_drawn_at_its_edge() -> None:

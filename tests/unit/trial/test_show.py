@@ -17,6 +17,7 @@ from workers.rollout.reward import Judgement
 from workers.trial.completion import Completion, Times, TriedRow
 from workers.trial.given import read_given
 from workers.trial.show import row_lines, summary
+from workers.visible import visible
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
@@ -154,3 +155,8 @@ def test_completions_that_cannot_be_read(tmp_path: Path, line: str, told: str) -
     """File, line, and what is wrong there."""
     with pytest.raises(ConfigError, match=told):
         read_given(demo(), given(tmp_path, line))
+
+
+def test_an_answer_does_not_steer_the_terminal() -> None:
+    """It may hold what clears a screen; tabs and new lines are text."""
+    assert "a\tb\\x1b[2Jc\\x07\nd\\x9b\\r" == visible("a\tb\x1b[2Jc\x07\nd\x9b\r")

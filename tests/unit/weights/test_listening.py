@@ -8,6 +8,8 @@ import socket
 import threading
 from typing import Any
 
+import pytest
+
 from workers.weights.link.frames import Connection
 from workers.weights.listening import accept_all
 
@@ -25,6 +27,32 @@ class Exhausted(socket.socket):
             self.num_errors += 1
             raise OSError(self.errors[self.num_errors - 1], "as of a process with too many files")
         return super().accept()
+
+
+def test_a_moment_without_threads_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who connects then is cut off and tries again, and is served."""
+    start, num_refused = threading.Thread.start, 0
+
+    def refuse_once(thread: threading.Thread) -> None:
+        nonlocal num_refused
+        if thread.name.startswith("test-") and not num_refused:
+            num_refused += 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    listening = socket.create_server(("127.0.0.1", 0))
+    served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+    accepting = threading.Thread(target=accept_all, args=(listening, served.put, "test"))
+    accepting.start()
+    with socket.create_connection(listening.getsockname(), DEADLINE_S) as refused:
+        assert b"" == refused.recv(1)
+    with socket.create_connection(listening.getsockname(), DEADLINE_S):
+        served.get(timeout=DEADLINE_S).close()
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    accepting.join(DEADLINE_S)
+    assert (False, 1) == (accepting.is_alive(), num_refused)
 
 
 def test_a_moment_without_file_descriptors_does_not_end_it() -> None:

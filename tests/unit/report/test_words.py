@@ -1,0 +1,39 @@
+"""What live view, report and summary say in the same words."""
+
+from __future__ import annotations
+
+from schemas.events import PassedOverCheckpoint, StepsRedone
+from tests import factories
+from workers.live.words import redone_lines
+
+
+def redone(first_step: int, last_step: int, *passed: str) -> StepsRedone:
+    return factories.steps_redone(
+        first_step=first_step,
+        last_step=last_step,
+        num_equal=last_step - first_step + 1,
+        passed_over=tuple(
+            PassedOverCheckpoint(checkpoint=name, reason="it is damaged") for name in passed
+        ),
+    )
+
+
+def test_a_checkpoint_that_was_passed_over_is_told_beside_the_redo() -> None:
+    """Once, however many restarts passed it over; also where no step had to be done again."""
+    assert [
+        "steps 1 to 3 were done again from the log: 3 of 3 weight hashes equal",
+        "checkpoint 000001-00000003 was passed over at a restart: it is damaged",
+    ] == redone_lines([redone(1, 3, "000001-00000003"), redone(4, 3, "000001-00000003")])
+
+
+def test_of_many_the_newest_are_told() -> None:
+    """A run of days has hundreds of restarts."""
+    events = [redone(n, n, f"checkpoint-{n}") for n in range(1, 8)]
+    assert [
+        "7 times steps were done again from the log: 7 of 7 weight hashes equal",
+        "4 other checkpoints were passed over at restarts",
+        *(
+            f"checkpoint checkpoint-{n} was passed over at a restart: it is damaged"
+            for n in (5, 6, 7)
+        ),
+    ] == redone_lines(events)
