@@ -105,8 +105,8 @@ class Inquiry:
         return Blocked(
             hop=held.worker.rpartition("-")[0] or "broker",
             workers=(held.worker,) if held.worker else (),
-            sentence=f"{who} stands in the middle of a transaction for {held.age_s:.0f} s, which "
-            f"holds back every reader of {', '.join(held.partitions)}",
+            sentence=f"{who} has had a transaction open for {held.age_s:.0f} s, which "
+            f"blocks every reader of {', '.join(held.partitions)}",
             is_overdue=True,
         )
 
@@ -118,8 +118,8 @@ class Inquiry:
         return Blocked(
             hop="broker",
             workers=(),
-            sentence=f"no report of any worker came for {self._age_s(newest_ms):.0f} s: the broker "
-            "does not take or deliver records",
+            sentence=f"no worker has reported for {self._age_s(newest_ms):.0f} s: the broker "
+            "does not accept or deliver records",
             is_overdue=True,
         )
 
@@ -128,7 +128,7 @@ class Inquiry:
         if state.claim is None:
             return self._blame("trainer", "the trainer has not claimed the run")
         if state.newest_version not in state.published:
-            text = f"policy version {state.newest_version} is made and not published"
+            text = f"policy version {state.newest_version} was made but not published"
             return self._blame("trainer", text, hop="weights")
         return None
 
@@ -179,10 +179,10 @@ class Inquiry:
         complete = [group for group, count in sizes.items() if count >= self._state.group_size]
         if len(complete) < self._limits.groups_per_step and not self._trainer_works():
             return None
-        text = f"step {self._state.step + 1} is not made, though every sample of "
+        text = f"step {self._state.step + 1} has not run, although every sample of "
         text += f"{_count(complete, 'open group', 'open groups')}"
         text += f" ({_range(complete)})" if complete else ""
-        return self._blame("trainer", f"{text} is scored or set aside")
+        return self._blame("trainer", f"{text} is scored or dead-lettered")
 
     def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
         """The hop with its workers, worst first; None if one of them finished something lately."""
@@ -257,11 +257,11 @@ class Inquiry:
         """One worker: dead, silent, or what it says, since when, and what it pulls."""
         said = " ".join(filter(None, (worker.state, worker.detail)))
         if worker.worker in self._evidence.gone:
-            return f"{worker.worker} is not running (it said: {said})"
+            return f"{worker.worker} is not running (last reported: {said})"
         if self._is_silent(worker):
             silent_s = self._age_s(worker.at_ms)
-            return f"no report from {worker.worker} for {silent_s:.0f} s (it said: {said})"
-        text = f"{worker.worker} says {said!r}, nothing done for "
+            return f"no report from {worker.worker} for {silent_s:.0f} s (last reported: {said})"
+        text = f"{worker.worker} says {said!r}, no progress for "
         text += f"{self._age_s(worker.moved_ms):.0f} s"
         pull = self._state.pulls.get(worker.worker)
         if pull is not None:

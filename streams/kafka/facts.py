@@ -52,7 +52,7 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """A transaction that holds back every reader of its partition."""
+    """A transaction that blocks every reader of its partition."""
 
     partition: str  # `topic[number]`, with the run's prefix
     producer_id: int

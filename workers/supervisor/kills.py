@@ -46,4 +46,4 @@ class KillMenu:
         self._is_open = False
         if key.isdecimal() and 1 <= int(key) <= len(self._workers):
             return "", self._workers[int(key) - 1]
-        return "nobody is killed", ""
+        return "nothing is killed", ""

@@ -71,7 +71,7 @@ class PoisonWatch:
         main = next((r for r, _ in counts.most_common() if r in self._examples), "")
         example = f"; for example {self._examples[main]}" if main else ""
         return (
-            f"{num} of the last {size} samples were set aside ({100 * num / size:.0f} %, "
+            f"{num} of the last {size} samples were dead-lettered ({100 * num / size:.0f} %, "
             f"dead_letters.max_share is {self._max_share:g}): {told}{example}"
         )
 

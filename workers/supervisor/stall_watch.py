@@ -123,7 +123,7 @@ class StallWatch:
     def _judge(self, step: int, found: Blocked | None, waited_s: float) -> None:
         since = f"no step for {waited_s:.0f} s (the last was {step})"
         if found is None:
-            self.news = f"{since}, but every hop that has work goes on with it"
+            self.news = f"{since}, but every hop with work is making progress"
         elif found.is_overdue:
             self.problem = f"{since}: blocked at {found.hop}: {found.sentence}"
         else:
