@@ -35,8 +35,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="demo|gsm8k|FILE.jsonl",
         help="twenty sums, the data set openai/gsm8k, or your own rows (default: demo)",
     )
-    parser.add_argument("--prompt", default="", metavar="COLUMN", help="of FILE: the problem")
-    parser.add_argument("--answer", default="", metavar="COLUMN", help="of FILE: the answer")
+    parser.add_argument("--prompt", default="", metavar="COLUMN", help="FILE's problem column")
+    parser.add_argument("--answer", default="", metavar="COLUMN", help="FILE's answer column")
     parser.add_argument(
         "--model",
         default="",

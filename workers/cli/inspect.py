@@ -28,7 +28,7 @@ _MEASURES = (
 )  # `choose.Measure`
 _COLORS = ("version", "author", "difference")
 _PIPE_WIDTH = 160
-_WHICH = "SAMPLE: 12/3 of group 12, or 12 for all of it; "
+_WHICH = "SAMPLE: 12/3, or 12 for all samples of group 12; "
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
