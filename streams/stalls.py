@@ -1,9 +1,9 @@
-"""Which hop holds up the next step, and the sentence that names the culprit. Pure.
+"""Which hop blocks the next step, and the sentence that names the culprit. Pure.
 
 Samples move downstream: prompts, rollout, logprob, trainer; weights move the other way. The first
-hop from upstream that has work and did nothing with it for its limit is the blocked one: what comes
-after it starves for its sake. A worker that lives and says that it works has until the deadline of
-what it does; one that says nothing has none.
+hop, from upstream, that has had work and made no progress within its limit is the blocked one: the
+hops after it merely starve. A worker that is alive and reports that it is working has until the
+deadline of its current work; a silent one has no such allowance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """An open transaction. What lies behind it in its partitions, nobody can read."""
+    """An open transaction. Records after it in its partitions cannot be read yet."""
 
     worker: str  # `{role}-{ordinal}`, from its transactional id; empty: nobody of ours
     transactional_id: str
@@ -93,9 +93,9 @@ class Inquiry:
         return next((found for step in steps if (found := step()) is not None), None)
 
     def _held(self) -> Blocked | None:
-        """A commit takes no seconds: whose stands for longer stands in the middle of it.
+        """A commit takes well under a second, so a transaction open for longer is stuck.
 
-        First of all, for it silences others too: their reports and records lie behind it.
+        Checked first, because it also hides others: readers cannot see what lies behind it.
         """
         old = [held for held in self._evidence.held if held.age_s > SILENT_S]
         if not old:
@@ -170,7 +170,7 @@ class Inquiry:
         return self._blame("logprob", f"{_trajectories(left)} unscored: {first}")
 
     def _trainer(self) -> Blocked | None:
-        """Whose step is due: enough is complete, or it says itself that it is at work."""
+        """The trainer's step is due: enough groups are complete, or it reports that it works."""
         known = self._evidence.committed.get("logprob")
         sizes: dict[int, int] = {}
         for s in self._state.samples:
@@ -218,7 +218,7 @@ class Inquiry:
         )
 
     def _awaits_weights(self, worker: WorkerHop, wanted: int) -> bool:
-        """Whether it lives, and waits for a pull, or for a version that nobody gave it."""
+        """Whether it is alive and waiting for a pull, or for a version that it was not given."""
         if self._is_silent(worker) or worker.state == "working":
             return False
         return worker.worker in self._state.pulls or worker.policy_version < wanted

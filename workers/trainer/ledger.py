@@ -1,7 +1,8 @@
 """The fold of `steps`: who may train, what was trained, what is closed. Pure.
 
-`StepCompleted` alone is the authority. Two rules keep a zombie out whatever the broker did: an
-event of an epoch below the newest claim before it is void, and the first `StepCompleted(n)` wins.
+`StepCompleted` is the only authority. Two rules keep a zombie out whatever the broker does: an
+event with an epoch below that of the newest preceding claim is void, and the first
+`StepCompleted(n)` wins.
 """
 
 from __future__ import annotations
