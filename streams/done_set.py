@@ -4,8 +4,8 @@ Records finish out of order, but Kafka commits one offset. The offset is the low
 (everything below is done); the records done above it are listed in the metadata of the same commit,
 so both advance in one transaction. Format: a letter, then base85 (Git's alphabet). Lower case is
 plain, upper case deflated (RFC 1951, without a header); `b` is a bitmap from the watermark on,
-lowest bit first, `r` alternating run lengths (not done first), each an Avro long. The shortest of the four is taken.
-Text after a space is a note and not part of the set.
+lowest bit first, `r` alternating run lengths (not done first), each an Avro long. The
+shortest of the four is used. Text after a space is a note and not part of the set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a broker says of itself and of a run's topics. Looks only; uses kafka-python."""
+"""Facts about a broker and a run's topics. Read-only; uses kafka-python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills for show: when they are due, and which worker a key press means. Pure."""
+"""Demonstration kills: when they are due, and which worker a key press selects. Pure."""
 
 from __future__ import annotations
 
