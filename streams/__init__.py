@@ -1,1 +1,1 @@
-"""How events travel: topics, records, the bus and its ports. No torch, no role names."""
+"""Transport of events: topics, records, the bus and its interfaces. No torch, no role names."""

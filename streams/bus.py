@@ -1,7 +1,7 @@
-"""The ports between roles and the log. `KafkaBus` and `MemoryBus` keep the same promises.
+"""The interfaces between roles and the log. `KafkaBus` and `MemoryBus` give the same guarantees.
 
-One colour: everything is synchronous and belongs to the thread that made it. A role's loop is its
-I/O thread; what computes (an engine, a forward, an optimizer step) runs beside it.
+Everything is synchronous and belongs to the thread that created it. A role's loop is its I/O
+thread; compute (an engine, a forward pass, an optimizer step) runs in other threads.
 Topics, groups and transactional ids are named without the run's prefix; the bus adds it.
 """
 

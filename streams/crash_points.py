@@ -1,7 +1,7 @@
-"""Named places at which a test makes a process die, stall or fail; elsewhere they do nothing.
+"""Named points at which a test makes a process crash, stall or fail; otherwise they do nothing.
 
-A crash point stands before and after each call whose place in time matters: poll, forward, begin,
-send, offsets, commit, checkpoint write and rename. `reach` costs one comparison unless armed.
+There is a crash point before and after each call whose timing matters: poll, forward, begin, send,
+offsets, commit, checkpoint write and rename. `reach` costs one comparison unless armed.
 """
 
 from __future__ import annotations

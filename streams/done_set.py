@@ -1,11 +1,11 @@
 """The done set: which records above a group's offset are finished, as text in commit metadata.
 
-Records finish out of order, Kafka commits one offset. The offset is the low watermark (everything
-below is done); what lies done above it travels in the metadata of the same commit, so both move in
-one transaction. Form: a letter, then base85 (the alphabet of Git). Lower case is plain, upper case
-deflated (RFC 1951, without a header); `b` is a bitmap from the watermark on, lowest bit first, `r`
-alternating run lengths (not done first), each an Avro long. The shortest of the four is taken.
-Text after a space is a note and not part of the set.
+Records finish out of order, but Kafka commits one offset. The offset is the low watermark
+(everything below is done); the records done above it are listed in the metadata of the same commit,
+so both advance in one transaction. Format: a letter, then base85 (Git's alphabet). Lower case is
+plain, upper case deflated (RFC 1951, without a header); `b` is a bitmap from the watermark on,
+lowest bit first, `r` alternating run lengths (not done first), each an Avro long. The
+shortest of the four is used. Text after a space is a note and not part of the set.
 """
 
 from __future__ import annotations

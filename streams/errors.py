@@ -1,17 +1,17 @@
-"""Everything that this layer raises, in one tree.
+"""The exceptions that this layer raises, in one hierarchy.
 
     StreamsError
     |-- AbortedError          nothing of the transaction happened; the same batch may be sent again
     |-- FencedError           another producer owns our transactional id: exit at once, status 75
-    |-- OutcomeUnknownError   a commit may or may not have happened: exit, the start path settles it
-    |-- DeadlineError         a wait ran out; names who and what was waited for
-    |-- OffsetGoneError       a position that the topic no longer, or not yet, has
+    |-- OutcomeUnknownError   a commit may or may not have happened: exit; startup resolves it
+    |-- DeadlineError         a wait timed out; names who and what was waited for
+    |-- OffsetGoneError       an offset that the topic no longer, or not yet, has
     |-- TopicMismatchError    the broker's topic is not as the table says
     |-- BrokerError           the broker refused, or cannot be reached
     |   `-- RefusedError      because of what a record is; nothing of the transaction happened
     `-- ConfigError           a value from the user, with its field
 
-Undecodable records are `schemas.DecodeError`: a fact about a record, not about the stream.
+Undecodable records raise `schemas.DecodeError`: a fact about a record, not about the stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How groups are named: a training group by its issue number, an evaluation by version and row.
 
-Ids come from records that anyone may have written. A number of more digits than Avro's 64 bits
-hold is none: it could be read, but never be written into a closed set.
+Ids come from records that anyone may have written. A number beyond Avro's 64 bits is rejected: it
+could be read, but never written into a closed set.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Large records in parts: split before sending, joined again after reading.
+"""Large records are split into parts before sending and joined again after reading.
 
-A broker's default limit is 1 MiB per batch, a trajectory with routed experts has tens of MB.
-Each part of a record of more than one carries `rlstreams-part` = `i/n` (ASCII, from 0) and
+A broker's default limit is 1 MiB per batch; a trajectory with routed experts has tens of MB.
+Each part of a split record carries `rlstreams-part` = `i/n` (ASCII, from 0) and
 `rlstreams-record` = an id of its own. Parts are in order, but other records, even of the same
-key, may lie between them: they are joined by that id, never by neighbourhood.
+key, may be interleaved: parts are joined by that id, never by adjacency.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The note behind a done set: how often a record was begun by workers that did not come past it.
+"""The note after a done set: how often a record was started by workers that did not survive it.
 
-Text of the form `probing OFFSET, TRIES`. It is committed before the record is begun, so it is
-still there when the record has killed its worker. What it leads to: `workers.loop.probation`.
+Text of the form `probing OFFSET, TRIES`. It is committed before the record is started, so it is
+still there after the record has killed its worker. How it is used: `workers.loop.probation`.
 """
 
 from __future__ import annotations

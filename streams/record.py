@@ -1,4 +1,4 @@
-"""What a topic holds: an event in its envelope, and where it lies."""
+"""A record: an event in its envelope, and its position in a topic."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which records a run still needs, and what of its topics' retention would take them. Pure.
+"""Which records a run still needs, and which retention settings would delete them. Pure.
 
-A restarted trainer reads again what the steps since the newest checkpoint used, and every sample
-that waits for a step. Retention asks for neither: it takes whole segments from a partition's
-beginning, by age and by size.
+A restarted trainer rereads the records used by the steps since the newest checkpoint, and every
+sample that is waiting for a step. Retention knows of neither: it deletes whole segments from the
+beginning of a partition, by age and by size.
 """
 
 from __future__ import annotations

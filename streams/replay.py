@@ -7,7 +7,7 @@
         for record in log.read(ScoredTrajectory):
             print(record.position, record.event.trajectory.reward)
 
-Reading changes nothing: no position is committed and no group is joined.
+Reading changes nothing: it commits no offset and joins no group.
 """
 
 from __future__ import annotations

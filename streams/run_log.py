@@ -1,7 +1,7 @@
-"""A run's records to look at, from a live broker or from a recording: one port for both.
+"""Read-only access to a run's records, on a live broker or in a recording: one interface for both.
 
-Nothing here commits a position or joins a group: whoever looks changes nothing. A log is read up to
-where it ended when the reading began.
+Nothing here commits an offset or joins a group. A log is read up to the end that it had when
+reading began.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which hop holds up the next step, and the sentence that names the culprit. Pure.
+"""Which hop blocks the next step, and the sentence that names the culprit. Pure.
 
 Samples move downstream: prompts, rollout, logprob, trainer; weights move the other way. The first
-hop from upstream that has work and did nothing with it for its limit is the blocked one: what comes
-after it starves for its sake. A worker that lives and says that it works has until the deadline of
-what it does; one that says nothing has none.
+hop, from upstream, that has had work and made no progress within its limit is the blocked one: the
+hops after it merely starve. A worker that is alive and reports that it is working has until the
+deadline of its current work; a silent one has no such allowance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """An open transaction. What lies behind it in its partitions, nobody can read."""
+    """An open transaction. Records after it in its partitions cannot be read yet."""
 
     worker: str  # `{role}-{ordinal}`, from its transactional id; empty: nobody of ours
     transactional_id: str
@@ -93,9 +93,9 @@ class Inquiry:
         return next((found for step in steps if (found := step()) is not None), None)
 
     def _held(self) -> Blocked | None:
-        """A commit takes no seconds: whose stands for longer stands in the middle of it.
+        """A commit takes well under a second, so a transaction open for longer is stuck.
 
-        First of all, for it silences others too: their reports and records lie behind it.
+        Checked first, because it also hides others: readers cannot see what lies behind it.
         """
         old = [held for held in self._evidence.held if held.age_s > SILENT_S]
         if not old:
@@ -105,8 +105,8 @@ class Inquiry:
         return Blocked(
             hop=held.worker.rpartition("-")[0] or "broker",
             workers=(held.worker,) if held.worker else (),
-            sentence=f"{who} stands in the middle of a transaction for {held.age_s:.0f} s, which "
-            f"holds back every reader of {', '.join(held.partitions)}",
+            sentence=f"{who} has had a transaction open for {held.age_s:.0f} s, which "
+            f"blocks every reader of {', '.join(held.partitions)}",
             is_overdue=True,
         )
 
@@ -118,8 +118,8 @@ class Inquiry:
         return Blocked(
             hop="broker",
             workers=(),
-            sentence=f"no report of any worker came for {self._age_s(newest_ms):.0f} s: the broker "
-            "does not take or deliver records",
+            sentence=f"no worker has reported for {self._age_s(newest_ms):.0f} s: the broker "
+            "does not accept or deliver records",
             is_overdue=True,
         )
 
@@ -128,7 +128,7 @@ class Inquiry:
         if state.claim is None:
             return self._blame("trainer", "the trainer has not claimed the run")
         if state.newest_version not in state.published:
-            text = f"policy version {state.newest_version} is made and not published"
+            text = f"policy version {state.newest_version} was made but not published"
             return self._blame("trainer", text, hop="weights")
         return None
 
@@ -170,7 +170,7 @@ class Inquiry:
         return self._blame("logprob", f"{_trajectories(left)} unscored: {first}")
 
     def _trainer(self) -> Blocked | None:
-        """Whose step is due: enough is complete, or it says itself that it is at work."""
+        """The trainer's step is due: enough groups are complete, or it reports that it works."""
         known = self._evidence.committed.get("logprob")
         sizes: dict[int, int] = {}
         for s in self._state.samples:
@@ -179,10 +179,10 @@ class Inquiry:
         complete = [group for group, count in sizes.items() if count >= self._state.group_size]
         if len(complete) < self._limits.groups_per_step and not self._trainer_works():
             return None
-        text = f"step {self._state.step + 1} is not made, though every sample of "
+        text = f"step {self._state.step + 1} has not run, although every sample of "
         text += f"{_count(complete, 'open group', 'open groups')}"
         text += f" ({_range(complete)})" if complete else ""
-        return self._blame("trainer", f"{text} is scored or set aside")
+        return self._blame("trainer", f"{text} is scored or dead-lettered")
 
     def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
         """The hop with its workers, worst first; None if one of them finished something lately."""
@@ -218,7 +218,7 @@ class Inquiry:
         )
 
     def _awaits_weights(self, worker: WorkerHop, wanted: int) -> bool:
-        """Whether it lives, and waits for a pull, or for a version that nobody gave it."""
+        """Whether it is alive and waiting for a pull, or for a version that it was not given."""
         if self._is_silent(worker) or worker.state == "working":
             return False
         return worker.worker in self._state.pulls or worker.policy_version < wanted
@@ -257,11 +257,11 @@ class Inquiry:
         """One worker: dead, silent, or what it says, since when, and what it pulls."""
         said = " ".join(filter(None, (worker.state, worker.detail)))
         if worker.worker in self._evidence.gone:
-            return f"{worker.worker} is not running (it said: {said})"
+            return f"{worker.worker} is not running (last reported: {said})"
         if self._is_silent(worker):
             silent_s = self._age_s(worker.at_ms)
-            return f"no report from {worker.worker} for {silent_s:.0f} s (it said: {said})"
-        text = f"{worker.worker} says {said!r}, nothing done for "
+            return f"no report from {worker.worker} for {silent_s:.0f} s (last reported: {said})"
+        text = f"{worker.worker} says {said!r}, no progress for "
         text += f"{self._age_s(worker.moved_ms):.0f} s"
         pull = self._state.pulls.get(worker.worker)
         if pull is not None:

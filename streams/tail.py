@@ -1,4 +1,4 @@
-"""The end of a log, whatever its length: one of days may be larger than the memory."""
+"""The last lines of a log file of any length: after days, it may be larger than memory."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def _refuse(parser: argparse.ArgumentParser, args: argparse.Namespace, word: str
     while nested := [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]:
         parser = nested[0].choices[getattr(args, nested[0].dest)]
     if not word.startswith("-"):
-        parser.error(f"{word} is more than it takes")
+        parser.error(f"{word} is an unexpected argument")
     known = [name for action in parser._actions for name in action.option_strings]
     option = word.partition("=")[0]
     parser.error(f"there is no option {option}{_meant(option, known)}")
@@ -169,7 +169,7 @@ def parser_of_all() -> argparse.ArgumentParser:
         prog="rlstreams",
         description="Asynchronous RL post-training of language models over Apache Kafka.",
         epilog="COMMAND --help has examples. Every command that reads a CONFIG also takes "
-        "--section.field VALUE; where none is named it takes ./run.toml.",
+        "--section.field VALUE; if you name none, ./run.toml is used.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(

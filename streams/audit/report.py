@@ -118,11 +118,11 @@ class AuditReport:
     max_staleness: int | None = None  # of the newest claim
     masked_segments: int = 0
     redone: tuple[Redone, ...] = ()
-    drifted: int = 0  # redone steps that gave other weights, which then got a number of their own
+    drifted: int = 0  # redone steps with different weights, which then got a number of their own
     unproven: int = 0  # trained samples whose record retention has removed
     duplicates: int = 0  # later records of a sample that already had one; every reader skips them
     named_duplicates: tuple[str, ...] = ()  # the first few of them
-    void: int = 0  # events of an epoch that had been taken over
+    void: int = 0  # events of a superseded epoch
     unreadable: int = 0  # records that could not be decoded
     trainer_state: str = ""  # as its newest heartbeat says; "done" when the run has ended
     breaches: tuple[Breach, ...] = ()  # the first few of each kind
@@ -175,9 +175,9 @@ class AuditReport:
             ("  expired", self.expired, "evaluations that retention removed"),
             ("unproven", self.unproven, "trained records that retention removed"),
             ("duplicates", self.duplicates, "later records of a sample, skipped by every reader"),
-            ("void", self.void, "events of an epoch that had been taken over"),
+            ("void", self.void, "events of a superseded epoch"),
             ("unreadable", self.unreadable, "records"),
-            ("drifted", self.drifted, "redone steps that gave other weights"),
+            ("drifted", self.drifted, "redone steps with different weights"),
         ]
         rows += [row for row in extras if row[1]]
         lines = [f"audit of run {self.run}, from its topics alone"]

@@ -101,7 +101,7 @@ class SharedSource(Closing):
             ready = wait(list(reading), self._deadline_s)
             if not ready:
                 raise DeadlineError(
-                    f"audit: {len(reading)} of {len(self._pipes)} reading processes said nothing "
+                    f"audit: {len(reading)} of {len(self._pipes)} reading processes did not answer "
                     f"for {self._deadline_s:g} s"
                 )
             for pipe in [pipe for pipe in self._pipes if pipe in ready]:
@@ -142,7 +142,7 @@ def _received(pipe: Connection) -> Rows | StreamsError | None:
     try:
         answer: Rows | StreamsError | None = pipe.recv()
     except EOFError as err:
-        raise StreamsError("audit: a reading process died; its last lines say why") from err
+        raise StreamsError("audit: a reading process died; see its last lines") from err
     return answer
 
 

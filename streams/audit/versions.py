@@ -95,7 +95,8 @@ class Versions:
     def check(self, breaches: Breaches) -> None:
         """Hold uses against loads, loads against publications, publications against `steps`."""
         for version, text in self._conflicts.items():
-            detail = f"{_short(self._made[version])}, then {_short(text)}: a number has one content"
+            made = _short(self._made[version])
+            detail = f"{made}, then {_short(text)}: a version number has exactly one content"
             breaches.add(BreachKind.VERSION_TWICE, f"version {version}", detail)
         for epoch in self._publishers.keys() - self._claims:
             detail = f"published by epoch {epoch}, which never claimed the run"

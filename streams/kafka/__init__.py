@@ -1,1 +1,1 @@
-"""The log on Apache Kafka; here alone are its clients imported."""
+"""The log on Apache Kafka; only this package imports its clients."""

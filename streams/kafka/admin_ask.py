@@ -1,7 +1,7 @@
-"""Asking a cluster for administration, also right after one of its nodes has died.
+"""Admin requests to a cluster that also work right after one of its nodes has died.
 
-A node that was killed stays in the metadata until its session ends (9 s by default). Until then a
-client may turn to it for an answer that any node could give, and is refused. Uses kafka-python.
+A killed node stays in the metadata until its session times out (9 s by default). Until then a
+client may send it a request that any node could answer, and is refused. Uses kafka-python.
 """
 
 from __future__ import annotations

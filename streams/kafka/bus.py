@@ -1,8 +1,8 @@
 """The log on Apache Kafka: connections, settings, and questions about topics and groups.
 
-Settings and their reasons: read_committed everywhere, for only then does `committed()` wait for a
-predecessor's open transaction; a reader never jumps to another offset by itself; parts of 900 kB
-stay alone in their batch of at most 1 MB, which is what a broker's default limit counts.
+Settings and their reasons: read_committed everywhere, because only then does `committed()` wait for
+a predecessor's open transaction; a reader never resets its offset by itself; parts of 900 kB stay
+alone in their batch of at most 1 MB, which is what a broker's default limit applies to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of a transaction on a thread of its own: the role goes on while the broker settles it."""
+"""Commits on a thread of their own: the role continues while the broker settles the transaction."""
 
 from __future__ import annotations
 

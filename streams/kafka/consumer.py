@@ -1,4 +1,4 @@
-"""A member of a KIP-848 group: partitions come and go inside a poll, and are told after it."""
+"""A member of a KIP-848 group: assignments change during a poll and are reported after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker says of itself and of a run's topics. Looks only; uses kafka-python."""
+"""Facts about a broker and a run's topics. Read-only; uses kafka-python."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransaction:
-    """A transaction that holds back every reader of its partition."""
+    """A transaction that blocks every reader of its partition."""
 
     partition: str  # `topic[number]`, with the run's prefix
     producer_id: int

@@ -1,4 +1,4 @@
-"""Messages of one confluent consumer as ours: names, errors, parts and positions.
+"""Converts messages of one confluent consumer to our records: names, errors, parts and positions.
 
 The group consumer and the reader differ in who chooses partitions; this is what they share.
 """

@@ -1,4 +1,4 @@
-"""One whole transaction at a time, and the honest answer of how it ended."""
+"""One whole transaction at a time, and how it ended: committed, aborted or unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One report a record: tells where each lies. `stretch` asks for fewer, and does not tell."""
+"""One delivery report per record, with its offset. `stretch` needs fewer, and gives no offsets."""
 
 from __future__ import annotations
 

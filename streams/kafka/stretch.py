@@ -1,9 +1,9 @@
-"""Sends records as they come, and knows from two reports a partition that all are in the log.
+"""Sends records and proves with two delivery reports per partition that all are in the log.
 
-A report of each message costs as much as sending it. But the messages of one transaction in one
-partition lie one behind the other, unless another writer's come between: the offsets of the first
-and of the last tell that none is missing. Which one is the last shows only at the end, so the
-newest record of each partition is held back until its successor is there.
+A report for each message costs as much as sending it. But the messages of one transaction in one
+partition are contiguous, unless another writer's are interleaved: the offsets of the first and the
+last prove that none is missing. The last one is known only at the end, so the newest record of
+each partition is held back until the next one arrives.
 """
 
 from __future__ import annotations

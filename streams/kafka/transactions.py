@@ -1,8 +1,8 @@
-"""Transactions that are open beyond their timeout: nobody reads past them. Uses kafka-python.
+"""Transactions open beyond their timeout, which block all readers. Uses kafka-python.
 
 A broker aborts a transaction after its timeout. One that stays open longer hangs: its end was
-recorded but not written to this partition (kafka.apache.org, KIP-664), and readers of committed
-records wait before it for ever.
+recorded but not written to this partition (kafka.apache.org, KIP-664), and read_committed readers
+wait there forever.
 """
 
 from __future__ import annotations

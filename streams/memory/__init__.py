@@ -1,1 +1,1 @@
-"""The log in one process, for tests; it keeps the promises of the one on Kafka."""
+"""The log in one process, for tests; it gives the same guarantees as the one on Kafka."""

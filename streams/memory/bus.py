@@ -1,4 +1,4 @@
-"""`MemoryBus`: the ports without a broker, for tests; it keeps the promises of `KafkaBus`."""
+"""`MemoryBus`: the interfaces without a broker, for tests; same guarantees as `KafkaBus`."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class RunState:
     redone: tuple[StepsRedone, ...] = ()  # by restarted trainers, from the log
     trainer_state: str = ""  # of the newest heartbeat
     trainer_detail: str = ""
-    num_void: int = 0  # events of an epoch that had been taken over
+    num_void: int = 0  # events of a superseded epoch
 
     @property
     def step(self) -> int:

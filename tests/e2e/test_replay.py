@@ -31,7 +31,7 @@ def recorded(finished_run: Run) -> Iterator[Workspace]:
 def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace) -> None:
     """Every step of the real trainer is equal, then every score of the real log-prob worker."""
     listed = recorded.run("rlstreams", "recordings", "--verify")
-    assert (0, True) == (listed.returncode, "every byte is as it was written" in listed.stdout)
+    assert (0, True) == (listed.returncode, "every byte verified" in listed.stdout)
 
     into = ("rlstreams", "replay", "recordings/demo", "--into")
     trained = recorded.run(*into, "trainer", "--as", "again", "--keep-weights", timeout_s=UP_S)
@@ -44,7 +44,7 @@ def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace)
     weights = ("--weights", "runs/again/weights", "--steps", "1:3")
     scored = recorded.run(*into, "logprob", "--as", "scores", *weights, timeout_s=UP_S)
     versions = num_steps + 1
-    told = f"weights of {versions} of {versions} versions are at hand"
+    told = f"weights of {versions} of {versions} versions are available"
     assert told in scored.stdout, scored.stdout
     assert "equal, bit for bit; 0 different, 0 not scored" in scored.stdout, scored.stdout
     assert 0 == scored.returncode

@@ -1,4 +1,4 @@
-"""What commands have in common: how a run is named on the line, and examples in the help."""
+"""What commands have in common: how to name a run on the command line, and examples in the help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 EXAMPLES = "examples:\n"
-_HERE = "none: ./run.toml"
+_HERE = "default: ./run.toml"
 
 
 class Help(argparse.HelpFormatter):
@@ -23,7 +23,7 @@ def examples(*lines: str) -> str:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """The TOML files of a run that is to be: `config`, empty if none is named."""
+    """The TOML files of a run to start: `config`, empty if none is named."""
     about = f"TOML files, merged from left to right; {_HERE}"
     parser.add_argument("config", nargs="*", metavar="CONFIG", help=about)
 
@@ -31,9 +31,9 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 def add_run(
     parser: argparse.ArgumentParser, *, metavar: str = "RUN", before: str = "", is_log: bool = False
 ) -> None:
-    """A run that is there: `config`, for `workers.cli.report.configuration`.
+    """An existing run: `config`, for `workers.cli.report.configuration`.
 
-    With `is_log` a recording is good as well. `before` says what may stand before the run.
+    With `is_log` a recording is accepted too. `before` describes what may precede the run.
     """
     kinds = "its folder or its TOML files" + (", or a recording" if is_log else "")
     about = f"{before}{'RUN: ' if before else ''}{kinds}; {_HERE}"

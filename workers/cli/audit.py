@@ -25,9 +25,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "audit",
         help="account for every sample of a run, from its topics alone",
-        description="Reads committed positions and topics, and says of every issued sample whether "
-        "it was trained, dropped, dead-lettered, evaluated, is in flight, or is lost. "
-        "Exit status 1 and the ids if the log breaks a promise.",
+        description="Reads committed offsets and topics, and reports for every issued sample "
+        "whether it was trained, dropped, dead-lettered or evaluated, is in flight, or is lost. "
+        "Exit status 1, with the ids, if the log violates a guarantee.",
         epilog=examples(
             "rlstreams audit runs/demo",
             "rlstreams audit run.toml --follow",
@@ -40,19 +40,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--bootstrap",
         default="",
         metavar="HOST:PORT",
-        help="the broker to ask, instead of the configured or the run's own one",
+        help="the broker to read from, instead of the configured one or the run's own",
     )
     parser.add_argument(
         "--settle",
         type=real(0.0),
         default=None,
         metavar="SECONDS",
-        help="how long a breach may take to heal while transactions are open (default: 35)",
+        help="how long to wait for a breach to resolve while transactions are open (default: 35)",
     )
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="audit a live run again and again; ends at the first breach or with the run",
+        help="audit a live run repeatedly; ends at the first breach or with the run",
     )
     parser.add_argument(
         "--every",
@@ -66,14 +66,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=whole(0),
         default=0,
         metavar="N",
-        help="share the reading among so many processes, for runs of 100,000 samples and more "
-        "(default: none but this one)",
+        help="split the reading among N child processes, for runs of 100,000 samples and more "
+        "(default: read in this process)",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 0 if the log keeps its promises, else 1."""
+    """Print the report; 0 if the log violates no guarantee, else 1."""
     from dataclasses import replace
 
     from streams.audit.auditor import SETTLE_S

@@ -8,9 +8,9 @@ from pathlib import Path
 from workers.cli.arguments import examples, whole
 
 _ACTIONS = {
-    "start": "start it, unless it runs; it outlives this command",
+    "start": "start it, unless it is running; it keeps running after this command",
     "stop": "stop it; its data stays",
-    "status": "say where it serves; exit status 1 if it does not run",
+    "status": "print its address; exit status 1 if it is not running",
 }
 
 
@@ -38,7 +38,7 @@ def _add_start(parser: argparse.ArgumentParser) -> None:
         help="default: the folder's last port, or a free one",
     )
     parser.add_argument(
-        "--jars-dir", metavar="DIR", help="folder of the pinned jars; fetch nothing"
+        "--jars-dir", metavar="DIR", help="folder of the pinned jars; download nothing"
     )
 
 

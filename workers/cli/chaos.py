@@ -12,11 +12,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Register the command."""
     parser = subparsers.add_parser(
         "chaos",
-        help="run everything as `up` does, kill processes at random meanwhile, audit",
-        description="Starts the run as `up` does, strikes its processes and its embedded broker "
-        "as a plan says that follows from --seed, lets it finish, and says what the log tells: "
-        "every sample accounted for, recovery times, tokens made twice. Exit status 1 on any "
-        "breach or hang, or if not all faults were possible.",
+        help="run everything as `up` does while killing processes at random, then audit",
+        description="Starts the run as `up` does, injects faults into its processes and its "
+        "embedded broker by a plan derived from --seed, lets it finish, and reports from the log: "
+        "every sample accounted for, recovery times, tokens sampled twice. Exit status 1 on any "
+        "breach or hang, or if not all faults could be injected.",
         epilog=examples(
             "rlstreams chaos run.toml --run.id=chaos --kills 12 --seed 1 --points",
             "rlstreams chaos run.toml --run.id=points --each-point commit,offsets",
@@ -28,10 +28,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--steps",
         type=whole(1),
         metavar="N",
-        help="optimizer steps; default: the configured ones, and one for each fault at least",
+        help="optimizer steps; default: as configured, but at least --kills + 1",
     )
     parser.add_argument(
-        "--recompute", action="store_true", help="at the end do all steps again from the log"
+        "--recompute", action="store_true", help="finally, recompute all steps from the log"
     )
     parser.add_argument("--json", default="", metavar="FILE", help="write all figures there")
     add_no_live(parser)
@@ -41,17 +41,17 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _add_faults(parser: argparse.ArgumentParser) -> None:
     """Who is struck, how and when."""
     parser.add_argument(
-        "--kills", type=whole(1), default=12, metavar="N", help="faults (%(default)s)"
+        "--kills", type=whole(1), default=12, metavar="N", help="number of faults (%(default)s)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the plan (%(default)s)"
+        "--seed", type=int, default=0, metavar="N", help="seed of the plan (%(default)s)"
     )
     parser.add_argument(
         "--roles",
         default="",
         metavar="A,B",
-        help="who is struck: rollout, logprob, trainer, prompts, broker, server (the model servers "
-        "that rollout workers start; they are only killed); default: all that there are",
+        help="targets: rollout, logprob, trainer, prompts, broker, server (the model servers that "
+        "rollout workers start; they are killed, never suspended); default: all that exist",
     )
     parser.add_argument(
         "--every",
@@ -63,8 +63,8 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--periodic",
         action="store_true",
-        help="exactly --every apart, from the first step on, not half to one and a half of it; "
-        "nothing strikes earlier because the run nears its end",
+        help="faults exactly --every seconds apart, from the first step on, instead of 0.5 to 1.5 "
+        "times that; and not sooner when the run nears its end",
     )
     parser.add_argument(
         "--max-stop",
@@ -74,14 +74,14 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         help="longest SIGSTOP (%(default)g: beyond the transaction timeout)",
     )
     parser.add_argument(
-        "--points", action="store_true", help="also die at named places of the code"
+        "--points", action="store_true", help="also crash at named points in the code"
     )
     parser.add_argument(
         "--each-point",
         default="",
         metavar="all|A,B",
-        help="instead of N random faults: every role dies once at each named place that it "
-        "passes, or at those that begin so, e.g. commit,offsets",
+        help="instead of N random faults: every role crashes once at each named point that it "
+        "reaches, or at those whose names begin like this, e.g. commit,offsets",
     )
 
 

@@ -25,7 +25,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     add_config(show)
     show.add_argument("--json", action="store_true", help="as one JSON object, without origins")
-    show.add_argument("--why", metavar="FIELD", help="explain one field, and who set it")
+    show.add_argument("--why", metavar="FIELD", help="explain one field and where its value is set")
     show.set_defaults(run=run)
     schema = actions.add_parser(
         "schema",
@@ -127,7 +127,7 @@ def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[
         if entry == name or entry.startswith(f"{name}.")
         for setting in layers
     ]
-    lines += ["  set by" if settings else "  set by nobody: this is the default"]
+    lines += ["  set by" if settings else "  not set: this is the default"]
     lines += [f"    {place}  {entry}{toml_value(value)}" for place, entry, value in settings]
     return lines
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streams.bus import Bus
     from workers.config.run import RunConfig
 
-_WHICH = "LETTER: by its sample or by its record's place; "
+_WHICH = "LETTER: by its sample or its record's offset; "
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
 _PLACE = re.compile(r"(?P<topic>[a-z-]+?)(?:-(?P<a>\d+)|\[(?P<b>\d+)\])@(?P<offset>\d+)")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
@@ -25,9 +25,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add the command."""
     parser = subparsers.add_parser(
         "dead-letters",
-        help="list what was set aside, look at it, ask for its groups again",
-        description="A record or sample that could not be handled lies in the topic dead-letters, "
-        "with its bytes and where they came from; its group is closed, and usually replaced.",
+        help="list dead letters, show one, requeue its group",
+        description="A record or sample that could not be handled goes to the topic dead-letters, "
+        "with its bytes and their origin; its group is closed, and usually replaced.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_list(actions)
@@ -38,7 +38,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _add_list(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser(
         "list",
-        help="a line for each letter, and totals by reason",
+        help="one line per letter, and totals by reason",
         epilog=examples(
             "rlstreams dead-letters list runs/demo",
             "rlstreams dead-letters list runs/demo --reason reward --json",
@@ -48,7 +48,7 @@ def _add_list(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--reason", default="", metavar="REASON", help="only this reason: decode, reward, ..."
     )
-    parser.add_argument("--role", default="", metavar="ROLE", help="only what this role set aside")
+    parser.add_argument("--role", default="", metavar="ROLE", help="only letters from this role")
     parser.add_argument("--group", default="", metavar="GROUP", help="only this group's")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.set_defaults(run=run_list)
@@ -57,7 +57,7 @@ def _add_list(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser(
         "show",
-        help="all of one letter, its record decoded if it decodes",
+        help="show one letter in full, its record decoded if possible",
         usage="%(prog)s [-h] GROUP/SAMPLE | TOPIC-PARTITION@OFFSET [RUN ...]",
         epilog=examples(
             "rlstreams dead-letters show 17/3 runs/demo",
@@ -71,16 +71,16 @@ def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _add_requeue(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser(
         "requeue",
-        help="ask prompts for one more group of the same row",
-        description="Exit status 0 only if every group that was asked for can be answered; "
-        "otherwise nothing is written.",
+        help="request another group for the same row",
+        description="Exit status 0 only if every group named can be requeued; otherwise nothing "
+        "is written.",
         usage="%(prog)s [-h] [--reason REASON | --all] [GROUP ...] [RUN ...]",
         epilog=examples(
             "rlstreams dead-letters requeue 17 21 runs/demo",
             "rlstreams dead-letters requeue --reason reward runs/demo",
         ),
     )
-    add_run(parser, metavar="GROUP | RUN", before="GROUP: number of a dropped one; ")
+    add_run(parser, metavar="GROUP | RUN", before="GROUP: number of a dropped group; ")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--reason", default="", metavar="REASON", help="every dropped group with such a letter"
@@ -112,7 +112,7 @@ def run_list(args: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         print(table(found.view, letters, width))
         if found.num_unreadable:
-            print(f"{found.num_unreadable} records of these topics are no event of ours")
+            print(f"{found.num_unreadable} records in these topics could not be decoded")
         return 0
 
     return _on_bus(args.config, args.overrides, print_them)
@@ -164,10 +164,10 @@ def run_requeue(args: argparse.Namespace) -> int:
         for sentence in chosen.refused:
             print(sentence, file=sys.stderr)
         if chosen.refused or not chosen.groups:
-            print("nothing was asked for", file=sys.stderr)
+            print("nothing was requested", file=sys.stderr)
             return 1
         request(bus, config.run.id, chosen.groups, args.reason or "asked by number")
-        print(f"asked for {len(chosen.groups)} groups again: {', '.join(chosen.groups)}")
+        print(f"requested {len(chosen.groups)} groups again: {', '.join(chosen.groups)}")
         if view.at_target:
             print(
                 f"the run has made its {view.step_target} steps: nobody will answer until it is "

@@ -20,8 +20,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "diff",
         help="compare two recordings or runs, record by record, field by field",
-        description="Pairs records by sample, step or version. Who wrote a record, when, and where "
-        "things lie is left out unless --everything. Exit status 1 if something differs.",
+        description="Pairs records by sample, step or version. Writers, times and offsets are "
+        "ignored unless --everything is given. Exit status 1 if something differs.",
         epilog=examples(
             "rlstreams diff recordings/demo runs/demo-2",
             "rlstreams diff a b --events ScoredTrajectory --tolerance 1e-6",
@@ -39,7 +39,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="X",
         help="numbers this close are equal (0)",
     )
-    parser.add_argument("--everything", action="store_true", help="also who, when and where")
+    parser.add_argument(
+        "--everything", action="store_true", help="also compare writers, times and offsets"
+    )
     parser.set_defaults(run=run)
 
 

@@ -15,8 +15,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add the command."""
     parser = subparsers.add_parser(
         "doctor",
-        help="say what is wrong with machine, configuration or broker, and what to do",
-        description="Looks at packages, Java, disk, model, data, verifier and broker. Starts "
+        help="check machine, configuration and broker, and say what to do",
+        description="Checks packages, Java, disk, model, data, verifier and broker. Starts "
         "nothing. Exit status 0 if no check fails.",
         epilog=examples(
             "rlstreams doctor",

@@ -14,7 +14,7 @@ _NARROWEST = 60
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
-    parser = subparsers.add_parser("engine", help="start command and check of a model server")
+    parser = subparsers.add_parser("engine", help="start command for a model server; check one")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     command = actions.add_parser(
         "command",
@@ -30,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--format",
         choices=("shell", "docker", "kubernetes"),
         default="shell",
-        help="what it is for (%(default)s)",
+        help="output format (%(default)s)",
     )
     command.add_argument(
         "--image", default="", metavar="IMAGE", help="container image, for docker and kubernetes"
@@ -39,12 +39,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--server-version",
         default="",
         metavar="VERSION",
-        help="of the server, where it is not installed here",
+        help="version of the server, if it is not installed here",
     )
     command.set_defaults(run=run_command)
     check = actions.add_parser(
         "check",
-        help="ask a running server what it lacks",
+        help="check that a running server meets all requirements",
         description="Exit status 1 if the server cannot be used.",
         epilog=examples(
             "rlstreams engine check http://127.0.0.1:8000",
@@ -70,7 +70,7 @@ def run_command(args: argparse.Namespace) -> int:
         version = args.server_version or TESTED[kind][-1]
         where = Where(python=config.engine.python or "python3", version=version)
     command = command_of(config, kind, where, config.engine.port or 8000, {})
-    print("# The server's environment needs the transfer piece: pip install ./infra/server")
+    print("# The server's environment needs the transfer plugin:  pip install ./infra/server")
     if args.format == "shell":
         print(command.shell())
         return 0
@@ -91,7 +91,7 @@ def run_check(args: argparse.Namespace) -> int:
     for finding in findings:
         print(_wrapped(f"{finding.weight:<7} {finding.name:<19} {finding.found}"))
         if finding.cure:
-            print(_wrapped(f"{'':<{_INDENT}}cure: {finding.cure}"))
+            print(_wrapped(f"{'':<{_INDENT}}fix: {finding.cure}"))
     return 0 if is_usable(findings) else 1
 
 

@@ -24,7 +24,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "export",
         help="samples, or all events of a kind, as Parquet or JSON lines",
         description="Reads the log and writes one table: by default `samples`, a row for each "
-        "finished rollout with prompt, completion, reward, tokens, log-probs and fate; or any "
+        "finished rollout with prompt, completion, reward, tokens, log-probs and outcome; or any "
         "kind of event as it is, `step_completed` for example.",
         epilog=examples(
             "rlstreams export runs/demo --out samples.parquet --min-reward 1",
@@ -35,7 +35,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     add_run(parser, is_log=True)
     parser.add_argument("--out", default="", metavar="FILE", help="FILE.parquet, FILE.jsonl, or -")
     parser.add_argument(
-        "--table", default=SAMPLES, metavar="NAME", help="samples, or a kind of event (%(default)s)"
+        "--table", default=SAMPLES, metavar="NAME", help="samples, or an event type (%(default)s)"
     )
     parser.add_argument("--schema", action="store_true", help="print the table's columns and end")
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")

@@ -1,4 +1,4 @@
-"""`rlstreams init DIR`: a project of one's own, which runs as it is."""
+"""`rlstreams init DIR`: creates a project that runs as is."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Register the command."""
     parser = subparsers.add_parser(
         "init",
-        help="make a project: configuration, reward with its test, rows, README",
+        help="create a project: configuration, reward with its test, rows, README",
         description="Writes DIR with run.toml, reward.py and its test, twenty rows and a README. "
-        "It runs as it is: cd DIR, then `rlstreams up`.",
+        "It runs as is: cd DIR, then `rlstreams up`.",
         epilog=examples(
             "rlstreams init sums",
             "rlstreams init x --from my.jsonl --prompt question --answer target",
             "rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B",
         ),
     )
-    parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that is not there yet")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that does not exist yet")
     parser.add_argument(
         "--from",
         dest="source",
@@ -35,8 +35,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="demo|gsm8k|FILE.jsonl",
         help="twenty sums, the data set openai/gsm8k, or your own rows (default: demo)",
     )
-    parser.add_argument("--prompt", default="", metavar="COLUMN", help="of FILE: the problem")
-    parser.add_argument("--answer", default="", metavar="COLUMN", help="of FILE: the answer")
+    parser.add_argument("--prompt", default="", metavar="COLUMN", help="FILE's problem column")
+    parser.add_argument("--answer", default="", metavar="COLUMN", help="FILE's answer column")
     parser.add_argument(
         "--model",
         default="",
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 _ABOUT = {
-    "run.toml": "what runs; every line is explained",
-    "reward.py": "what is rewarded",
-    "test_reward.py": "whether it means what you mean",
+    "run.toml": "the run's configuration; every line is explained",
+    "reward.py": "the reward function",
+    "test_reward.py": "checks that the reward is what you intend",
     "rows.jsonl": "the first rows, as the reward gets them",
     "README.md": "the commands",
     "model": "the demo's tiny model, 1 MB",
@@ -90,14 +90,14 @@ def _told(plan: Plan) -> list[str]:
     lines = [
         f"problem: column {columns.prompt or 'prompt'!r}; answer: column "
         f"{columns.answer or 'answer'!r}, {kind}"
-        + (f"; to the reward as metadata: {others}" if others else "")
+        + (f"; metadata for the reward: {others}" if others else "")
     ]
     if plan.model:
-        lines.append(f"model: {plan.model}; `rlstreams doctor` says what it takes")
+        lines.append(f"model: {plan.model}; `rlstreams doctor` estimates its memory")
     else:
         lines.append(
             "model: the demo's. It was taught to add 3 to 6 numbers from 1 to 9 and learns to do "
-            "it well;\n  other problems it will hardly learn: name a real one with --model "
+            "it well;\n  it will hardly learn anything else: name a real model with --model "
             "hf:ORG/NAME or a folder"
         )
     return lines

@@ -28,7 +28,7 @@ _MEASURES = (
 )  # `choose.Measure`
 _COLORS = ("version", "author", "difference")
 _PIPE_WIDTH = 160
-_WHICH = "SAMPLE: 12/3 of group 12, or 12 for all of it; "
+_WHICH = "SAMPLE: 12/3, or 12 for all samples of group 12; "
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,8 +37,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "inspect",
         help="a trajectory, its tokens and its whole lineage; or the worst ones of a run",
         description="Follows a sample from its prompt through attempts, segments, scores and step "
-        "to the version that it helped to make. Without a sample it lists those that a "
-        "measure ranks worst: by default by the mismatch of engine and trainer.",
+        "to the version that it contributed to. Without a sample, lists the worst ones by some "
+        "measure: by default the mismatch of engine and trainer.",
         usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
         epilog=examples(
             "rlstreams inspect runs/demo",
@@ -55,19 +55,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--version",
         type=int,
         metavar="N",
-        help="only samples begun at or before version N, and ended at or after",
+        help="only samples started at or before version N and ended at or after it",
     )
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
     parser.add_argument(
-        "--limit", type=int, default=10, metavar="K", help="at most so many (%(default)s)"
+        "--limit", type=int, default=10, metavar="K", help="list at most K (%(default)s)"
     )
     parser.add_argument(
-        "--full", action="store_true", help="show all of each sample of a list, not a line"
+        "--full", action="store_true", help="show each listed sample in full, not as a line"
     )
     parser.add_argument("--color", choices=_COLORS, default="version",
-                        help="colour tokens by this (%(default)s)")  # fmt: skip
+                        help="color tokens by this (%(default)s)")  # fmt: skip
     parser.add_argument("--html", default="", metavar="FILE", help="write one page of them")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, all of each")
+    parser.add_argument("--json", action="store_true", help="one complete JSON object per line")
     parser.add_argument(
         "--tokenizer", default="", metavar="DIR", help="where tokenizer.json is, if it has moved"
     )
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         print(f"{name}: {problem}", file=sys.stderr)
     if num_unreadable:
-        print(f"{name}: records that are no event of ours: {num_unreadable}", file=sys.stderr)
+        print(f"{name}: records that could not be decoded: {num_unreadable}", file=sys.stderr)
     known = [one for one in stories if one.hops]
     if missing := [str(one.lineage.sample) for one in stories if not one.hops]:
         print(f"{name} does not know {', '.join(missing)}", file=sys.stderr)

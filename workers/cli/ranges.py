@@ -17,12 +17,12 @@ FIELDS = ("topics", "since", "until", "steps", "versions", "groups", "rows", "of
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The options that choose records, the same for recording and for replaying."""
-    group = parser.add_argument_group("which records (all that are given must hold)")
+    group = parser.add_argument_group("which records (all conditions must hold)")
     group.add_argument("--topics", default="", metavar="A,B", help="only these topics")
     group.add_argument(
         "--since", default="", metavar="TIME", help="ISO time (UTC), or milliseconds"
     )
-    group.add_argument("--until", default="", metavar="TIME", help="the same; included")
+    group.add_argument("--until", default="", metavar="TIME", help="the same; inclusive")
     group.add_argument("--steps", default="", metavar="A:B", help="steps, and all their groups")
     group.add_argument("--versions", default="", metavar="A:B", help="policy versions that sampled")
     group.add_argument("--groups", default="", metavar="N,N", help="prompt groups, e.g. 17,e10-3")
@@ -99,7 +99,7 @@ def range_of(text: str, option: str, number: Callable[[str], float] = int) -> Ra
     except ValueError:
         raise ConfigError(f"{option} must be A:B, A: or :B, got {text!r}") from None
     if low is not None and high is not None and low > high:
-        raise ConfigError(f"{option}: {text} is empty, for {first} is above {last}")
+        raise ConfigError(f"{option}: {text} is empty, because {first} is above {last}")
     return _range(low, high)
 
 

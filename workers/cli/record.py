@@ -21,9 +21,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Register the command."""
     parser = subparsers.add_parser(
         "record",
-        help="a run's topics into Avro files with an index, live or afterwards",
-        description="Records up to where the topics end now; --follow goes on until the run is "
-        "done. A recording that was interrupted is gone on with by the same command.",
+        help="copy a run's topics to Avro files with an index, live or afterward",
+        description="Records up to the current end of the topics; --follow continues until the "
+        "run is done. The same command continues an interrupted recording.",
         epilog=examples(
             "rlstreams record runs/demo",
             "rlstreams record run.toml --follow --weights --checkpoints",
@@ -38,7 +38,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--weights",
         action="store_true",
-        help="copy the weight versions that the run holds, for replays of the log-prob role",
+        help="copy the run's weight versions, for replays of the log-prob role",
     )
     parser.add_argument(
         "--checkpoints", action="store_true", help="copy its checkpoints, for rerun-step"
@@ -109,7 +109,7 @@ def _tell(made: Made, wanted: Wanted) -> None:
     for name, topic in made.manifest.topics.items():
         spans = " ".join(f"{topic.first[p]}:{topic.next[p]}" for p in sorted(topic.next, key=int))
         print(f"{name:<20} {topic.num_records:>10,}  {spans}")
-    again = ", gone on with" if made.is_resumed else ""
+    again = ", continued" if made.is_resumed else ""
     print(
         f"{wanted.folder}: {made.num_records:,} records, {size / 1e6:,.1f} MB in Avro files "
         f"({made.num_bytes / 1e6:,.1f} MB read in {made.seconds:.1f} s{again})"

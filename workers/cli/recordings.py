@@ -30,7 +30,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "folders", nargs="*", metavar="DIR", help="recordings, or folders of them (recordings)"
     )
     parser.add_argument("--verify", action="store_true", help="read every byte of each")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.set_defaults(run=run)
 
 
@@ -64,10 +64,7 @@ def run(args: argparse.Namespace) -> int:
             verified = {"verified": True} if args.verify else {}
             print(json.dumps({**row, **verified, "problems": problems}))
             continue
-        print(
-            _line(row)
-            + ("  every byte is as it was written" if args.verify and not problems else "")
-        )
+        print(_line(row) + ("  every byte verified" if args.verify and not problems else ""))
         for problem in problems:
             print(f"  {problem}")
     return 1 if num_bad else 0

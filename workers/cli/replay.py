@@ -27,8 +27,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "replay",
         help="play a recording into a fresh run, or into one role alone",
-        description="Records keep their bytes, keys and partitions, and say in the header "
-        "rlstreams-replay-of where they lay. A run that has records is never replayed into.",
+        description="Records keep their bytes, keys and partitions; the header rlstreams-replay-of "
+        "names their recorded offset. Refuses to replay into a run that has records.",
         epilog=examples(
             "rlstreams replay recordings/demo --as slow --speed 2 --from step:5",
             "rlstreams replay recordings/demo --into trainer",
@@ -41,7 +41,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         dest="run_id",
         default="",
         metavar="RUN_ID",
-        help="id of the fresh run (its own, with -replay)",
+        help="id of the fresh run (default: the recorded id plus -replay)",
     )
     parser.add_argument("--dir", default="", metavar="DIR", help="its folder (runs/RUN_ID)")
     parser.add_argument(
@@ -55,27 +55,27 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action="append",
         default=[],
         metavar="DIR",
-        help="folder of weight versions or of checkpoints, beside those of the recording",
+        help="folder of weight versions or checkpoints, in addition to the recording's",
     )
     role.add_argument(
         "--keep-weights", action="store_true", help="trainer: keep every version that it makes"
     )
-    play = parser.add_argument_group("how it is played")
+    play = parser.add_argument_group("playback")
     play.add_argument("--speed", default="max", metavar="X", help="1 as recorded, 10, ... (max)")
     play.add_argument("--from", dest="begin", default="", metavar="WHEN", help="seek: step:7, "
                       "version:5, +30 (seconds), or an ISO time")  # fmt: skip
-    play.add_argument("--to", dest="end", default="", metavar="WHEN", help="the same; end there")
-    play.add_argument("--paused", action="store_true", help="begin paused")
+    play.add_argument("--to", dest="end", default="", metavar="WHEN", help="the same; stop there")
+    play.add_argument("--paused", action="store_true", help="start paused")
     play.add_argument(
         "--ordered", action="store_true", help="keep the recorded order across partitions too"
     )
     play.add_argument("--dry-run", action="store_true", help="only count what would be played")
     add_selection(parser)
-    more = parser.add_argument_group("which samples (all that are given must hold)")
+    more = parser.add_argument_group("which samples (all conditions must hold)")
     more.add_argument("--rewards", default="", metavar="A:B", help="from A to B, both included")
     more.add_argument("--staleness", default="", metavar="A:B", help="of trained samples")
     more.add_argument("--dead-letters", choices=("only", "without"), default="",
-                      help="only samples that were set aside, or none of them")  # fmt: skip
+                      help="only dead-lettered samples, or none of them")  # fmt: skip
     parser.set_defaults(run=run)
 
 

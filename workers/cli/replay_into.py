@@ -79,7 +79,7 @@ def _weights(args: argparse.Namespace, recording: Recording, target: Target) -> 
     found = RecordedWeights(recording, recorded_config(recording), folders, own)
     missing = sorted(found.known - found.available)
     print(
-        f"weights of {len(found.available)} of {len(found.known)} versions are at hand"
+        f"weights of {len(found.available)} of {len(found.known)} versions are available"
         + (f"; missing: {', '.join(map(str, missing))}" if missing else "")
     )
     return found
@@ -137,5 +137,5 @@ def _verdict(made: TrainerReplay) -> str:
             f"{made.num_not_fed} groups that the run dropped because of the time were not fed"
         )
     if len(made.steps) < made.last_step:
-        lines.append(f"steps {len(made.steps) + 1} to {made.last_step} were not asked for")
+        lines.append(f"steps {len(made.steps) + 1} to {made.last_step} were not requested")
     return "\n".join(lines)

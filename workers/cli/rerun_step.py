@@ -23,10 +23,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Register the command."""
     parser = subparsers.add_parser(
         "rerun-step",
-        help="do a recorded step again and compare it; with --set, changed",
-        description="Loads the newest checkpoint before the step, redoes what lies between, then "
-        "the step. Nothing is written but a plot of a changed re-run. Exit status 1 if something "
-        "is not equal.",
+        help="re-execute a recorded step and compare it; with --set, also a changed one",
+        description="Loads the newest checkpoint before the step, redoes the steps in between, "
+        "then the step itself. Writes nothing but a plot of a changed re-run. Exit status 1 if "
+        "anything differs.",
         epilog=examples(
             "rlstreams rerun-step 7 recordings/demo",
             "rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01",
@@ -44,7 +44,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "trainer.micro_batch_tokens, trainer.control; repeatable",
     )
     parser.add_argument(
-        "--checkpoints", action="append", default=[], metavar="DIR", help="look here too"
+        "--checkpoints", action="append", default=[], metavar="DIR", help="also look here"
     )
     parser.add_argument("--model", default="", metavar="DIR", help="where the model folder is now")
     parser.add_argument(

@@ -17,10 +17,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Register the command."""
     parser = subparsers.add_parser(
         "try",
-        help="a few rows through prompt, model and reward, without a broker",
-        description="Shows each prompt as the model sees it, what the model answers, what that "
-        "earns by parts, how long it takes, and what a run would reject and why. Samples with the "
-        "built-in engine. Exit status 0 if every answer was judged.",
+        help="run a few rows through prompt, model and reward, without a broker",
+        description="Shows each prompt as the model sees it, the model's answers, their rewards "
+        "by part, how long each takes, and what a run would reject and why. Samples with the "
+        "built-in engine. Exit status 0 if every answer was scored.",
         epilog=examples(
             "rlstreams try",
             "rlstreams try run.toml --rows 10 --samples 1 --tokens",
@@ -33,21 +33,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=whole(1),
         default=3,
         metavar="N",
-        help="of data.train, from the first (%(default)s)",
+        help="rows of data.train, from the first (%(default)s)",
     )
     parser.add_argument(
         "--samples",
         type=whole(1),
         default=4,
         metavar="N",
-        help="answers to each row (%(default)s)",
+        help="answers per row (%(default)s)",
     )
     parser.add_argument("--tokens", action="store_true", help="show the tokens too")
     parser.add_argument(
         "--reward-only",
         type=Path,
         metavar="FILE",
-        help='judge completions of a file, no model: lines {"completion": TEXT, "row": N}',
+        help='score completions from a file, no model: lines {"completion": TEXT, "row": N}',
     )
     parser.set_defaults(run=run)
 

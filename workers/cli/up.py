@@ -17,9 +17,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "up",
         help="run everything on this machine: broker and all roles, supervised",
-        description="Starts a broker, unless broker.bootstrap names one, and every role; starts "
-        "again what dies. Ctrl-C drains and leaves a run that --resume continues. Exit status 0 "
-        "only if the run is complete and the audit finds nothing.",
+        description="Starts a broker, unless broker.bootstrap names one, and every role; restarts "
+        "what dies. Ctrl-C drains and leaves a run that --resume continues. Exit status 0 "
+        "only if the run is complete and the audit finds no breach.",
         epilog=examples(
             "rlstreams up",
             "rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5",

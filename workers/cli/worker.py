@@ -42,7 +42,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--takeover",
         action="store_true",
-        help="the predecessor is known to be dead: a trainer does not watch its lease",
+        help="the predecessor is known to be dead: a trainer does not wait for its lease",
     )
     # Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
     # ended, a pipe that closes when `up` is gone, and where it is to die on purpose.

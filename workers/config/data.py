@@ -1,4 +1,4 @@
-"""The sections of a configuration about problems: where they lie, what their columns are called."""
+"""The sections of a configuration about problems: where they are, what their columns are called."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HUB, GYM = "hf:", "gym:"  # what begins a name that is no path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsSection:
-    """What the data set calls its columns; `a.b` is field `b` of column `a`."""
+    """Names of the data set's columns; `a.b` is field `b` of column `a`."""
 
     prompt: str = ""
     """Text, or a list of messages with `role` and `content`; empty: the preset's, or `prompt`."""
     answer: str = ""
-    """What the verifier compares with; empty: the preset's, or `answer`."""
+    """The reference answer for the verifier; empty: the preset's, or `answer`."""
     answer_pattern: str = ""
-    """Regular expression whose first group is the answer within that column; empty: all of it."""
+    """Regular expression whose first group is the answer in the column; empty: the whole column."""
     metadata: tuple[str, ...] = ()
     """Columns that the verifier gets as metadata; empty: all the others."""
 
@@ -31,9 +31,9 @@ class GymSection:
     """A `reasoning-gym` task, named by `data.train = "gym:TASK"`."""
 
     rows: int = 1000
-    """Problems to make."""
+    """Problems to generate."""
     seed: int = 0
-    """Of the task's generator; another one makes other problems."""
+    """Seed of the task's generator; a different seed gives different problems."""
     options: dict[str, Option] = field(default_factory=dict)
     """Fields of the task's own configuration, e.g. `max_terms = 4`."""
 
@@ -44,12 +44,12 @@ class GymSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A problem with its answer, to stand before every prompt."""
+    """A few-shot example: a problem with its answer, placed before every prompt."""
 
     prompt: str
     """The problem."""
     answer: str
-    """How it should be answered."""
+    """The answer to imitate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +57,23 @@ class DataSection:
     """Problems: a prompt (text or chat messages), an answer, free fields."""
 
     train: str = ""
-    """To learn from: a file `.jsonl` or `.parquet`, a folder of Parquet files or one saved by
-    `datasets`, `hf:NAME[:SUBSET][@SPLIT]` of the Hugging Face hub, or `gym:TASK`."""
+    """Training data: a file `.jsonl` or `.parquet`, a folder of Parquet files or one saved by
+    `datasets`, `hf:NAME[:SUBSET][@SPLIT]` from the Hugging Face hub, or `gym:TASK`."""
     held_out: str = ""
-    """To evaluate on, named likewise; empty with no share of `train` kept out: no evaluation."""
+    """Evaluation data, in the same notation; empty, and no rows of `train` held out: no
+    evaluation."""
     held_out_rows: int = 0
-    """Rows of `train` to keep out and evaluate on, chosen by content; 0: none."""
+    """Rows of `train` to hold out for evaluation, chosen by content; 0: none."""
     held_out_fraction: float = 0.0
-    """Share of `train` to keep out and evaluate on, chosen by content; 0: none."""
+    """Share of `train` to hold out for evaluation, chosen by content; 0: none."""
     preset: Literal["", "verl", "trl", "gsm8k", "verifiers"] = ""
-    """Column names that data sets made for other systems use; `columns` overrides single ones."""
+    """Column names as used by data sets made for other systems; `columns` overrides single ones."""
     system_prompt: str = ""
     """A system message before every chat; with it, text becomes a user message. Empty: none."""
     few_shot: tuple[Example, ...] = ()
-    """Solved problems before every prompt: turns of a chat, or text before text."""
+    """Few-shot examples before every prompt: as chat turns, or as text before text."""
     few_shot_join: str = "\n\n"
-    """What stands between solved problems and before a prompt given as text."""
+    """Separator between few-shot examples and before a prompt given as text."""
     chat: Literal["auto", "always"] = "auto"
     """`always` makes text a user message; `auto` does so only for a system prompt."""
     template: str = ""
@@ -80,12 +81,12 @@ class DataSection:
     template_options: dict[str, Option] = field(default_factory=dict)
     """Variables for the chat template, e.g. `enable_thinking = false`."""
     min_prompt_tokens: int = 0
-    """Shorter prompts are left out and counted, tokens; 0: none is."""
+    """Shorter prompts are skipped and counted, tokens; 0: no limit."""
     max_prompt_tokens: int = 0
-    """Longer prompts are left out and counted, tokens; 0: none is, and one that the model cannot
-    take is an error."""
+    """Longer prompts are skipped and counted, tokens; 0: no limit, and a prompt too long for the
+    model is an error."""
     revision: str = ""
-    """Branch, tag or commit of a hub data set; empty: its newest."""
+    """Branch, tag or commit of a hub data set; empty: the newest."""
     token: str = ""
     """Access token for a private hub data set, as `env:NAME` or `file:PATH`."""
     columns: ColumnsSection = field(default_factory=ColumnsSection)

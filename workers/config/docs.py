@@ -1,7 +1,7 @@
-"""What a person is told about each field: its sentence, default, unit, and when to change it.
+"""Documentation of each field: its description, default, unit, and when to change it.
 
-The sentence stands under the field, in the source. `symptoms.toml` has, by dotted name, what
-one sees when the value should be another one; a test holds the two and the printed page together.
+The description is the docstring under the field in the source. `symptoms.toml` has, by dotted name,
+the symptom of a wrong value; a test keeps the two and the generated page in sync.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FieldDoc:
     default: str  # as TOML; empty: it must be given
     unit: str
     sentence: str
-    symptom: str  # what is seen when it should be another; empty: not written yet
+    symptom: str  # what is seen when the value is wrong; empty: not written yet
 
 
 @functools.cache
@@ -86,8 +86,8 @@ def page() -> str:
         "# Configuration",
         "",
         "Every field, as `rlstreams config fields` prints it. Files merge from left to right, each",
-        "behind those that its `extends` names; then comes `--section.field VALUE`.",
-        "`rlstreams config show FILE --why FIELD` tells where a value comes from,",
+        "applied after the files its `extends` names; `--section.field VALUE` comes last.",
+        "`rlstreams config show FILE --why FIELD` shows where a value comes from,",
         "`rlstreams config schema` prints a JSON Schema for editors.",
     ]
     of_sections = section_docs()

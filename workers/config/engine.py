@@ -15,46 +15,47 @@ _STAGES = frozenset({"pipeline-parallel-size", "pp-size"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSection:
-    """Model servers. The built-in engine reads none of it."""
+    """Model servers. The built-in engine ignores this section."""
 
     urls: tuple[str, ...] = ()
-    """Running servers, `http://host:port`; empty: each rollout worker starts one and minds it."""
+    """Running servers, `http://host:port`; empty: each rollout worker starts and manages one."""
     routers: tuple[str, ...] = ()
-    """For generation only: a `vllm-router` or `sglang-router` for each rollout worker, in front of
-    exactly the servers of `urls` that are that worker's; all else goes to each server itself."""
+    """For generation only: one `vllm-router` or `sglang-router` per rollout worker, in front of
+    exactly that worker's servers in `urls`; all other requests go to each server directly."""
     python: str = ""
-    """Python of the environment that has the server; empty: the one that runs rlstreams."""
+    """Python executable of the server's environment; empty: the one that runs rlstreams."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Arguments for a server that is started, without dashes: `max-model-len = 4096`."""
+    """Arguments for a server that a worker starts, without dashes: `max-model-len = 4096`."""
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Environment variables for it; secrets (`..._TOKEN`, `..._KEY`) as `env:NAME`, `file:PATH`."""
+    """Its environment variables; secrets (`..._TOKEN`, `..._KEY`) as `env:NAME` or `file:PATH`."""
     host: str = "127.0.0.1"
-    """Where it listens: loopback, or one private interface. Its control routes ask for no key."""
+    """Address it listens on: loopback, or one private interface. Its control routes have no
+    authentication."""
     port: int = 0
-    """Its port; 0: a free one."""
+    """Its port; 0: any free port."""
     report_host: str = "127.0.0.1"
-    """Address of this worker by which its servers report that a version arrived."""
+    """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
-    """`dummy`: it starts with random weights, which no request sees; `auto`: it reads the model
-    folder, to look at a server by hand."""
+    """`dummy`: it starts with random weights, which no request uses; `auto`: it reads the model
+    folder, for testing a server by hand."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """Of its log, which is kept beside the worker's."""
+    """Level of its log, which is kept next to the worker's."""
     max_running: int = 64
-    """Requests that one server is given at once."""
+    """Maximum concurrent requests per server."""
     on_pull: Literal["keep", "abort", "wait"] = "keep"
-    """Running requests while weights change: they go on, are cut and resumed, or finish first."""
+    """Requests in flight while weights change: continue, are cut and resumed, or finish first."""
     cache_on_pull: Literal["keep", "recompute"] = "keep"
-    """With `keep`: go on with old keys and values, or compute them again under the new weights."""
+    """With `keep`: continue with the old KV cache, or recompute it under the new weights."""
     allow_untested: bool = False
-    """Use a version of the server that rlstreams was not run with."""
+    """Accept a server version that rlstreams has not been tested with."""
     start_s: float = 600.0
-    """Longest start of a server."""
+    """Time limit for a server to start."""
     request_s: float = 600.0
-    """Longest request."""
+    """Time limit for one request."""
     answer_s: float = 30.0
-    """Longest answer of a control route."""
+    """Time limit for an answer of a control route."""
     silent_s: float = 20.0
-    """A server that answers no look at its health for so long is given up and started again."""
+    """A server that fails its health checks for this long is restarted."""
 
     def __post_init__(self) -> None:
         positive(

@@ -1,4 +1,4 @@
-"""The sections of a configuration about keeping a run going: deadlines, limits, kills for show."""
+"""The sections of a configuration about operation: deadlines, limits, kills in the demo."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from workers.config.checks import not_negative, positive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlinesSection:
-    """Waits of the system itself, seconds."""
+    """Internal deadlines, seconds."""
 
     lease_s: float = 6.0
-    """A starting trainer refuses if the newest owner wrote within this time."""
+    """A starting trainer refuses to run if the current owner has written within this time."""
     commit_s: float = 30.0
-    """A commit without an answer for this long ends the process."""
+    """A commit that is not acknowledged within this time ends the process."""
     stall_s: float = 120.0
     """No step for this long: the first blocked hop is named and the run stops; a window or a step
     that takes longer ends its worker. Longer than the longest step; 0: never. Time in which the run
     is paused, draining or in redo does not count."""
     fence_s: float = 35.0
-    """Longest wait for a predecessor's open transaction to be settled."""
+    """Maximum wait for a predecessor's open transaction to be settled."""
     drain_s: float = 30.0
-    """Work unfinished this long after a drain began stays in flight."""
+    """Work still unfinished this long after a drain begins is left in flight."""
 
     def __post_init__(self) -> None:
         positive(
@@ -39,12 +39,12 @@ class DeadlinesSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettersSection:
-    """When too much is set aside for a run to make sense."""
+    """When a run has too many dead letters to continue."""
 
     max_share: float = 0.5
-    """The run stops if more than this share of the samples of a window were set aside; 1: never."""
+    """The run stops if more than this share of a window's samples is dead-lettered; 1: never."""
     window_samples: int = 0
-    """Samples that end (trained, dropped or set aside) per window; 0: three steps' worth."""
+    """Closed samples (trained, dropped or dead-lettered) per window; 0: three steps' worth."""
 
     def __post_init__(self) -> None:
         not_negative("dead_letters", window_samples=self.window_samples)
@@ -54,12 +54,12 @@ class DeadLettersSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A SIGKILL that `up` sends in front of the user."""
+    """A SIGKILL that `up` sends as a demonstration."""
 
     role: Literal["rollout", "logprob", "trainer", "prompts"]
-    """Whose first worker."""
+    """The role whose first worker is killed."""
     at: float
-    """When, as a share of the steps."""
+    """When, as a fraction of the steps."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.at <= 1:

@@ -1,4 +1,4 @@
-"""The section of a configuration about judging answers."""
+"""The section of a configuration about scoring answers with rewards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SUM = "sum"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
-    """One verifier of a weighted sum."""
+    """One part of a weighted sum."""
 
     verifier: str
-    """As `reward.verifier`, but for `sum`."""
+    """As `reward.verifier`, except `sum`."""
     weight: float = 1.0
-    """What its number is multiplied by."""
+    """Factor of this part in the sum."""
     name: str = ""
-    """Under which it is recorded and plotted; empty: the verifier's own name."""
+    """Name under which it is recorded and plotted; empty: the verifier's own name."""
     options: dict[str, Option] = field(default_factory=dict)
     """As `reward.options`."""
 
@@ -41,7 +41,7 @@ class RewardSection:
     verifier: str = "exact"
     """`exact`, `numeric`, `choice`, `pattern`, `math-verify`, `reasoning-gym`, `json-schema`,
     `sum`, or your `file.py:function` or `module:function`, called with (prompt, completion,
-    answer, metadata) in a process of its own."""
+    answer, metadata) in a separate process."""
     options: dict[str, Option] = field(default_factory=dict)
     """Keyword arguments for the verifier."""
     parts: tuple[RewardPart, ...] = ()
@@ -49,11 +49,11 @@ class RewardSection:
     require_stop: bool = True
     """An answer cut at max_new_tokens earns 0."""
     timeout_s: float = 10.0
-    """Longest time for one judgement by user code."""
+    """Time limit for one call of user code."""
     processes: int = 2
-    """Judgements by user code at a time, in each rollout worker."""
+    """Concurrent calls of user code, in each rollout worker."""
     memory_mb: int = 4096
-    """Memory of one such process, MB; a judgement that needs more fails. 0: no limit."""
+    """Memory limit of one such process, MB; a call that needs more fails. 0: no limit."""
 
     def __post_init__(self) -> None:
         positive("reward", timeout_s=self.timeout_s, processes=self.processes)

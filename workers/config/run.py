@@ -22,7 +22,7 @@ class RunSection:
     id: str = "run"
     """Prefix of every topic, group and transactional id: letters, digits, `-`, `_`."""
     seed: int = 0
-    """Keys data order and sampling."""
+    """Seed of the data order and of sampling."""
     dir: str = "runs/{id}"
     """Folder for logs, checkpoints, weights, report and the embedded broker's data."""
 
@@ -46,15 +46,15 @@ class BrokerSection:
     bootstrap: str = ""
     """`host:port[,host:port]`; empty: an embedded broker under the run's folder."""
     port: int = 0
-    """Port of the embedded broker on loopback; 0: a free one."""
+    """Port of the embedded broker on loopback; 0: any free port."""
     jars_dir: str = ""
-    """Folder of the pinned jars for machines without a registry; empty: fetch and cache."""
+    """Folder of the pinned jars, for machines without a registry; empty: download and cache."""
     heap_mb: int = 256
     """Heap of the embedded broker, MB."""
     replication: int = 1
     """Replicas of each topic."""
     partitions_per_worker: int = 2
-    """Partitions of `prompts` and payload topics per worker that reads them."""
+    """Partitions of `prompts` and of each payload topic, per worker that reads it."""
     fsync: bool = False
     """Force each batch to disk before it is acknowledged, so that one node survives a power cut."""
     options: dict[str, str] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ModelSection:
     path: str = ""
     """Hugging Face folder: config, safetensors, tokenizer. It is version 0."""
     threads: int = 1
-    """Threads of each process that computes; part of what makes redo bit-equal."""
+    """Threads of each compute process; a redo is bit-identical only with the same number."""
 
     def __post_init__(self) -> None:
         positive("model", threads=self.threads)
@@ -100,7 +100,7 @@ class PromptsSection:
     evaluate_rows: int = 0
     """Held-out rows per evaluation, from the first; 0: all."""
     max_replacements: int = 3
-    """How often a dropped group's row is issued again."""
+    """How many times a dropped group's row is issued again."""
 
     def __post_init__(self) -> None:
         positive("prompts", group_size=self.group_size)
@@ -119,25 +119,25 @@ class RolloutSection:
     workers: int = 1
     """Processes started by `up`."""
     engine: Literal["builtin", "vllm", "sglang"] = "builtin"
-    """What samples: a model in the worker's process, or servers (section `engine`)."""
+    """The sampler: a model in the worker's process, or servers (section `engine`)."""
     device: str = "cpu"
-    """Where the built-in engine computes: `cpu`, `cuda` or `cuda:N`; a server chooses by itself."""
+    """Device of the built-in engine: `cpu`, `cuda` or `cuda:N`; a server chooses its own."""
     slots: int = 64
     """Sequences decoded together."""
     max_new_tokens: int = 16
-    """Longest answer, tokens."""
+    """Maximum answer length, tokens."""
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """Sampling temperature; 0: greedy."""
     top_p: float = 1.0
-    """Nucleus; 1: off."""
+    """Nucleus sampling; 1: off."""
     top_k: int = 0
-    """0: off."""
+    """Sample from the `top_k` likeliest tokens; 0: off."""
     commit_interval_s: float = 0.1
     """Finished samples wait at most this long for their transaction."""
     max_attempts: int = 3
-    """Tries of a sample before it is dead-lettered."""
+    """Attempts at a sample before it is dead-lettered."""
     sample_deadline_s: float = 600.0
-    """Longest time for one sample."""
+    """Time limit for one sample."""
     capture_experts: bool = True
     """Record routed experts where the model has them."""
 
@@ -164,13 +164,13 @@ class LogprobSection:
     workers: int = 1
     """Processes started by `up`."""
     device: str = "cpu"
-    """Where they score: `cpu`, `cuda` or `cuda:N`; with channel `nccl` not the trainer's GPU."""
+    """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU."""
     token_budget: int = 16384
-    """Tokens (padding included) of one forward; a window closes when it is full ..."""
+    """Tokens (padding included) per forward pass; a window closes when it is full ..."""
     window_s: float = 0.1
     """... or this long after its first record."""
     versions_held: int = 2
-    """Versions resident."""
+    """Weight versions kept in memory."""
     commit_interval_s: float = 0.1
     """Scored trajectories wait at most this long for their transaction."""
 
@@ -188,27 +188,30 @@ class LogprobSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsSection:
-    """Moving weights."""
+    """Weight transfer."""
 
     channel: Literal["file", "gloo", "nccl"] = "file"
     """`file`: safetensors under the run's folder; `gloo` (CPU), `nccl` (GPU): broadcast."""
     host: str = "127.0.0.1"
-    """Address of the one interface on which the trainer sends weights."""
+    """Address of the network interface on which the trainer serves weights."""
     secret: str = ""
-    """What pullers prove to know; `env:NAME` or `file:PATH`. Empty: made in the run's folder."""
+    """Shared secret that pullers authenticate with; `env:NAME` or `file:PATH`. Empty: generated in
+    the run's folder."""
     snapshot: Literal["auto", "device", "pinned", "none"] = "auto"
-    """Where the trainer keeps what it serves: beside the model, in pinned host memory, or nowhere:
-    then only the newest version can be pulled, and training waits for the pulls."""
+    """Where the trainer keeps the copy it serves: next to the model, in pinned host memory, or no
+    copy: then only the newest version can be pulled, and training waits for the pulls. `auto`:
+    `device` if it fits there, else `pinned`."""
     hold_s: float = 10.0
-    """With `none`: longest wait for workers that are connected and have not pulled yet."""
+    """With `none`: maximum wait for workers that are connected and have not pulled yet."""
     window_s: float = 0.05
-    """Pullers that are ready within it share one broadcast."""
+    """Pullers that become ready within this time share one broadcast."""
     stall_deadline_s: float = 20.0
-    """A broadcast that stands still this long is aborted; who says nothing is cut off and named."""
+    """A broadcast without progress for this long is aborted; silent pullers are disconnected and
+    named in the log."""
     versions_served: int = 4
-    """Newest versions that can be pulled."""
+    """Number of newest versions that can be pulled."""
     pull_deadline_s: float = 300.0
-    """Longest time for one pull."""
+    """Time limit for one pull."""
 
     def __post_init__(self) -> None:
         positive(
@@ -222,7 +225,7 @@ class WeightsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Everything that a run is told."""
+    """The whole configuration of a run."""
 
     run: RunSection = field(default_factory=RunSection)
     broker: BrokerSection = field(default_factory=BrokerSection)
@@ -252,5 +255,5 @@ class RunConfig:
 
     @property
     def max_open_groups(self) -> int:
-        """(S + 1) x P: what keeps every group trainable at staleness S, P groups a step."""
+        """(S + 1) x P: keeps every group trainable at staleness S with P groups per step."""
         return (self.trainer.max_staleness + 1) * self.trainer.groups_per_step

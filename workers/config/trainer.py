@@ -15,11 +15,11 @@ class LossSection:
     """Decoupled clipped policy loss, mean over tokens."""
 
     clip_low: float = 0.2
-    """Ratio to the proximal policy is clipped at 1 - this."""
+    """The ratio to the proximal policy is clipped at 1 - this ..."""
     clip_high: float = 0.28
     """... and at 1 + this."""
     weight_cap: float = 2.0
-    """Cap of the importance weight proximal / behavior."""
+    """Cap on the importance weight proximal / behavior."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation."""
 
@@ -39,15 +39,15 @@ class OptimizerSection:
     warmup_steps: int = 5
     """Linear warm-up, steps."""
     beta1: float = 0.9
-    """First moment."""
+    """Decay rate of the first moment."""
     beta2: float = 0.95
-    """Second moment."""
+    """Decay rate of the second moment."""
     eps: float = 1e-8
-    """Denominator floor."""
+    """Added to the denominator."""
     weight_decay: float = 0.0
-    """Decoupled decay."""
+    """Decoupled weight decay."""
     max_grad_norm: float = 1.0
-    """Gradient norm is clipped here."""
+    """The gradient norm is clipped to this."""
 
     def __post_init__(self) -> None:
         positive("trainer.optimizer", lr=self.lr, eps=self.eps, max_grad_norm=self.max_grad_norm)
@@ -61,15 +61,15 @@ class OptimizerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSection:
-    """Low-rank adapters, merged into the weights that are published."""
+    """Low-rank adapters, merged into the published weights."""
 
     rank: int = 0
-    """Of each adapter; 0: all weights learn."""
+    """Rank of each adapter; 0: no adapters, all weights are trained."""
     alpha: float = 16.0
-    """An adapter is scaled by this over the rank."""
+    """An adapter is scaled by alpha / rank."""
     targets: str = ""
-    """Regular expression found in the names of the linear layers that get one; empty: all but the
-    output."""
+    """Regular expression searched in the names of linear layers; matching layers get an adapter.
+    Empty: all but the output."""
 
     def __post_init__(self) -> None:
         not_negative("trainer.lora", rank=self.rank)
@@ -85,31 +85,31 @@ class TrainerSection:
     """Learning."""
 
     device: str = "cpu"
-    """Where it learns: `cpu`, `cuda` or `cuda:N`. A step is redone to the bit on the same one."""
+    """Device: `cpu`, `cuda` or `cuda:N`. A redone step is bit-identical only on the same device."""
     steps: int = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: int = 16
-    """Groups in a batch."""
+    """Groups per batch."""
     max_staleness: int = 1
-    """Bound on (version being trained - version that sampled), in versions."""
+    """Bound on (version being trained - version that sampled)."""
     on_stale: Literal["mask", "drop"] = "mask"
-    """A segment above the bound is masked from the loss, or its group is dropped."""
+    """A segment beyond the bound is masked from the loss, or its whole group is dropped."""
     min_group_samples: int = 0
-    """A group with fewer living samples is dropped; 0: all must live."""
+    """A group with fewer samples left (not dead-lettered) is dropped; 0: all are required."""
     group_deadline_s: float = 600.0
-    """A group still incomplete this long after its first sample came is dropped."""
+    """A group still incomplete this long after its first sample arrived is dropped."""
     micro_batch_tokens: int = 16384
-    """Tokens (padding included) of one forward and backward."""
+    """Tokens (padding included) per forward and backward pass."""
     buffer_mb: int = 1024
-    """Payloads beyond this are read again from the log when their step is planned."""
+    """Payloads beyond this are evicted and read from the log again when their step is planned."""
     checkpoint_every: int = 20
-    """Steps between checkpoints; one more is made at every drain."""
+    """Steps between checkpoints; a drain writes one more."""
     checkpoints_kept: int = 2
-    """Older ones are removed."""
+    """Number of newest checkpoints to keep."""
     redo: Literal["exact", "tolerate"] = "exact"
-    """A redone step with another hash stops the run, or gets a new version number."""
+    """If a redone step has a different hash: stop the run, or continue under a new version."""
     control: Literal["none", "permuted"] = "none"
-    """`permuted` deals each batch's rewards out at random: a control run, which must not learn."""
+    """`permuted` randomly permutes each batch's rewards: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     loss: LossSection = field(default_factory=LossSection)
     lora: LoraSection = field(default_factory=LoraSection)

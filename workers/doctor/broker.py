@@ -93,14 +93,14 @@ def transactions_check(facts: BrokerFacts) -> Check:
     """An open transaction older than its timeout is one that nobody will end."""
     hanging = [t for t in facts.transactions if t.age_s > TRANSACTION_MS / 1000 + SETTLE_S]
     if not hanging:
-        return ok("transactions", f"none hangs; {len(facts.transactions)} are open just now")
+        return ok("transactions", f"none hanging; {len(facts.transactions)} open now")
     found = "; ".join(
         f"{t.partition} from offset {t.first_offset} on, for {t.age_s:.0f} s, by "
         f"{t.transactional_id or 'an id that no coordinator knows'} (producer {t.producer_id})"
         for t in hanging
     )
     return fail(
-        "transactions", f"readers are held back by transactions that nobody ends: {found}",
+        "transactions", f"readers are held back by unfinished transactions:  {found}",
         "`kafka-transactions.sh describe --transactional-id ID`, and unless its state is "
         "CompleteCommit `kafka-transactions.sh abort --topic T --partition P --start-offset N`; "
         "then `rlstreams audit`",
@@ -142,7 +142,7 @@ def durability_check(facts: BrokerFacts, config: RunConfig) -> Check:
     if section.fsync:
         return ok("durability", "every batch is on disk before it is acknowledged (broker.fsync)")
     if section.replication >= 3:
-        return ok("durability", "an acknowledged record lies on two brokers at least")
+        return ok("durability", "an acknowledged record is on at least two brokers")
     return ok(
         "durability",
         "one copy, not forced to disk: survives killed processes, not a power cut "

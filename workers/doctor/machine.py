@@ -20,7 +20,7 @@ NEEDED = (
     "transformers", "tokenizers", "safetensors",
 )  # fmt: skip
 LOG_MB = 2000  # of a run on a small model; a log grows with its samples
-_ONLY_NEEDED_FOR_EMBEDDED = "name a broker of your own in broker.bootstrap, and none is needed"
+_ONLY_NEEDED_FOR_EMBEDDED = "set broker.bootstrap to your own broker; then none is needed"
 
 
 def machine(config: RunConfig, *, is_broker_up: bool, weights_mb: float) -> list[Check]:
@@ -124,7 +124,7 @@ def processors(config: RunConfig) -> Check:
     busy = computing * config.model.threads
     found = f"{cores} cores for {computing} computing processes with {config.model.threads} threads"
     if busy > 2 * (cores or 1):
-        return warn("cpu", found, "they will wait for each other: fewer workers or model.threads")
+        return warn("cpu", found, "they will compete for cores: use fewer workers or model.threads")
     return ok("cpu", found)
 
 
@@ -143,7 +143,7 @@ def gpus(config: RunConfig) -> Check:
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         return warn("gpus", f"nvidia-smi fails: {said[-1] if said else done.returncode}",
-                    "mend the driver, or go on without a GPU")  # fmt: skip
+                    "fix the driver, or continue without a GPU")  # fmt: skip
     names: Sequence[str] = done.stdout.strip().splitlines()
     return ok("gpus", f"{'; '.join(names)}; {where}")
 

@@ -31,7 +31,7 @@ def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | N
     if quantized := text.get("quantization_config"):
         raise ConfigError(
             f"model.path: {file}: the weights are quantized ({quantized.get('quant_method')}); "
-            "name a folder with float weights, for these cannot be trained"
+            "name a folder with float weights, because these cannot be trained"
         )
     layers = set(text.get("layer_types") or ())
     if foreign := sorted(layers - KNOWN_LAYERS):

@@ -135,7 +135,7 @@ def problem(given: LiveInput, height: int) -> RenderableType:
     if best.now.policy_version != best.then.policy_version:
         parts += [_answer("now", best.now, given)]
     if height > 7:
-        parts.append(Text("coloured by policy version", style="bright_black"))
+        parts.append(Text("colored by policy version", style="bright_black"))
     return Group(*parts)
 
 

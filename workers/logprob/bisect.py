@@ -1,4 +1,4 @@
-"""Find the records that make a forward fail, and score all others. Pure."""
+"""Find the records that make a forward pass fail, and score all others. Pure."""
 
 from __future__ import annotations
 

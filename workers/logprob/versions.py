@@ -1,8 +1,8 @@
-"""Under which version a segment is scored. Pure.
+"""Which version a segment is scored under. Pure.
 
 The version that sampled it, if it is held or can still be pulled; else one at most two versions
-away; else none, and the behavior log-probs stand in. Never silently the newest: at staleness 4
-that choice makes a run collapse which the sampling version keeps stable.
+away; else none, and the behavior log-probs are used. Never silently the newest: at staleness 4
+that choice makes a run collapse that stays stable with the sampling version.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Windows that a replay prescribes: which trajectories are scored together, and in which order.
+"""Windows prescribed by a replay: which trajectories are scored together, and in which order.
 
 What is scored together decides the padding and the shape of a forward, and with them the last bit
 of a log-prob (measured: alone instead of among 63 others, 62 of 64 sequences differ, by up to
-1.5e-5). A live worker takes what is there when its time is up, and writes down in each
-`ScoredTrajectory` what its window was. A replay sends that along in the header `rlstreams-window` =
+1.5e-5). A live worker takes what has arrived when the window closes, and records its window in each
+`ScoredTrajectory`. A replay passes it on in the header `rlstreams-window` =
 `{name}/{place}/{size}`, and such records are scored in exactly that window.
 """
 

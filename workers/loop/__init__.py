@@ -1,1 +1,1 @@
-"""The loop that all roles share: poll, hand over, commit; and what keeps it honest."""
+"""The loop that all roles share (poll, hand over, commit) and its safeguards."""

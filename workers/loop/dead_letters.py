@@ -1,4 +1,4 @@
-"""The dead-letter border: what cannot be handled becomes a fact of its own."""
+"""The dead-letter boundary: what cannot be handled becomes an event of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last seconds of a process: it is gone, even if a thread that computes never returns."""
+"""The end of a process: it exits even if a compute thread never returns."""
 
 from __future__ import annotations
 

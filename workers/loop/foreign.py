@@ -1,8 +1,8 @@
-"""Records that are no event of ours, in topics that every reader reads by itself.
+"""Records that are not our events, in topics that each reader reads without a group.
 
-In a topic whose records are handled one by one, such a record becomes a dead letter with its
-position. `steps`, `policy-versions`, `control` and the like have many readers and no position to
-commit: there it changes nothing, and each reader counts it and names it in its log.
+In a topic whose records are handled one by one, such a record becomes a dead letter, committed with
+its offset. `steps`, `policy-versions`, `control` and the like have many readers and no offset to
+commit: there it has no effect, and each reader counts it and names it in its log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a stage has finished, on its way into transactions; one bad record never blocks the rest.
+"""Finished work of a stage, on its way into transactions; one bad record never blocks the rest.
 
-A transaction is started and goes on by itself; what is finished meanwhile waits for the next one.
+A transaction is started and runs in the background; what finishes meanwhile waits for the next one.
 
-A transaction that is aborted is sent again, after a pause. If it fails once more it is split, until
-the record that makes it fail is alone. That record becomes a dead letter (`transaction`): at once
+An aborted transaction is retried after a pause. If it fails again it is split, until the record
+that makes it fail is isolated. That record becomes a dead letter (`transaction`): at once
 if the broker says that it can never be written, else after MAX_ABORTS tries, and only if another
 transaction went through meanwhile. If none does, the fault is not with a record: the process ends.
 """

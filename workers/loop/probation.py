@@ -1,22 +1,22 @@
-"""How a worker finds the record that kills workers: after deaths it takes records a few at a time.
+"""How to find a record that kills workers: after crashes, start only a few records at a time.
 
 Kafka cannot say how a partition's last owner ended, so each owner leaves a note in the commit
-metadata (`streams.probing`) before it begins anything:
+metadata (`streams.probing`) before it starts any record:
 
 1. An owner notes 1 try at the low watermark of each partition that it takes over, works as usual,
-   and rewrites the note away with the first commit that moves the watermark. A clean end removes
-   it. So a kill in mid-work costs nothing: the successor finds no note.
-2. An owner that finds a note is the second to begin at that record. It is on probation: it begins
+   and drops the note with the first commit that advances the watermark. A clean exit removes it.
+   So a kill in the middle of work costs nothing: the successor finds no note.
+2. An owner that finds a note is the second to start at that record. It is on probation: it starts
    the first record of each such partition alone, and counts the try in the note before it does.
    A record counts as passed once it is committed, or after PATIENCE_S.
-3. Then come 2, 4, 8, ... at a time, until as many were begun as a worker holds at once: its
-   predecessor's whole window. Commits meanwhile note 1 try at the new watermark, so that a death
+3. Then come 2, 4, 8, ... at a time, until as many were started as a worker holds at once: its
+   predecessor's whole window. Commits meanwhile note 1 try at the new watermark, so that a crash
    among them continues here, with fewer suspects.
-4. A record whose note says MAX_TRIES is not begun again: a dead letter `kills_worker`, in one
-   transaction with its offset.
+4. A record whose note says MAX_TRIES is not started again: it becomes a dead letter `kills_worker`,
+   in one transaction with its offset.
 
-So a killer costs four deaths where it lies first, and at most one more for each doubling of its
-distance from there. Pure; the clock is passed in.
+So a poison record costs four crashes if it is the first one, and at most one more for each doubling
+of its distance from there. Pure; the clock is passed in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker tells about itself: state, counters, held version; a record a second."""
+"""A worker's report on itself: state, counters, held version; one record per second."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The loop that all roles share: turn, drain, stop; and what an exit status means.
 
-A role is driven by `run`: it is asked for one turn after another. A turn polls, hands work to what
-computes beside the loop, and commits what is ready; it waits at most a few tens of milliseconds.
-`workers.loop.stall` says when a role that is stuck ends by itself.
+`run` drives a role, one turn after another. A turn polls, hands work to the compute threads, and
+commits what is ready; it waits at most a few tens of milliseconds.
+`workers.loop.stall` decides when a stuck role ends itself.
 The thread that calls `run` is the role's I/O thread: it alone touches the bus.
 """
 

@@ -1,10 +1,10 @@
-"""The loop of every role that turns records of one topic into records of another.
+"""The loop of every role that transforms records of one topic into records of another.
 
 Samples finish out of order. One transaction per commit interval carries the outputs of what
-finished and the positions {low watermark, done set} of their inputs, so a crash repeats only what
-was not finished, and nothing twice (design, section 5, Rollout). What is in hand, delivered and not
-committed, is bounded in records by the stage and in bytes here. `workers.loop.probation` says which
-records are begun after a predecessor's death, `workers.loop.outbox` how they are sent again.
+finished and the positions {low watermark, done set} of their inputs, so a crash repeats only
+unfinished work, and nothing twice (design, section 5, Rollout). Work in progress (delivered but not
+committed) is bounded in records by the stage and in bytes here. `workers.loop.probation` decides
+which records to start after a predecessor's crash, `workers.loop.outbox` how to retry sending them.
 """
 
 from __future__ import annotations

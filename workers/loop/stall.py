@@ -1,9 +1,9 @@
-"""When a role gives itself up, and what it says before.
+"""When a role ends itself because it is stuck, and what it reports first.
 
-A role that waits is not stuck: somebody else is, and its exit would cure nothing. It says what it
-waits for, once per `stall_s`. A role that says it works or pulls, and finishes nothing for longer
-than that may take, is stuck itself: it names what it was at and ends, so that whoever supervises it
-starts it again. So does one whose turn never comes to its end, for it cannot even say so.
+A waiting role is not stuck: another one is, and exiting would not help. It logs what it waits for,
+once per `stall_s`. A role that reports working or pulling, and finishes nothing for longer than
+that may take, is stuck itself: it names its current work and exits, so that its supervisor
+restarts it. So does one whose turn never returns, because it cannot even report.
 """
 
 from __future__ import annotations

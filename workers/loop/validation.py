@@ -1,4 +1,4 @@
-"""Whether a sample can be worked on: what rollout, scoring and training rely on. Pure."""
+"""Whether a sample can be processed: checks that rollout, scoring and training rely on. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What content the ledger gives each policy version: a fold of `steps`, read only when needed.
 
-`StepCompleted` is the authority on versions. Who merely follows announcements asks it only when two
-of them disagree, so that nobody reads all steps for what does not happen.
+`StepCompleted` is the authority on versions. Followers of announcements consult it only when two of
+them disagree, so that normally no one has to read all steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Telling the log about a worker's pulls: asked for, loaded."""
+"""Writes a worker's pulls to the log: requested, loaded."""
 
 from __future__ import annotations
 

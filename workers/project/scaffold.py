@@ -128,7 +128,7 @@ def _evaluation(plan: Plan) -> str:
 
 def _about_model(plan: Plan) -> str:
     if plan.model:
-        return f"The model is {plan.model}; `rlstreams doctor` says what it takes."
+        return f"The model is {plan.model}; `rlstreams doctor` estimates its memory."
     return "The tiny demo model only adds: name your own in `run.toml`, section `[model]`."
 
 

@@ -1,4 +1,4 @@
-"""The events of what is issued next: a group or an evaluation, made from rows."""
+"""The events to issue next: a group or an evaluation, made from rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much may be in flight: pure folds of `steps`, and what follows from them.
+"""How much may be in flight: pure folds of `steps`, and the limits derived from them.
 
 Open groups are those issued minus those closed. Group numbers are dense, so the closed set is a
 watermark and a few numbers, and every event of `steps` that closes groups carries all of it.

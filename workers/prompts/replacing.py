@@ -1,7 +1,7 @@
-"""Which dropped groups are issued again: those that `steps` says, and those that operators ask for.
+"""Which dropped groups are issued again: those named in `steps`, and those operators request.
 
-A request is answered at most once, across restarts too: the group that answers it names the dropped
-one in `replaces`, so the topic `prompts` itself tells what was answered.
+A request is served at most once, across restarts too: the replacement group names the dropped one
+in `replaces`, so the topic `prompts` itself records which requests were served.
 """
 
 from __future__ import annotations

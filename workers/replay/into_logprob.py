@@ -67,13 +67,13 @@ def replay_logprob(
         deadline_s: longest time for one window.
 
     Raises:
-        NotRecordedError: no weights of any version that sampled are at hand.
+        NotRecordedError: no weights of any version that sampled are available.
         RoleEndedError, DeadlineError: the role did not do its work.
     """
     made = ScoreReplay()
     if not weights.available:
         raise NotRecordedError(
-            f"no weights of versions {sorted(weights.known)} are at hand: record with --weights, "
+            f"no weights of versions {sorted(weights.known)} are available: record with --weights, "
             "or make them with `replay --into trainer --keep-weights` and name them with --weights"
         )
     open_: dict[Sample, ScoredTrajectory] = {}

@@ -21,7 +21,7 @@ CHECKPOINT_WEIGHTS = "model.safetensors"
 
 
 class RecordedWeights:
-    """The versions of a recorded run whose weights are at hand.
+    """The versions of a recorded run whose weights are available.
 
     Args:
         recording: whose `PolicyPublished` name versions and hashes.

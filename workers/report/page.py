@@ -17,14 +17,14 @@ STEP = "optimizer step"
 _SMOOTH = 5  # steps that throughput is averaged over
 _KNOWN = {
     "entropy": ("Entropy", "of the policy while it was trained, per token", "nats"),
-    "kl": ("KL divergence", "of the trained from the sampling policy, per token", "nats"),
-    "clip_fraction": ("Clipped tokens", "share whose gradient the clip cut off", "share"),
+    "kl": ("KL divergence", "of the trained policy from the sampling policy, per token", "nats"),
+    "clip_fraction": ("Clipped tokens", "share of tokens whose gradient is clipped", "share"),
     "weight_mean": ("Importance weight", "proximal over behavior policy, capped, mean", "ratio"),
     "grad_norm": ("Gradient norm", "before clipping", "norm"),
     "reward_std": ("Spread of the reward", "standard deviation over the batch", "reward"),
     "equal_reward_groups": (
         "Groups without a signal",
-        "share whose samples all earned the same, so that their advantage is 0",
+        "share whose samples all got the same reward, so that their advantage is 0",
         "share",
     ),
     "response_tokens": ("Answer length", "mean over the batch", "tokens"),
@@ -57,7 +57,7 @@ def render(given: ReportInput) -> str:
             _head(given),
             _learning(given),
             _parts(given.views.run.steps),
-            "<h2>Health of the training</h2>",
+            "<h2>Training health</h2>",
             f'<div class="charts">{"".join(_health(given))}</div>',
             "<h2>Where the time went</h2>",
             f'<div class="charts">{"".join(_speed(given))}</div>',
@@ -320,7 +320,7 @@ def _audit(audit: AuditReport | None) -> str:
     if audit is None:
         return '<h2>Audit</h2><p class="none">not made</p>'
     css = "verdict" if audit.ok else "verdict bad"
-    word = "Every sample is accounted for." if audit.ok else "The log breaks a promise."
+    word = "Every sample is accounted for." if audit.ok else "The log violates a guarantee."
     return (
         f'<h2>Audit</h2><p class="{css}"><b>{word}</b><br>{escape(audit.line())}</p>'
         f"<details{'' if audit.ok else ' open'}><summary>All of it</summary>"

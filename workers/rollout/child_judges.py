@@ -1,4 +1,4 @@
-"""Verifiers that may hang or need a library of their own: they run as a user's function does.
+"""Verifiers that may hang or need an extra library: they run like user functions.
 
 Loaded by path in a child process (`verifier_process.py`), so this file imports nothing of ours.
 Each is called with (prompt, completion, answer, metadata) and its options by keyword.

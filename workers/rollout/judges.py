@@ -1,4 +1,4 @@
-"""Verifiers that take microseconds and cannot hang, so that they run in the worker itself."""
+"""Verifiers that take microseconds and cannot hang, so they run in the worker itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it is to judge an answer: the port that rollout workers, `try` and `doctor` use.
+"""The verifier interface, used by rollout workers, `try` and `doctor`.
 
 `judge` may be called from any thread. One that `waits` takes up to `reward.timeout_s`: call it from
 a thread pool, never from an event loop. `make_verifier` is in `make_verifier.py`.

@@ -1,8 +1,8 @@
-"""From a prompt to a judged rollout: drive the engine, segment by segment, until the sample ends.
+"""From a prompt to a scored rollout: drive the engine, segment by segment, until the sample ends.
 
 Runs on the engine's event loop. An engine may end a segment because the policy changed (the next
-segment follows by itself) or because the request was aborted; then the sample is asked for again
-with the tokens so far, and goes on under the weights that the engine holds by then.
+segment follows automatically) or because the request was aborted; then the sample is requested
+again with the tokens so far, and continues under the weights that the engine holds by then.
 """
 
 from __future__ import annotations

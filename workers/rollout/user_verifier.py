@@ -1,7 +1,7 @@
-"""The worker's end of a reward function: child processes, each with one judgement at a time.
+"""The worker's side of a reward function: child processes, each with one call at a time.
 
-A child that misses its deadline, dies or talks nonsense is replaced at the next judgement; what it
-held fails with a `RewardError`. The wire is described in `verifier_process.py`.
+A child that misses its deadline, dies or sends invalid data is replaced at the next call; its
+current call fails with a `RewardError`. The protocol is described in `verifier_process.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps the embedded broker of a run alive, in a thread of its own.
 
-A restart takes some seconds, longer on a busy machine. Meanwhile the loop of `up` goes on: it reaps
-and drains, and even where it waits for an answer of the broker, that broker is on its way.
+A restart takes a few seconds, longer on a busy machine. Meanwhile the loop of `up` keeps running:
+it reaps and drains, and even while it waits for the broker's answer, the restart is in progress.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Children are forked from a server that has imported the heavy libraries once (`forkserver`), or are
 plain Python processes where that does not exist. Either way a child lives in its own session, so
-Ctrl-C on the terminal is not for it; it writes to its own log; and it holds one end of a pipe,
+Ctrl-C on the terminal does not reach it; it writes to its own log; and it holds one end of a pipe,
 which closes when its supervisor is gone, however that ended.
 """
 

@@ -1,4 +1,4 @@
-"""The end of a fleet in good order: nobody waits for work of somebody who has left."""
+"""Drains a fleet in order: no role waits for work from one that has already exited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ended: what the loop of `up` found, for those who tell it or prove something by it."""
+"""How a run ended: the findings of the loop of `up`, for the summary and for chaos tests."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Fleet:
         now_s = time.monotonic()
         for child in [child for child in self._replaced if child.poll() is not None]:
             self._replaced.remove(child)
-            self._note_exit(child, now_s, "was replaced while it slept", was_replaced=True)
+            self._note_exit(child, now_s, "was replaced while suspended", was_replaced=True)
         for worker in self.workers:
             self._reap(worker, now_s)
             if worker.restart_at_s is not None and now_s >= worker.restart_at_s:
@@ -156,7 +156,7 @@ class Fleet:
         """SIGSTOP; None if no process is there. Whoever asks for it sends SIGCONT."""
         if worker.child is None or worker.child.poll() is not None:
             return None
-        worker.excuse = "was stopped and continued as asked"
+        worker.excuse = "was suspended and resumed as planned"
         worker.child.signal(signal.SIGSTOP)
         return worker.child
 

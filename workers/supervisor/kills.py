@@ -1,4 +1,4 @@
-"""Kills for show: when they are due, and which worker a key press means. Pure."""
+"""Demonstration kills: when they are due, and which worker a key press selects. Pure."""
 
 from __future__ import annotations
 
@@ -46,4 +46,4 @@ class KillMenu:
         self._is_open = False
         if key.isdecimal() and 1 <= int(key) <= len(self._workers):
             return "", self._workers[int(key) - 1]
-        return "nobody is killed", ""
+        return "nothing is killed", ""

@@ -1,4 +1,4 @@
-"""Tells of a disk that fills and of records that retention is about to take, before they hurt."""
+"""Warns of a disk filling up and of records that retention is about to delete."""
 
 from __future__ import annotations
 

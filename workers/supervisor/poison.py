@@ -1,8 +1,9 @@
-"""Notices a run in which most samples are set aside: it would go on for ever and learn little.
+"""Detects a run in which most samples are dead-lettered: it would run forever and learn little.
 
-Single bad samples are set aside and replaced, and stop nobody. But where a verifier fails on every
-answer, or no prompt fits the engine, that repeats without end. A sample ends when it is trained,
-set aside, or dropped with its group; of the newest that ended, at most a share may be set aside.
+Single bad samples are dead-lettered and replaced without stopping the run. But if a verifier fails
+on every answer, or no prompt fits the engine, that repeats without end. A sample ends when it is
+trained, dead-lettered, or dropped with its group; of the last ones that ended, at most a given
+share may be dead-lettered.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class PoisonWatch:
         main = next((r for r, _ in counts.most_common() if r in self._examples), "")
         example = f"; for example {self._examples[main]}" if main else ""
         return (
-            f"{num} of the last {size} samples were set aside ({100 * num / size:.0f} %, "
+            f"{num} of the last {size} samples were dead-lettered ({100 * num / size:.0f} %, "
             f"dead_letters.max_share is {self._max_share:g}): {told}{example}"
         )
 

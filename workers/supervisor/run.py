@@ -110,8 +110,8 @@ class Supervisor:
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
             self._begin_drain(
-                f"the evaluation of version {run.policy_version} has not moved for {waited_s:g} s: "
-                + self._watcher.told("rollout")
+                f"the evaluation of version {run.policy_version} has made no progress for "
+                f"{waited_s:g} s: " + self._watcher.told("rollout")
             )
 
     def _begin_drain(self, why: str) -> None:

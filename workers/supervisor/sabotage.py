@@ -1,4 +1,4 @@
-"""What `up` offers to somebody who breaks things on purpose: a hand in each turn of its loop."""
+"""Hooks for deliberate fault injection: called in each turn of the loop of `up`."""
 
 from __future__ import annotations
 

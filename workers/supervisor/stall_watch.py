@@ -1,7 +1,7 @@
-"""Notices that a run makes no step, and asks which hop holds it up.
+"""Detects that a run makes no progress, and asks which hop is blocked.
 
-Only time in which a step was to be expected counts: the run says running, and the trainer is not
-in redo. What the topics cannot tell (`stall_facts`) is asked for in a thread of its own, for the
+Only time in which a step can be expected counts: the run's state is running, and the trainer is not
+in redo. What the topics do not contain (`stall_facts`) is queried in a separate thread, because the
 answer waits for open transactions.
 """
 
@@ -123,7 +123,7 @@ class StallWatch:
     def _judge(self, step: int, found: Blocked | None, waited_s: float) -> None:
         since = f"no step for {waited_s:.0f} s (the last was {step})"
         if found is None:
-            self.news = f"{since}, but every hop that has work goes on with it"
+            self.news = f"{since}, but every hop with work is making progress"
         elif found.is_overdue:
             self.problem = f"{since}: blocked at {found.hop}: {found.sentence}"
         else:

@@ -1,7 +1,7 @@
-"""Which groups are trained next, and which are dropped: pure, from ids, versions and times given.
+"""Which groups are trained next, and which are dropped. Pure: takes ids, versions and times.
 
-The planner keeps no payloads. It is told of samples and dead letters as they are read; it is asked
-for drops and for a plan; and it is told which groups were closed once `steps` says so.
+The planner keeps no payloads. The trainer adds samples and dead letters as they are read, asks for
+drops and for a plan, and reports which groups are closed once `steps` records it.
 
 Invariants, for any order of calls:
 
@@ -9,14 +9,14 @@ Invariants, for any order of calls:
    dropped again) and `close` removes them for good: a group number in the closed set never
    enters again, and a second record of a (group, sample) is ignored, so the first one wins.
 2. *No trained token is staler than `max_staleness`.* `plan(version)` compares every policy segment
-   with the version that the step starts from, the same number that the ledger is audited with.
-   A segment is left in the loss only if 0 <= version - segment's version <= max_staleness: outside
-   of that it is listed in `masked` ("mask"), or its group is not planned at all ("drop"). Nothing
-   passes between plan and step that could age it: the plan names its version, and only steps make
-   versions. A version from the future has no place in the ledger either and is treated alike.
-3. *Drops never wait for a step.* `drops` looks at no other group and asks for no full batch. Each
-   open group therefore is complete and trainable, or gets a reason by its own deadline.
-4. *Arrival order does not choose.* Among complete groups the lowest numbers are planned first.
+   with the version that the step starts from, the number that the audit checks the ledger with too.
+   A segment stays in the loss only if 0 <= version - segment's version <= max_staleness; otherwise
+   it is listed in `masked` ("mask"), or its group is not planned at all ("drop"). It cannot become
+   staler between plan and step: the plan names its version, and only steps make versions. A version
+   from the future is invalid in the ledger too and is treated the same way.
+3. *Drops never wait for a step.* `drops` looks at no other group and needs no full batch. So each
+   open group is complete and trainable, or gets a drop reason by its own deadline.
+4. *Arrival order does not matter.* Among complete groups, the lowest numbers are planned first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Group-relative credit: how much better a sample did than its siblings."""
+"""Group-relative advantages: how much better a sample did than the rest of its group."""
 
 from __future__ import annotations
 

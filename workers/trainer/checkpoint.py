@@ -1,7 +1,7 @@
-"""A checkpoint is a snapshot of the fold over the ledger: a folder that is whole, or not there.
+"""A checkpoint is a snapshot of the fold over the ledger: a folder that is complete or absent.
 
-It is written under a temporary name beside its place; each file, the folder and the folder above
-are synced around one rename. What is loaded is chosen by the ledger, never by the folder's age.
+It is written under a temporary name next to its final one; each file, the folder and its parent
+are synced around one rename. The ledger decides which one is loaded, never the folder's age.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Becoming the trainer: watch, fence, look again, claim.
 
-Protocol (design, section 5, Claim). Fencing alone lets two supervisors take the id from each other
-for ever, so ownership is decided in the log:
+Protocol (design, section 5, Claim). With fencing alone, two supervisors could take the id from each
+other forever, so ownership is decided in the log:
 
 1. Fold `steps`. Unless the supervisor reaped the owner, or the owner said that it was done, watch
    for `lease_s` on our own clock; if the newest epoch writes meanwhile, refuse. Nobody is fenced.
-   What comes at once does not count: the last words of a dead owner become readable a moment after
-   its commit. A claim that comes while we watch is a rival that was faster: it counts at any time.
-2. Make the producer: this fences the predecessor and settles its last transaction.
+   Records that arrive immediately do not count: a dead owner's last ones become readable a moment
+   after its commit. A claim that arrives while we watch is from a faster rival: it always counts.
+2. Create the producer: this fences the predecessor and settles its last transaction.
 3. Fold `steps` again: what the predecessor committed between 1 and 2 counts. Settled means that
-   its markers are written, so nothing of it can follow.
-4. Commit `TrainerStarted` with the next epoch. From here on lower epochs are void. Of two that come
-   this far together the second one's producer fences the first, whose commit then fails.
+   its markers are written, so nothing more of it can follow.
+4. Commit `TrainerStarted` with the next epoch. From then on lower epochs are void. If two trainers
+   get this far at once, the second one's producer fences the first, whose commit then fails.
 """
 
 from __future__ import annotations

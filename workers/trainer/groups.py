@@ -1,4 +1,4 @@
-"""What the planner knows of one open group: its samples, alive and dead, without their payloads."""
+"""What the planner knows about one open group: its live and dead samples, without payloads."""
 
 from __future__ import annotations
 

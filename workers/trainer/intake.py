@@ -1,7 +1,7 @@
 """What the trainer reads: scored trajectories and dead letters, into the planner.
 
-It reads with `assign` and seek, never a group: where to go on after a restart is in `steps`. The
-dead letters that are there at the start are read first, so that none is written twice.
+It reads with `assign` and seek, never with a group: the offsets to resume from are in `steps`. Dead
+letters that exist at startup are read first, so that none is written twice.
 """
 
 from __future__ import annotations

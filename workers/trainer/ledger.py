@@ -1,6 +1,6 @@
 """The fold of `steps`: who may train, what was trained, what is closed. Pure.
 
-`StepCompleted` alone is the authority. Which events count: `StepsGate`.
+`StepCompleted` is the only authority. Which events count: `StepsGate`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The decoupled clipped policy loss, and what to watch beside it.
+"""The decoupled clipped policy loss and its metrics.
 
 Three policies meet in a token: the one that sampled it (behavior), the one that anchors the clip
-(proximal) and the one that learns (policy). Their disagreement splits in two: the importance
-weight proximal / behavior, a constant, and the clipped ratio policy / proximal, with gradient
-(decoupled objective: Hilton et al., arXiv 2110.00641; asynchronous use: AReaL, arXiv 2505.24298).
+(proximal) and the one being trained (policy). Their disagreement splits into two factors: the
+importance weight proximal / behavior, a constant, and the clipped ratio policy / proximal, with
+gradient (decoupled objective: Hilton et al., arXiv 2110.00641; asynchronous use: AReaL,
+arXiv 2505.24298).
 
 Axes: `N` tokens of the loss. Log-probs are in nats.
 """

@@ -1,7 +1,7 @@
 """What the trainer writes: steps, drops, heartbeats, versions; each in a transaction of its own.
 
-Everything is written through one producer under one epoch. An aborted commit is tried again as it
-is: nothing of it happened.
+Everything is written through one producer under one epoch. An aborted commit is retried unchanged:
+none of it took effect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scored trajectories to the arrays of one step.
 
-Samples stay in batch order and micro-batches are cut from that order, so order and borders, both
-in the ledger, rebuild every array bit for bit. Axes: `B` sequence, `T` token.
+Samples stay in batch order and micro-batches are cut from that order, so order and boundaries, both
+in the ledger, reproduce every array bit for bit. Axes: `B` sequence, `T` token.
 """
 
 from __future__ import annotations

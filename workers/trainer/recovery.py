@@ -1,4 +1,4 @@
-"""The way back after a death, kept open while it is alive: checkpoint, retention, redo."""
+"""Keeps recovery possible while the trainer runs: checkpoint, retention, redo."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One recorded step again, as it was and, if asked, changed: a look at the past, writing nothing.
+"""Re-executes one recorded step, unchanged and optionally with changed settings; writes nothing.
 
 The nearest confirmed checkpoint before the step is loaded, the steps in between are redone as a
 restarted trainer would, and then the step itself. Everything is compared with `StepCompleted`. A
-changed re-run starts from the same state and trains on the same records: what it says holds for
-this one gradient, for the samples of later steps came from the policy that really was.
+changed re-run starts from the same state and trains on the same records: its result holds for this
+one gradient only, because the samples of later steps came from the original policy.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _first_border(recorded: Sequence[int], now: Sequence[int]) -> str:
 
 
 def differing(event: StepCompleted, made: Mapping[str, Tensor], folders: Sequence[Path]) -> str:
-    """The first parameter that is not the recorded version's, where its weights are at hand."""
+    """The first parameter that is not the recorded version's, where its weights are available."""
     from safetensors.torch import load_file
 
     name = file_name(event.policy_version, event.weight_hash)

@@ -1,8 +1,8 @@
 """Redo needs the records of the steps since the newest checkpoint: are they there, and until when?
 
 Pure. Retention takes whole segments from a partition's beginning, by the age of their newest
-record and by the bytes that lie above them. So the oldest record that redo needs is the one to
-watch, and a checkpoint lets go of it.
+record and by the bytes above them. So the oldest record that redo needs is the one to watch, and a
+new checkpoint releases it.
 """
 
 from __future__ import annotations

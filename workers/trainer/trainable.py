@@ -1,7 +1,7 @@
-"""What a step changes: all weights of a model, or low-rank adapters beside them.
+"""The trained parameters: all weights of a model, or low-rank adapters.
 
-Whoever pulls weights never knows: adapters are merged into what is published, under the same names
-and shapes. A checkpoint holds the merged weights and, beside the optimizer's state, the adapters.
+Pullers see no difference: adapters are merged into the published weights, under the same names and
+shapes. A checkpoint holds the merged weights, the optimizer's state and the adapters.
 """
 
 from __future__ import annotations

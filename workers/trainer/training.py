@@ -1,7 +1,7 @@
 """The computing half of the trainer: one thread, no log. Takes samples, gives weights.
 
-A live step and its redo take the same path from payloads to weights; they differ only in who chose
-samples, masks and micro-batch borders: the planner, or the ledger.
+A live step and its redo take the same path from payloads to weights; they differ only in where
+samples, masks and micro-batch boundaries come from: the planner, or the ledger.
 """
 
 from __future__ import annotations

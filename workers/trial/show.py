@@ -65,17 +65,17 @@ def summary(rows: Sequence[TriedRow], times: Times) -> list[str]:
     if rewards:
         lines.append(f"{len(rewards)} answers, mean reward {statistics.mean(rewards):.2f}")
     if aside := len(completions) - len(rewards):
-        lines.append(f"{aside} of {len(completions)} answers would be set aside")
+        lines.append(f"{aside} of {len(completions)} answers would be dead-lettered")
     if flat := sum(_is_flat(row) for row in rows):
         lines.append(
-            f"{flat} of {len(rows)} rows earn the same with every answer: such a group teaches "
-            "nothing; more --samples or another temperature may tell them apart"
+            f"{flat} of {len(rows)} rows get the same reward for every answer: such a group gives "
+            "no gradient; more --samples or another temperature may separate them"
         )
     rate = times.num_tokens / times.sample_s if times.sample_s else 0.0
     judge_ms = 1000 * statistics.mean(times.judge_s) if times.judge_s else 0.0
     lines.append(
         f"{times.load_s:.1f} s to load the model, {times.sample_s:.1f} s to sample "
-        f"{times.num_tokens} tokens ({rate:,.0f} a second), {judge_ms:.1f} ms a judgement"
+        f"{times.num_tokens} tokens ({rate:,.0f} a second), {judge_ms:.1f} ms per reward"
     )
     return lines
 

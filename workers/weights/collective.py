@@ -1,7 +1,7 @@
-"""The channels `gloo` and `nccl`: one broadcast to all who are ready, from a snapshot.
+"""The channels `gloo` and `nccl`: one broadcast to all ready pullers, from a snapshot.
 
 One code path for both; the transport and the device differ. The trainer's end listens on one named
-interface, and only from the moment that its claim holds. A worker's end receives beside the old
+interface, and only once its claim holds. A worker's end receives into memory next to the old
 weights; model servers receive in place, by orders (infra/server/README.md).
 """
 

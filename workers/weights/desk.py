@@ -1,7 +1,8 @@
 """Where model servers report: the worker's side of an order.
 
-An errand is one order to one server: its text goes out by the engine's own HTTP route, its reports,
-one per rank, come in here. Reporters prove the errand's key, which only the order holds.
+An errand is one order to one server: its text is sent through the engine's own HTTP route; its
+reports, one per rank, arrive here. Reporters authenticate with the errand's key, which only the
+order holds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Weights as files: the channel `file`, one safetensors file per version in a shared folder.
 
-The server writes beside, syncs and renames, so a file that has its name is whole. The number and
-the hash are in the name and in the file's header; kept versions can be read without a server, also
-by a worker that starts after the trainer has gone.
+The server writes to a temporary file, syncs and renames, so a file with the final name is complete.
+The number and the hash are in the name and in the file's header; kept versions can be read without
+a server, also by a worker that starts after the trainer has exited.
 
-A trainer that was stopped and wakes beside its successor does no harm here: what it would write has
+A suspended trainer that wakes up next to its successor does no harm here: what it would write has
 another name or the same bytes, it removes nothing newer than what it published itself, and its
-unfinished file is gone since the successor's first version.
+unfinished file was deleted at the successor's first version.
 """
 
 from __future__ import annotations

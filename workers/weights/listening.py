@@ -1,4 +1,4 @@
-"""Takes connections in, each into a thread of its own, for as long as a socket listens."""
+"""Accepts connections, each in its own thread, for as long as a socket listens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is connected to a weight server: a listener, and one thread per proven link.
+"""Who is connected to a weight server: a listener, and one thread per authenticated link.
 
 Links only turn into events here; the sender's thread reads them and alone decides.
 """

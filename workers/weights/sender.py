@@ -1,9 +1,9 @@
-"""The sender: one thread that decides who gets which version with whom, and deals with the dead.
+"""The sender: one thread that decides who gets which version, grouped how, and drops dead members.
 
 Receivers that want the same bytes within a window share one broadcast. A group is kept while its
-members stay. A broken transfer is aborted: members that answer get the next try at once, others are
-named and cut off. So a dead member costs the others one deadline, and usually, its link being
-closed by its death, far less.
+members stay. A failed transfer is aborted: members that answer are retried at once, the others are
+named and disconnected. So a dead member costs the others one deadline, and usually far less,
+because its death closes its link.
 """
 
 from __future__ import annotations

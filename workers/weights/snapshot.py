@@ -1,8 +1,8 @@
-"""A version as it is served: a copy of the trainer's weights that training on does not touch.
+"""A version as it is served: a copy of the trainer's weights that further training does not touch.
 
-Places: `device`, beside the model; `pinned` host memory, staged to the device as it is sent;
-`auto`, which is `device` where twice the copy fits. Memory of retired versions is used again.
-`none` is no copy: the weights themselves are sent, so only the newest version is there, and the
+Places: `device`, next to the model; `pinned` host memory, staged to the device as it is sent;
+`auto`, which is `device` where twice the copy fits. Memory of retired versions is reused.
+`none` is no copy: the weights themselves are sent, so only the newest version is available, and the
 trainer must not change them before it is withdrawn.
 """
 

@@ -1,7 +1,7 @@
 """One broadcast of one version to one set of members, from the first byte to their answers.
 
-Everything that waits calls `look`, which reads what members said meanwhile; a member that left or
-failed ends the transfer at once, one that hangs ends it at the deadline.
+Everything that waits calls `look`, which reads the members' messages; a member that left or failed
+ends the transfer at once, one that hangs ends it at the deadline.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def test_a_transaction_that_is_still_within_its_time() -> None:
     """Every worker has one open ten times a second."""
     young = replace(HANGING, age_s=3.0)
     check = broker.transactions_check(facts(transactions=(young,)))
-    assert (Level.OK, "none hangs; 1 are open just now") == (check.level, check.found)
+    assert (Level.OK, "none hanging; 1 open now") == (check.level, check.found)
 
 
 def test_a_disk_with_less_room_than_the_run_has_taken() -> None:

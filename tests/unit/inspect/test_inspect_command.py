@@ -31,7 +31,7 @@ def test_records_that_cannot_be_read_are_counted(
 ) -> None:
     """Where they are met: a question that the index answers meets none."""
     assert 0 == main(["inspect", folder, "--worst", "duration"])
-    assert f"{folder}: records that are no event of ours: 1\n" == capsys.readouterr().err
+    assert f"{folder}: records that could not be decoded: 1\n" == capsys.readouterr().err
 
 
 def test_a_group_is_a_list(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def test_a_breach_is_shown_as_one() -> None:
     breach = Breach(kind=BreachKind.LOST, id="5/1", detail="no trajectory")
     audit = audit_report(lost=1, breaches=(breach,), breach_counts={"lost": 1})
     page = render(report_input(audit=audit))
-    assert "The log breaks a promise." in page
+    assert "The log violates a guarantee." in page
     assert "<details open>" in page
     assert "5/1" in page
 

@@ -43,7 +43,7 @@ def test_retention_follows_the_table() -> None:
 
 
 def test_three_replicas_need_two_in_sync() -> None:
-    """With three replicas an acknowledged record lies on two brokers at least."""
+    """With three replicas an acknowledged record is on at least two brokers."""
     assert make_plan(replication=3).settings(CONTROL)["min.insync.replicas"] == "2"
     assert "min.insync.replicas" not in make_plan(replication=1).settings(CONTROL)
 

@@ -120,7 +120,7 @@ def test_prompts_that_issue_too_little() -> None:
     assert ("prompts", ("prompts-0",)) == told(found)
     assert found is not None
     assert "1 whole groups are open, a step needs 2; the last one is 10" in (found.sentence)
-    assert "prompts-0 says 'waiting control, which says paused', nothing done for 60 s" in (
+    assert "prompts-0 says 'waiting control, which says paused', no progress for 60 s" in (
         found.sentence
     )
 
@@ -142,8 +142,8 @@ def test_a_rollout_worker_that_is_silent() -> None:
     assert ("rollout", ("rollout-0",)) == told(found)
     assert found is not None
     assert found.sentence == (
-        "no report from rollout-0 for 59 s (it said: working); 1 trajectory of group 11 is missing:"
-        " 11/1 at prompts[1]@3 (group rollout is at 3), issued 60 s ago"
+        "no report from rollout-0 for 59 s (last reported: working); 1 trajectory of group 11 is "
+        "missing: 11/1 at prompts[1]@3 (group rollout is at 3), issued 60 s ago"
     )
 
 
@@ -174,7 +174,7 @@ def test_trajectories_that_nobody_scores() -> None:
     assert ("logprob", ("logprob-0",)) == told(found)
     assert found is not None
     assert found.sentence == (
-        "no report from logprob-0 for 59 s (it said: working); "
+        "no report from logprob-0 for 59 s (last reported: working); "
         "3 trajectories of groups 10, 11 are unscored: 10/1 at trajectories[0]@101 "
         "(group logprob is at 101), finished 60 s ago by rollout-0, and 2 more"
     )
@@ -197,8 +197,9 @@ def test_a_trainer_that_has_everything() -> None:
     assert ("trainer", ("trainer-0",)) == told(found)
     assert found is not None
     assert found.sentence == (
-        "trainer-0 says 'waiting for 2 complete groups; 1 are begun', nothing done for 60 s; "
-        "step 4 is not made, though every sample of 2 open groups (10, 11) is scored or set aside"
+        "trainer-0 says 'waiting for 2 complete groups; 1 are begun', no progress for 60 s; "
+        "step 4 has not run, although every sample of 2 open groups (10, 11) is scored or "
+        "dead-lettered"
     )
 
 
@@ -238,7 +239,7 @@ def test_a_version_that_was_made_and_not_published() -> None:
     assert ("weights", ("trainer-0",)) == told(found)
     assert found is not None
     assert found.sentence.startswith("no report from trainer-0 for 60 s")
-    assert found.sentence.endswith("policy version 4 is made and not published")
+    assert found.sentence.endswith("policy version 4 was made but not published")
 
 
 def test_a_broker_that_delivers_nothing() -> None:
@@ -249,7 +250,7 @@ def test_a_broker_that_delivers_nothing() -> None:
     found = run.blocked()
     assert ("broker", ()) == told(found)
     assert found is not None
-    assert "no report of any worker came for 59 s" in found.sentence
+    assert "no worker has reported for 59 s" in found.sentence
 
 
 def test_a_run_that_nobody_claimed() -> None:

@@ -41,5 +41,5 @@ def test_any_other_key_kills_nobody() -> None:
     menu = KillMenu(["prompts-0"])
     for key in ("2", "x"):
         menu.press("k")
-        assert menu.press(key) == ("nobody is killed", "")
+        assert menu.press(key) == ("nothing is killed", "")
     assert menu.press("1") == ("", "")

@@ -79,8 +79,8 @@ def test_more_than_the_share_is_a_problem_with_reasons_and_an_example() -> None:
     assert "" == folded.problem
     feed(folded, *letters(3, 0, detail="judge.py:3: KeyError"))
     assert folded.problem == (
-        "7 of the last 12 samples were set aside (58 %, dead_letters.max_share is 0.5): reward 7"
-        "; for example sample 3/0 was set aside by rollout-0, reward: judge.py:3: KeyError"
+        "7 of the last 12 samples were dead-lettered (58 %, dead_letters.max_share is 0.5): "
+        "reward 7; for example sample 3/0 was set aside by rollout-0, reward: judge.py:3: KeyError"
     )
 
 

@@ -73,7 +73,7 @@ def test_our_own_kill_is_no_failure() -> None:
 def test_a_fencing_that_was_asked_for_is_forgiven() -> None:
     """It gets the pause of any fencing, and does not count as the first of two."""
     one = policy()
-    asked_for = one.excused(75, "was stopped and continued as asked")
+    asked_for = one.excused(75, "was suspended and resumed as planned")
     assert (Action.RESTART, True) == (asked_for.action, asked_for.delay_s > 0)
     assert ended(one, 75, committed=True).action is Action.RESTART
 

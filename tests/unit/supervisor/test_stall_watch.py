@@ -138,8 +138,8 @@ def test_a_worker_that_stands_in_a_transaction_silences_the_others() -> None:
                 partitions=("worker-events[0]",), age_s=9.0)  # fmt: skip
     world = World(held=(held,))
     assert world.tick_until_told().endswith(
-        "blocked at logprob: logprob-0 stands in the middle of a transaction for 9 s, which holds "
-        "back every reader of worker-events[0]"
+        "blocked at logprob: logprob-0 has had a transaction open for 9 s, which blocks "
+        "every reader of worker-events[0]"
     )
     ours, foreign, ending = "run.logprob.12", "other.logprob.0", "run.up"
     assert ["logprob-12", "", ""] == [worker_of(i, "run") for i in (ours, foreign, ending)]

@@ -80,10 +80,10 @@ def test_the_summary_says_whether_there_is_something_to_learn() -> None:
     times = Times(load_s=2.0, sample_s=0.5, num_tokens=50, judge_s=[0.001, 0.003])
     answers, aside, flat, spent = summary(rows, times)
     assert "5 answers, mean reward 0.20" == answers
-    assert "1 of 6 answers would be set aside" == aside
-    assert flat.startswith("2 of 3 rows earn the same with every answer")
+    assert "1 of 6 answers would be dead-lettered" == aside
+    assert flat.startswith("2 of 3 rows get the same reward for every answer")
     assert (
-        "2.0 s to load the model, 0.5 s to sample 50 tokens (100 a second), 2.0 ms a judgement"
+        "2.0 s to load the model, 0.5 s to sample 50 tokens (100 a second), 2.0 ms per reward"
         == spent
     )
 

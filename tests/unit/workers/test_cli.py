@@ -70,7 +70,7 @@ def test_usage_errors_exit_with_2(words, capsys):
         (["audit", "--jsn"], "rlstreams audit", "there is no option --jsn; did you mean --json?"),
         (["up", "--step=3"], "rlstreams up", "there is no option --step; did you mean --steps?"),
         (["config", "shw"], "rlstreams config", "there is no shw; did you mean show?"),
-        (["diff", "a", "b", "c"], "rlstreams diff", "c is more than it takes"),
+        (["diff", "a", "b", "c"], "rlstreams diff", "c is an unexpected argument"),
         (["inspect", "--worst", "x"], "rlstreams inspect", "x; it is one of mismatch, reward, s"),
     ],
 )

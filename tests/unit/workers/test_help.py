@@ -64,7 +64,7 @@ def test_a_run_is_named_by_the_same_words(command: argparse.ArgumentParser) -> N
     for action in command._actions:
         if action.dest == "config" and not action.option_strings:
             assert "*" == action.nargs
-            assert str(action.help).endswith("none: ./run.toml")
+            assert str(action.help).endswith("default: ./run.toml")
 
 
 def test_the_readme_lists_every_command() -> None:
