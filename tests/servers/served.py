@@ -40,7 +40,8 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
         request_s=60.0,
         answer_s=30.0,
         start_s=60.0,
-        beat_s=0.5,  # four of it answer a look, twice: only who is dead is silent for so long
+        beat_s=0.02,
+        look_s=30.0,  # only who is dead is silent for so long
         silent_s=0.1,
         settle_s=0.03,
         allow_untested=True,
