@@ -81,7 +81,6 @@ class Bench:
 
     def engine(self, args: argparse.Namespace, url: str, **changes: Any) -> ServedEngine:
         limits = {"pull_s": 120.0, "request_s": 300.0, "start_s": START_S, "silent_s": 120.0}
-        limits["beat_s"] = 0.5
         chosen = settings(
             self.kind, self.model, capture_experts=args.experts, **{**limits, **changes}
         )

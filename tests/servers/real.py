@@ -117,7 +117,6 @@ def real_engine(
         "start_s": 120.0,
         "settle_s": 0.2,
         "silent_s": 60.0,
-        "beat_s": 0.5,
     }
     chosen = settings(kind, model, capture_experts=False, **{**slow, **changes})
     shape = read_shape(model)
