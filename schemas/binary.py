@@ -11,7 +11,9 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
 from fastavro import schemaless_reader
 
@@ -21,6 +23,8 @@ from schemas.encoder import compile_encoder
 from schemas.events import EVENTS, Event
 from schemas.outlines import Outlines
 from schemas.shapes import from_plain
+from schemas.straight import Straight, compile_straight
+from schemas.straight_encoder import StraightEncoder, compile_straight_encoder
 from schemas.tensor import Buffer
 
 MARKER = b"\xc3\x01"
@@ -36,10 +40,16 @@ _CORRUPT = (
     AttributeError,
     struct.error,
 )
-_ENCODERS: dict[type[Event], Callable[[Event], list[Buffer]]] = {}  # made at first use
+_ENCODERS: dict[type[Event], _Encoder] = {}  # made at first use
 _DECODERS: dict[bytes, Decoder] = {}  # by fingerprint
-_OUTLINES: dict[bytes, Outlines] = {}  # by the header of their records
+_OUTLINES: dict[bytes, Outlines[Straight]] = {}  # by the header of their records
 _BY_NAME: Mapping[str, type[Event]] = {cls.__name__: cls for cls in EVENTS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    any_outline: Callable[[Any], list[Buffer]]
+    outlines: Outlines[StraightEncoder]
 
 
 class DecodeError(ValueError):
@@ -56,7 +66,18 @@ def encode(event: Event) -> list[Buffer]:
     Raises:
         TypeError, ValueError: a field holds what its type cannot.
     """
-    return _encoder(type(event))(event)
+    encoder = _ENCODERS.get(type(event)) or _encoder(type(event))
+    for straight in encoder.outlines.lines:
+        try:
+            buffers = straight(event)
+        except _CORRUPT:  # of another outline, or a wrong type: the encoder of all events tells
+            continue
+        if straight is not encoder.outlines.lines[0]:
+            encoder.outlines.prefer(straight)
+        return buffers
+    buffers = encoder.any_outline(event)
+    encoder.outlines.learn(event)
+    return buffers
 
 
 def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
@@ -77,7 +98,8 @@ def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
     if outlines is None:
         event = _decode_any(value, view, schemas or {})
         if _fingerprint(value) in _DECODERS:
-            _OUTLINES[value[:HEADER_BYTES]] = Outlines(type(event))
+            compile_line = partial(compile_straight, type(event))
+            _OUTLINES[value[:HEADER_BYTES]] = Outlines(type(event), compile_line)
         return event
     for straight in outlines.lines:
         try:
@@ -127,10 +149,10 @@ def _length_message(name: str, end: int, length: int) -> str:
     return f"{name} {verb}: its fields end at byte {end}, the record at {length}"
 
 
-def _encoder(cls: type[Event]) -> Callable[[Event], list[Buffer]]:
-    if cls not in _ENCODERS:
-        header = MARKER + fingerprint(schema_text(cls.__name__))
-        _ENCODERS[cls] = compile_encoder(cls, header)
+def _encoder(cls: type[Event]) -> _Encoder:
+    header = MARKER + fingerprint(schema_text(cls.__name__))
+    compile_line = partial(compile_straight_encoder, cls, header=header)
+    _ENCODERS[cls] = _Encoder(compile_encoder(cls, header), Outlines(cls, compile_line))
     return _ENCODERS[cls]
 
 

@@ -10,8 +10,8 @@ not when a record is written.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from schemas.runs import STEADY
 from schemas.shapes import fields_of, shape_of
@@ -65,16 +65,32 @@ class _Arrays(dict[tuple[int, ...], bytes]):
         return encoded
 
 
-class _Runs(dict[tuple[Any, ...], bytes]):
+class Table(Protocol):
+    """Encodes the values of a field."""
+
+    def __getitem__(self, value: Any, /) -> bytes:  # noqa: ANN401
+        """`value` in Avro."""
+        ...
+
+
+class Runs(dict[tuple[Any, ...], bytes]):
     """Encoded neighbours, by their values."""
 
-    def __init__(self, tables: Sequence[Mapping[Any, bytes]]) -> None:
+    def __init__(self, tables: Sequence[Table]) -> None:
         super().__init__()
-        self._tables = tables
+        self.tables = tables
+
+    def encoded(self, values: tuple[Any, ...]) -> bytes:
+        """One after the other."""
+        return b"".join(table[v] for table, v in zip(self.tables, values, strict=True))
+
+    def repeats(self, values: tuple[Any, ...]) -> bool:
+        """Whether `values` may be remembered."""
+        return True
 
     def __missing__(self, values: tuple[Any, ...]) -> bytes:
-        encoded = b"".join(table[v] for table, v in zip(self._tables, values, strict=True))
-        if len(encoded) <= _RUN_BYTES:
+        encoded = self.encoded(values)
+        if len(encoded) <= _RUN_BYTES and self.repeats(values):
             if len(self) >= _TABLE_ENTRIES:
                 self.clear()
             self[values] = encoded
@@ -82,14 +98,14 @@ class _Runs(dict[tuple[Any, ...], bytes]):
 
 
 _LONG, _TEXT, _LONGS = _Longs(), _Texts(), _Arrays()
-_TABLES = {"LONG": _LONG, "TEXT": _TEXT, "LONGS": _LONGS}
-_CLOCK = {"TWO": FIRST_TWO, "MORE": UPPER_BYTES, "time_bytes": time_bytes}
-_HEADS = _Runs((_TEXT, _LONGS, _TEXT, _LONG))  # dtype, shape, codec, length
+TABLES = {"LONG": _LONG, "TEXT": _TEXT, "LONGS": _LONGS}
+CLOCK = {"TWO": FIRST_TWO, "MORE": UPPER_BYTES, "time_bytes": time_bytes}
+HEADS = Runs((_TEXT, _LONGS, _TEXT, _LONG))  # dtype, shape, codec, length
 
 
 def compile_encoder(cls: type, header: bytes) -> Callable[[Any], list[Buffer]]:
     """A function event -> buffers, the first of them `header`; tensor data is not copied."""
-    writer = _Writer(HEADER=header, **_TABLES, HEADS=_HEADS, **_CLOCK)
+    writer = _Writer(HEADER=header, **TABLES, HEADS=HEADS, **CLOCK)
     writer.source.add(0, "def encode(event):", "    out = [HEADER]")
     writer.record(cls, "event", 1)
     writer.flush(1)
@@ -193,7 +209,7 @@ class _Writer:
         run, self._run = self._run, []
         if len(run) > 1:
             table = self.source.name()
-            self.source.scope[table] = _Runs([self.source.scope[name] for name, _ in run])
+            self.source.scope[table] = Runs([self.source.scope[name] for name, _ in run])
             self._pending.append(f"{table}[{', '.join(value for _, value in run)}]")
         else:
             self._pending += [f"{table}[{value}]" for table, value in run]

@@ -1,11 +1,14 @@
-"""Which outlines the records of an event have, and the straight lines of code that decode them."""
+"""Which outlines the records of an event have, and the straight lines of code for them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from schemas.straight import Outline, Straight, compile_straight, outline_of
+from schemas.straight import Outline, outline_of
+
+Line = TypeVar("Line")
 
 _MAX_LINES = 8  # at a time; one that no record wanted for long makes room
 _MAX_COMPILED = 64  # ever, by one process: compiling takes milliseconds
@@ -16,27 +19,32 @@ _LOOKS = 64  # at the first records, then at one of `_SELDOM`
 _SELDOM = 16
 
 
-class Outlines:
+class Outlines(Generic[Line]):
     """Of one event. Threads may meet here: what they lose is a count, or a line compiled twice."""
 
-    def __init__(self, cls: type) -> None:
-        self.lines: tuple[Straight, ...] = ()  # the latest that matched first
+    def __init__(self, cls: type, compile_line: Callable[[Outline], Line]) -> None:
+        """`compile_line` makes the function that encodes, or decodes, records of an outline."""
+        self.lines: tuple[Line, ...] = ()  # the latest that matched first
         self._cls = cls
+        self._compile = compile_line
         self._candidates: dict[Outline, int] = {}
         self._num_seen = self._num_compiled = 0
 
-    def prefer(self, line: Straight) -> None:
+    def prefer(self, line: Line) -> None:
         """It matched: the next record is likely to be alike."""
         self.lines = (line, *(other for other in self.lines if other is not line))
 
     def learn(self, event: Any) -> None:  # noqa: ANN401
-        """No line matched this one's record."""
+        """No line matched this one's record. One with a field of a wrong type has no outline."""
         self._num_seen += 1
         if self._num_compiled >= _MAX_COMPILED:
             return
         if self._num_seen > _LOOKS and self._num_seen % _SELDOM:
             return
-        outline = tuple(islice(outline_of(self._cls, event), _MAX_STEPS + 1))
+        try:
+            outline = tuple(islice(outline_of(self._cls, event), _MAX_STEPS + 1))
+        except (TypeError, AttributeError):
+            return
         if len(outline) > _MAX_STEPS:
             return
         count = self._candidates.get(outline, 0) + 1
@@ -45,5 +53,5 @@ class Outlines:
         self._candidates[outline] = count
         if count == _OFTEN:
             self._num_compiled += 1
-            line = compile_straight(self._cls, outline)
+            line = self._compile(outline)
             self.lines = (line, *self.lines[: _MAX_LINES - 1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -21,6 +22,7 @@ from tests.servers.vllm_routes import VllmRoutes
 
 Spoil = Callable[[Answer], Answer]
 _DEADLINE_S = 60.0
+_TURNS = 10  # of the loop, until whoever was accepted is known to the server
 VERSIONS = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23", "sglang-0.5.17")
 
 
@@ -53,7 +55,6 @@ class FakeServer:
         self._thread.start()
         self._port = port
         self._runner: web.AppRunner | None = None
-        self._killed: list[web.Server | None] = []
         self._on_loop(self._start())
 
     @property
@@ -80,7 +81,6 @@ class FakeServer:
     def close(self) -> None:
         if self._runner is not None:
             self._on_loop(self._stop())
-        self._on_loop(self._sweep())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_DEADLINE_S)
         self._loop.close()
@@ -101,27 +101,22 @@ class FakeServer:
         app.router.add_get("/openapi.json", openapi)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._listening = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listening.getsockname()[1]
+        await web.SockSite(self._runner, self._listening).start()
 
     async def _stop(self) -> None:
         assert self._runner is not None
-        server = self._runner.server
-        self._killed.append(server)
-        _abort_all(server)
+        # asyncio and aiohttp forget connections that are accepted while they shut down.
+        self._loop.remove_reader(self._listening)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        for connection in self._runner.server.connections if self._runner.server else []:
+            if connection.transport is not None:
+                connection.transport.abort()
         await self._runner.cleanup()
-        await asyncio.sleep(0.01)  # what stood in the queue of the port is accepted even now
-        _abort_all(server)
-        await asyncio.sleep(0)
         self.core = MarkovServer(step_s=self.core.step_s)  # before anybody sees that it is down
         self._runner = None
-
-    async def _sweep(self) -> None:
-        """Whoever was accepted while a server was being killed."""
-        for server in self._killed:
-            _abort_all(server)
-        await asyncio.sleep(0)
 
     @web.middleware
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -169,9 +164,3 @@ class FakeServer:
 
     def _spoiled(self, answer: Answer) -> Answer:
         return self.spoil(answer) if self.spoil else answer
-
-
-def _abort_all(server: web.Server | None) -> None:
-    for connection in list(server.connections) if server else []:
-        if connection.transport is not None:
-            connection.transport.abort()

@@ -28,6 +28,9 @@ def model_folder(folder: Path) -> Path:
     return model
 
 
+STAND_IN_BEAT_S = 0.02
+
+
 def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
     base = ServedSettings(
         kind=Kind(kind),
@@ -40,7 +43,8 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
         request_s=60.0,
         answer_s=30.0,
         start_s=60.0,
-        beat_s=0.5,  # four of it answer a look, twice: only who is dead is silent for so long
+        beat_s=0.5,
+        look_s=30.0,  # only who is dead is silent for so long
         silent_s=0.1,
         settle_s=0.03,
         allow_untested=True,
@@ -51,7 +55,8 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
 def served_engine(
     fakes: Sequence[FakeServer], folder: Path, router: str = "", **changes: Any
 ) -> ServedEngine:
-    """An engine of stand-in servers."""
+    """An engine of stand-in servers, which are looked at all the time."""
+    changes = {"beat_s": STAND_IN_BEAT_S, **changes}
     return engine_of_urls(fakes[0].kind, [fake.url for fake in fakes], folder, router, **changes)
 
 

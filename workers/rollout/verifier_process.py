@@ -14,7 +14,6 @@ an answer.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -30,9 +29,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import asyncio
 
 Reply = dict[str, Any]
 
@@ -117,9 +120,15 @@ def reply_of(returned: object, place: str) -> Reply:
     return {"reward": values.pop(""), "parts": values}
 
 
-def answer(
-    function: Callable[..., object], request: Reply, spec: Reply, runner: asyncio.Runner
-) -> Reply:
+@cache
+def _runner() -> asyncio.Runner:
+    """The loop of all calls, for asynchronous functions: few are, and it doubles a start."""
+    import asyncio
+
+    return asyncio.Runner()
+
+
+def answer(function: Callable[..., object], request: Reply, spec: Reply) -> Reply:
     """Call the user's function; whatever it raises becomes the reply."""
     file = spec.get("file", "")
     try:
@@ -131,7 +140,7 @@ def answer(
             **spec["options"],
         )
         if inspect.iscoroutine(returned):
-            returned = runner.run(returned)
+            returned = _runner().run(returned)
     except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
         return {
             "error": f"{where(err, file)}: {spec['function']} raised {type(err).__name__}: {err}"
@@ -247,9 +256,8 @@ def main(fd: int, spec: Reply) -> None:
         return
     spec = {**spec, "file": file}
     link.send({"ready": place_of(function, file)})
-    with asyncio.Runner() as runner:
-        while True:
-            link.send(answer(function, link.requests.get(), spec, runner))
+    while True:
+        link.send(answer(function, link.requests.get(), spec))
 
 
 if __name__ == "__main__":

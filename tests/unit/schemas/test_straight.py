@@ -7,13 +7,14 @@ import math
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 
 from schemas import DecodeError, Tensor, Trajectory, decode, encode
 from schemas.binary import HEADER_BYTES, _decode_any
-from schemas.encoder import _Runs
+from schemas.encoder import Runs
 from schemas.outlines import Outlines
 from schemas.runs import OtherOutlineError, Run
 from schemas.straight import compile_straight, outline_of
@@ -141,12 +142,12 @@ def test_tables_stay_bounded():
         text = str(number)
         assert (1 + len(text), text) == run.read(bytes([2 * len(text)]) + text.encode(), 0)
     assert len(run) <= 8192
-    outlines = Outlines(Trajectory)
+    outlines = Outlines(Trajectory, partial(compile_straight, Trajectory))
     for _ in range(100):
         for num_segments in range(30):
             outlines.learn(trajectory(segments=(policy_segment(),) * num_segments))
     assert len(outlines.lines) <= 8
-    runs = _Runs((dict.fromkeys(range(20000), b"x"),))
+    runs = Runs((dict.fromkeys(range(20000), b"x"),))
     assert 20_000 == sum(len(runs[(number,)]) for number in range(20_000))
     assert len(runs) <= 8192
 

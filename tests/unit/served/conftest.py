@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.servers.world import World
+from workers.engines.served import engine
+
+
+@pytest.fixture(autouse=True)
+def brief_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in is up at once."""
+    monkeypatch.setattr(engine, "_POLL_S", 0.002)
 
 
 @pytest.fixture

@@ -31,6 +31,13 @@ async def until_sampling(server: FakeServer) -> None:
     await until(lambda: any(j.token_ids for j in server.core.jobs.values()), "nothing is sampled")
 
 
+async def until_passed_by(engine: ServedEngine, server: FakeServer) -> None:
+    """Until a request waits, and went on waiting when the server was looked at again."""
+    await until(lambda: bool(engine._waiting), "it does not wait")
+    seen = server.num_looks
+    await until(lambda: server.num_looks > seen + 1, "nobody looks")
+
+
 @pytest.mark.parametrize("flavour", VERSIONS)
 def test_a_restarted_server_is_shut_until_it_pulled(world: World, flavour: str) -> None:
     """It answers at once, with random weights: nothing that it says then is asked for."""
@@ -47,7 +54,7 @@ def test_a_restarted_server_is_shut_until_it_pulled(world: World, flavour: str) 
         server.restart()
         await until(lambda: engine.wants(published), "not met again")
         early = asyncio.create_task(collect(engine, request()))
-        await asyncio.sleep(0.1)
+        await until_passed_by(engine, server)
         assert not server.core.jobs
         assert not early.done()
         await engine.pull(published, world.channel)
@@ -74,7 +81,7 @@ def test_a_pull_that_breaks_off_leaves_partial_segments(world: World, flavour: s
         assert partial.policy_version == 0
         assert 0 < len(partial.token_ids) < 110
         later = asyncio.create_task(collect(engine, request("1/0/0")))
-        await asyncio.sleep(0.1)
+        await until_passed_by(engine, server)
         assert engine.policy_version == -1
         assert not server.core.jobs
         server.broken_routes.clear()

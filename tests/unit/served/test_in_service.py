@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.engine_rigs import collect, request
 from tests.servers.fake_server import VERSIONS
-from tests.servers.served import model_folder, settings
+from tests.servers.served import STAND_IN_BEAT_S, model_folder, settings
 from tests.servers.world import World
 from tests.unit.served.test_gate import until
 from workers.engines.base import EngineError
@@ -92,7 +92,7 @@ def test_another_process_at_the_port_is_not_taken_for_ours(world: World, tmp_pat
     """It is never spoken to, and named once it has not left in time."""
     other = world.serve()
     model = model_folder(tmp_path)
-    chosen = settings("vllm", model, port_s=1.0)
+    chosen = settings("vllm", model, port_s=0.1, beat_s=STAND_IN_BEAT_S)
     sleeping = (sys.executable, "-c", "import time; time.sleep(600)")
     process = ServerProcess(StartCommand(argv=sleeping, environment={}), tmp_path / "server.log")
     server = Server(other.url, chosen, read_shape(model), FolderDelivery(model, tmp_path / "v"))
@@ -101,7 +101,7 @@ def test_another_process_at_the_port_is_not_taken_for_ours(world: World, tmp_pat
     async def main() -> None:
         await engine.start()
         try:
-            with pytest.raises(EngineError, match="another process listens there for 1 s"):
+            with pytest.raises(EngineError, match=r"another process listens there for 0\.1 s"):
                 await engine.pull(world.publish(0), world.channel)
         finally:
             await engine.close()

@@ -18,6 +18,7 @@ from workers.supervisor.fleet import DRAIN_ORDER
 def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a pause is, `test_restart` asks; here it is enough that there is one."""
     monkeypatch.setattr(restart, "BACK_OFF_S", 0.02)
+    monkeypatch.setattr(restart, "FENCED_PAUSE_S", 0.02)
 
 
 def test_a_worker_that_ends_well_stays_ended(tmp_path: Path) -> None:

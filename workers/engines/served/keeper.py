@@ -95,7 +95,7 @@ class Keeper:
 
         The end of its predecessor is waited for.
         """
-        if await self.server.http.status_of("/health", self._settings.beat_s) == REFUSED:
+        if await self.server.http.status_of("/health", self._settings.look_s) == REFUSED:
             self._taken_since_s = None
             return False
         now_s = time.monotonic()
@@ -111,7 +111,7 @@ class Keeper:
 
     async def _greet(self) -> None:
         try:
-            if await self.server.is_alive(self._settings.beat_s):
+            if await self.server.is_alive(self._settings.look_s):
                 await self.server.meet()
                 self._silent_since_s = None
                 assert self.server.facts is not None
@@ -133,7 +133,7 @@ class Keeper:
             self._fail(f"not ready within {self._settings.start_s:g} s: {self._why_not}")
 
     async def _check(self) -> None:
-        if await self.server.is_alive(min(self._settings.answer_s, 4 * self._settings.beat_s)):
+        if await self.server.is_alive(min(self._settings.answer_s, self._settings.look_s)):
             self._silent_since_s = None
             self._on_change()  # the gate may have been shut and opened while it was looked at
             return

@@ -25,6 +25,7 @@ class ServedSettings:
     start_s: float = 600.0  # longest start of a server
     port_s: float = 30.0  # longest wait for another process to leave a server's port
     beat_s: float = 1.0  # between two looks at a server
+    look_s: float = 4.0  # longest answer to a look
     silent_s: float = 20.0  # a server that answers no look for so long is given up
     allow_untested: bool = False  # use a version that these adapters were not run with
     settle_s: float = 0.1  # a paused server without spans has said all when it is silent so long
