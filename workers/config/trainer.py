@@ -100,19 +100,28 @@ class TrainerSection:
     """A group still incomplete this long after its first sample came is dropped."""
     micro_batch_tokens: int = 16384
     """Tokens (padding included) of one forward and backward."""
+    activation_checkpointing: bool = False
+    """Hold only each layer's input and compute the rest again in the backward: the same bits, a
+    third more time."""
     buffer_mb: int = 1024
     """Payloads beyond this are read again from the log when their step is planned."""
     checkpoint_every: int = 20
     """Steps between checkpoints; one more is made at every drain."""
     checkpoints_kept: int = 2
     """Older ones are removed."""
-    redo: Literal["exact", "tolerate"] = "exact"
-    """A redone step with another hash stops the run, or gets a new version number."""
+    redo: Literal["auto", "exact", "tolerate"] = "auto"
+    """A redone step with another hash stops the run, or gets a new version number; `auto`: `exact`
+    on the CPU. On a GPU `exact` gives up the fused attention kernels."""
     control: Literal["none", "permuted"] = "none"
     """`permuted` deals each batch's rewards out at random: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     loss: LossSection = field(default_factory=LossSection)
     lora: LoraSection = field(default_factory=LoraSection)
+
+    @property
+    def is_redo_exact(self) -> bool:
+        """`redo`, with `auto` resolved by the device."""
+        return self.redo == "exact" or (self.redo == "auto" and self.device == "cpu")
 
     def __post_init__(self) -> None:
         positive(

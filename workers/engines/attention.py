@@ -47,6 +47,19 @@ class Attention:
         masks = self._by_kind(seen)
         return self._with_states(masks, real_BT) if self.has_states else masks
 
+    def right_padded(self, real_BT: torch.Tensor) -> Mask | None:
+        """As `causal`, for padding at the end; None where the library needs to be told nothing.
+
+        A real token sees only tokens before it, and those are real; what padding sees is of no
+        account. So plain causality will do, which the kernels know without a mask of T x T,
+        unless a layer's window ends within the rows or carries a state.
+        """
+        num_tokens = real_BT.shape[1]
+        is_plain = all(w is None or w >= num_tokens for w in self.windows.values())
+        if is_plain and self.implementation == SDPA and not self.has_states:
+            return None
+        return self.causal(real_BT)
+
     @property
     def has_states(self) -> bool:
         """Whether layers carry a state from token to token that no cache of keys can hold."""

@@ -85,7 +85,7 @@ class _SplitSlot(_Slot):
         self._high = parameter
         self._low = torch.zeros_like(parameter, dtype=torch.int16)
         self._gradient: Tensor | None = None
-        parameter.register_post_accumulate_grad_hook(self._take)
+        parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _take(self, parameter: Tensor) -> None:
         assert parameter.grad is not None, "called behind a gradient"
