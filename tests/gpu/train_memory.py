@@ -29,9 +29,10 @@ import torch
 
 from workers.config.trainer import LoraSection, LossSection, OptimizerSection
 from workers.engines.attention import attention_of
+from workers.engines.base import LOGITS_BYTES
 from workers.engines.model import configure_torch
 from workers.engines.recompute import recompute_activations
-from workers.engines.token_scores import CHUNK_BYTES, TokenScorer
+from workers.engines.token_scores import TokenScorer
 from workers.trainer.optimizer import Learner
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import trainable_of
@@ -198,7 +199,7 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--kernels", choices=KERNELS, default="fused")
     parser.add_argument("--lora", type=int, default=0, help="rank; 0: all weights learn")
-    parser.add_argument("--chunk-mb", type=int, default=CHUNK_BYTES >> 20)
+    parser.add_argument("--chunk-mb", type=int, default=LOGITS_BYTES >> 20)
     parser.add_argument("--whole-logits", action="store_true", help="no chunks, all positions")
     parser.add_argument("--runs", type=int, default=2, help="2: also whether bits are equal")
     parser.add_argument("--threads", type=int, default=1)
