@@ -197,6 +197,7 @@ def _engine(context: Context) -> Engine:
         capture_experts=config.rollout.capture_experts,
         pull_deadline_s=config.weights.pull_deadline_s,
         device=claim_device("rollout.device", config.rollout.device),
+        dtype=config.model.dtype,
     )
 
 
@@ -211,6 +212,7 @@ def _logprob(context: Context) -> Role:
         pull_deadline_s=context.config.weights.pull_deadline_s,
         threads=context.config.model.threads,
         device=claim_device("logprob.device", context.config.logprob.device),
+        dtype=context.config.model.dtype,
     )
     return make_worker(context, context.bus, scorer, _channel(context))
 
@@ -223,7 +225,7 @@ def _trainer(context: Context) -> Role:
     config = context.config
     device = claim_device("trainer.device", config.trainer.device)
     folder = model_folder(config.model.path)
-    training = Training(folder, config.trainer, config.model.threads, device)
+    training = Training(folder, config.trainer, config.model.threads, device, config.model.dtype)
     return TrainerWorker(context, context.bus, training, _weight_server(context))
 
 

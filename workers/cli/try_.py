@@ -83,7 +83,7 @@ def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> in
     from workers.problems.open import first_rows, prompt_encoder
 
     model = read_model(config.model.path)
-    for check in model_checks(model):
+    for check in model_checks(model, config.model.dtype):
         print(f"{check.name}: {check.found}")
     encoder = prompt_encoder(config)
     rows = first_rows(config.data, "data.train", args.rows)

@@ -82,6 +82,9 @@ class ModelSection:
 
     path: str = ""
     """Hugging Face folder: config, safetensors, tokenizer. It is version 0."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What weights are computed with and published in; `bfloat16`: the trainer keeps their lower
+    halves, gradients and moments in float32."""
     threads: int = 1
     """Threads of each compute process; a redo is bit-identical only with the same number."""
 

@@ -100,19 +100,28 @@ class TrainerSection:
     """A group still incomplete this long after its first sample arrived is dropped."""
     micro_batch_tokens: int = 16384
     """Tokens (padding included) per forward and backward pass."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input and recompute the rest in the backward pass: the same bits, a
+    third more time."""
     buffer_mb: int = 1024
     """Payloads beyond this are evicted and read from the log again when their step is planned."""
     checkpoint_every: int = 20
     """Steps between checkpoints; a drain writes one more."""
     checkpoints_kept: int = 2
     """Number of newest checkpoints to keep."""
-    redo: Literal["exact", "tolerate"] = "exact"
-    """If a redone step has a different hash: stop the run, or continue under a new version."""
+    redo: Literal["auto", "exact", "tolerate"] = "auto"
+    """If a redone step has a different hash: stop the run, or continue under a new version. `auto`:
+    `exact` on the CPU. On a GPU `exact` does without the fused attention kernels."""
     control: Literal["none", "permuted"] = "none"
     """`permuted` randomly permutes each batch's rewards: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)
     loss: LossSection = field(default_factory=LossSection)
     lora: LoraSection = field(default_factory=LoraSection)
+
+    @property
+    def is_redo_exact(self) -> bool:
+        """`redo`, with `auto` resolved by the device."""
+        return self.redo == "exact" or (self.redo == "auto" and self.device == "cpu")
 
     def __post_init__(self) -> None:
         positive(

@@ -69,7 +69,7 @@ def _model(config: RunConfig) -> tuple[ModelFolder | None, list[Check]]:
         model = read_model(config.model.path)
     except ConfigError as err:
         return None, [fail("model", str(err), "data and memory are checked once it loads")]
-    return model, list(model_checks(model))
+    return model, list(model_checks(model, config.model.dtype))
 
 
 def _embedded(config: RunConfig) -> str | None:

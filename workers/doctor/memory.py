@@ -15,12 +15,14 @@ from typing import Any
 
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, fail, ok, warn
-from workers.doctor.model import FLOAT32, ModelFolder
+from workers.doctor.model import FLOAT32, SIZES, ModelFolder
+from workers.engines.base import LOGITS_BYTES
 
 PROCESS_MB = 450.0  # a role with torch and transformers, before it has a model
 SMALL_PROCESS_MB = 120.0  # one without
 BROKER_MB = 150.0  # of the broker, beside its heap
-# Arrays of tokens x vocabulary in float32 that are alive together.
+# Arrays of tokens x vocabulary in float32 that are alive together; trainer and logprob compute as
+# many rows at a time as fit LOGITS_BYTES.
 SAMPLING_ARRAYS = 6.0  # logits, log-probs, and probabilities in float64 with their sums
 SCORING_ARRAYS = 4.0  # logits, scaled, log-probs, probabilities
 TRAINING_ARRAYS = 5.0  # logits, scaled, log-probs and gradients
@@ -46,7 +48,7 @@ class RoleMemory:
 
 def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
     """Every role of the run; the broker too, if it is ours."""
-    text, weights = model.config, model.weights_mb
+    text, weights = model.config, model.mb_in(config.model.dtype)
     logits = int(text.get("vocab_size") or 0) * FLOAT32 / 1e6  # of one token
     rollout, logprob, trainer = config.rollout, config.logprob, config.trainer
     roles = [
@@ -69,7 +71,7 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
                 "process": PROCESS_MB,
                 "versions held": logprob.versions_held * weights,
                 "a version being pulled": weights,
-                "logits": SCORING_ARRAYS * logprob.token_budget * logits,
+                "logits": SCORING_ARRAYS * _at_a_time(logprob.token_budget * logits),
             },
         ),
         RoleMemory(
@@ -79,9 +81,9 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
                 "process": PROCESS_MB,
                 "weights": weights,
                 "versions served": _copies_served(config) * weights,
-                **_learning(weights, trainer.lora.rank),
-                "logits": TRAINING_ARRAYS * trainer.micro_batch_tokens * logits,
-                "activations": trainer.micro_batch_tokens * _activation_mb(text),
+                **_learning(model, config),
+                "logits": TRAINING_ARRAYS * _at_a_time(trainer.micro_batch_tokens * logits),
+                "activations": trainer.micro_batch_tokens * _activation_mb(text, config),
                 "samples": 0.1 * trainer.buffer_mb,
             },
         ),
@@ -99,24 +101,35 @@ def _copies_served(config: RunConfig) -> int:
     return weights.versions_served if is_copied else 0
 
 
-def _learning(weights_mb: float, rank: int) -> dict[str, float]:
-    """Beside the weights: gradients and moments of all, or the copy with adapters merged."""
-    return {"merged weights": weights_mb} if rank else {"gradients and moments": 3 * weights_mb}
+def _at_a_time(logits_mb: float) -> float:
+    return min(logits_mb, LOGITS_BYTES / 1e6)
+
+
+def _learning(model: ModelFolder, config: RunConfig) -> dict[str, float]:
+    """Beside the weights: gradients and moments of all, or the copy with adapters merged.
+
+    All in float32; of weights in 16 bits their lower halves too.
+    """
+    own_mb, whole_mb = model.mb_in(config.model.dtype), model.weights_mb
+    if config.trainer.lora.rank:
+        return {"merged weights": own_mb}
+    halves = {"lower halves": whole_mb - own_mb} if own_mb < whole_mb else {}
+    return {"gradients and moments": 3 * whole_mb, **halves}
 
 
 def cache_mb(model: ModelFolder, config: RunConfig) -> float:
     """Keys and values of all slots: room for twice the longest sequence, as the cache doubles."""
     text = model.config
     longest = min(model.longest or math.inf, config.rollout.max_new_tokens + 512)
-    return config.rollout.slots * 2 * longest * cache_bytes_per_token(text) / 1e6
+    return config.rollout.slots * 2 * longest * cache_bytes_per_token(text, config) / 1e6
 
 
-def cache_bytes_per_token(text: Mapping[str, Any]) -> float:
+def cache_bytes_per_token(text: Mapping[str, Any], config: RunConfig) -> float:
     """Keys and values of one token in all layers, bytes."""
     heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
     key_heads = int(text.get("num_key_value_heads") or heads)
     width = int(text.get("head_dim") or _hidden_size(text) // heads)
-    return 2.0 * _num_layers(text) * key_heads * width * FLOAT32
+    return 2.0 * _num_layers(text) * key_heads * width * SIZES[config.model.dtype]
 
 
 def memory_check(roles: Sequence[RoleMemory], free_mb: float) -> Check:
@@ -159,10 +172,13 @@ def free_mb() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
 
 
-def _activation_mb(text: Mapping[str, Any]) -> float:
+def _activation_mb(text: Mapping[str, Any], config: RunConfig) -> float:
     """What the backward pass needs of one token's forward, MB."""
     widths = HIDDEN_ACTIVATIONS * _hidden_size(text) + MLP_ACTIVATIONS * _mlp_width(text)
-    return _num_layers(text) * widths * FLOAT32 / 1e6
+    widths *= _num_layers(text)
+    if config.trainer.activation_checkpointing:  # each layer's input, and one layer whole
+        widths = widths / max(_num_layers(text), 1) + _num_layers(text) * _hidden_size(text)
+    return widths * SIZES[config.model.dtype] / 1e6
 
 
 def _mlp_width(text: Mapping[str, Any]) -> int:

@@ -33,7 +33,8 @@ from workers.engines.folder import (
 from workers.hub import model_folder
 from workers.tokenizer import Tokenizer
 
-FLOAT32 = 4  # bytes; what the built-in engine, scorer and trainer compute in
+FLOAT32 = 4  # bytes
+SIZES = {"float32": FLOAT32, "bfloat16": 2}  # by model.dtype, bytes a weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,10 @@ class ModelFolder:
     def weights_mb(self) -> float:
         """In float32."""
         return self.num_parameters * FLOAT32 / 1e6
+
+    def mb_in(self, dtype: str) -> float:
+        """Weights as they are computed with under `model.dtype`."""
+        return self.num_parameters * SIZES[dtype] / 1e6
 
     @property
     def longest(self) -> int | None:
@@ -101,7 +106,7 @@ def _read(folder: Path) -> ModelFolder:
     )
 
 
-def model_checks(model: ModelFolder) -> Iterator[Check]:
+def model_checks(model: ModelFolder, dtype: str = "float32") -> Iterator[Check]:
     """What the model is, how it will be computed, and where its answers end."""
     yield ok(
         "model",
@@ -113,7 +118,7 @@ def model_checks(model: ModelFolder) -> Iterator[Check]:
     kernels = "grouped_mm" if model.has_expert_kernels else "the family's own"
     yield ok(
         "numerics",
-        f"float32 (stored as {model.stored_as}), attention {model.attention}"
+        f"{dtype} (stored as {model.stored_as}), attention {model.attention}"
         + (f", {experts} experts by {kernels}" if experts else ""),
     )
     ends = ", ".join(f"{model.tokenizer.token(t)!r} ({t})" for t in sorted(model.eos_ids))

@@ -27,6 +27,8 @@ class Attention:
     implementation: str = SDPA
     windows: Mapping[str, int | None] = field(default_factory=lambda: {FULL: None})
     """Kind of layer -> how many tokens it sees, its own included; None: all before it."""
+    needs_mask_on_gpu: bool = False
+    """In float32 heads that share keys have a fused kernel only behind a mask."""
 
     def causal(self, real_BT: torch.Tensor) -> Mask:
         """Every token attends to the real ones before it; (B, 1, T, T), or one such per kind.
@@ -46,6 +48,21 @@ class Attention:
 
         masks = self._by_kind(seen)
         return self._with_states(masks, real_BT) if self.has_states else masks
+
+    def right_padded(self, real_BT: torch.Tensor) -> Mask | None:
+        """As `causal`, for padding at the end; None where the library needs to be told nothing.
+
+        A real token sees only tokens before it, and those are real; what padding sees is of no
+        account. So plain causality will do, which the kernels know without a mask of T x T,
+        unless a layer's window ends within the rows or carries a state.
+        """
+        num_tokens = real_BT.shape[1]
+        if real_BT.is_cuda and self.needs_mask_on_gpu:
+            return self.causal(real_BT)
+        is_plain = all(w is None or w >= num_tokens for w in self.windows.values())
+        if is_plain and self.implementation == SDPA and not self.has_states:
+            return None
+        return self.causal(real_BT)
 
     @property
     def has_states(self) -> bool:
@@ -99,4 +116,11 @@ def attention_of(model: torch.nn.Module) -> Attention:
     if not kinds:  # all layers are alike
         kinds = {FULL if window is None else SLIDING}
     windows = {kind: window if kind == SLIDING else None for kind in sorted(kinds)}
-    return Attention(implementation=config._attn_implementation, windows=windows)
+    heads = config.num_attention_heads
+    is_grouped = (getattr(config, "num_key_value_heads", None) or heads) != heads
+    is_float32 = next(model.parameters()).dtype == torch.float32
+    return Attention(
+        implementation=config._attn_implementation,
+        windows=windows,
+        needs_mask_on_gpu=is_grouped and is_float32,
+    )

@@ -20,6 +20,7 @@ from workers.weights.channel import Pulled, WeightChannel
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
 Experts = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+LOGITS_BYTES = 256 << 20  # logits in float32 that are computed at a time, where many are needed
 CPU = "cpu"  # a device
 
 

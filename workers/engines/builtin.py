@@ -38,7 +38,7 @@ from workers.engines.folder import (
     token_limit,
     vocab_size_of,
 )
-from workers.engines.model import configure_torch, load_model
+from workers.engines.model import FLOAT32, configure_torch, load_model
 from workers.engines.scheduler import End, Held, Item, Scheduler
 from workers.engines.selfcheck import check_decoding
 from workers.engines.validation import check_request
@@ -62,6 +62,7 @@ class BuiltinEngine:
         pull_deadline_s: float = 300.0,
         answer_deadline_s: float = 60.0,
         device: str = CPU,
+        dtype: str = FLOAT32,
     ) -> None:
         """Load the model; its weights are used only after a first `pull`.
 
@@ -72,6 +73,7 @@ class BuiltinEngine:
             pull_deadline_s: longest time for one pull.
             answer_deadline_s: longest time for the decode thread to take a command.
             device: `cpu` or `cuda`.
+            dtype: of the weights that are pulled, `model.dtype`.
 
         Raises:
             EngineError: the folder cannot be loaded, or its family not be decoded here.
@@ -84,7 +86,7 @@ class BuiltinEngine:
         self._slots = slots
         self._pull_deadline_s = pull_deadline_s
         self._answer_deadline_s = answer_deadline_s
-        model = load_model(folder)
+        model = load_model(folder, dtype)
         check_decoding(model, self._vocab_size)
         model = model.to(torch.device(device))
         decoder = Decoder(

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from schemas.events import PolicyPublished
-from workers.engines.attention import attention_of
 from workers.engines.base import CPU, EngineError, Scores, TokenSequence
 from workers.engines.folder import token_limit, vocab_size_of
 from workers.engines.model import (
+    FLOAT32,
     configure_torch,
     load_model,
     load_weights,
@@ -44,20 +44,20 @@ class BuiltinScorer:
         threads: int = 1,
         pull_deadline_s: float = 300.0,
         device: str = CPU,
+        dtype: str = FLOAT32,
     ) -> None:
         """Load the model; its weights are used only after a first `pull`.
 
         Raises:
             EngineError: the folder cannot be loaded, or its family not be scored here.
         """
-        configure_torch(threads, device)
+        configure_torch(threads, device, fused=True)  # a forward alone has one order
         config = read_config(Path(folder))
         self._vocab_size = vocab_size_of(config)
         self._max_tokens = token_limit(config)
         self._pull_deadline_s = pull_deadline_s
-        model = load_model(folder)
-        check_scoring(model, self._vocab_size)
-        mask = attention_of(model).causal
+        model = load_model(folder, dtype)
+        mask = check_scoring(model, self._vocab_size)
         self._device = torch.device(device)
         model = model.to(self._device)
         copies = [copy.deepcopy(model) for _ in range(versions_held - 1)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.events import PolicyPublished
-from workers.engines.model import load_model, weights_of
+from workers.engines.model import FLOAT32, load_model, weights_of
 from workers.weights.channel import WeightError
 from workers.weights.layout import layout_of, size_bytes, weight_hash
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class FolderChannel:
     """A `WeightChannel` of one version, read from the folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Load the weights.
+    def __init__(self, folder: Path, dtype: str = FLOAT32) -> None:
+        """Load the weights, in this dtype.
 
         Raises:
             EngineError: the folder cannot be loaded.
         """
-        self._weights = weights_of(load_model(folder))
+        self._weights = weights_of(load_model(folder, dtype))
         self.published = PolicyPublished(
             model=folder.name,
             policy_version=0,

@@ -30,6 +30,7 @@ from workers.weights.layout import layout_difference, layout_of
 
 __all__ = [
     "EXPERTS",
+    "FLOAT32",
     "Numerics",
     "causal_mask",
     "configure_torch",
@@ -45,6 +46,7 @@ __all__ = [
     "weights_of",
 ]
 
+FLOAT32 = "float32"
 EXPERTS = "grouped_mm"  # how experts are computed: part of what makes a step bit-equal
 
 
@@ -60,12 +62,17 @@ class Numerics:
     experts: str = EXPERTS
 
 
-def configure_torch(threads: int, device: str = CPU) -> Numerics:
-    """Fix thread count and deterministic kernels for this process."""
+def configure_torch(threads: int, device: str = CPU, *, fused: bool = False) -> Numerics:
+    """Fix thread count and deterministic kernels for this process.
+
+    Args:
+        fused: on a GPU, allow the fused attention kernels, whose gradients depend on the order in
+            which blocks finish; without them attention holds the square of the length.
+    """
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     if device != CPU:
-        _configure_cuda()
+        _configure_cuda(fused)
     # It would write NaN into every new tensor first: an eighth of a decode step, to no effect here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return Numerics(
@@ -76,16 +83,15 @@ def configure_torch(threads: int, device: str = CPU) -> Numerics:
     )
 
 
-def _configure_cuda() -> None:
+def _configure_cuda(fused: bool) -> None:
     """What is deterministic on a GPU only if one asks for it."""
     # cuBLAS reads it when its first handle is made.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # A cumulative sum has no deterministic kernel: those of ours are over integers, which add up
     # alike in any order, or draw a token. So an operation without one is told of, not refused.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # The gradients of the fused kernels depend on the order in which blocks finish.
-    torch.backends.cuda.enable_flash_sdp(False)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(fused)
+    torch.backends.cuda.enable_mem_efficient_sdp(fused)
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -112,7 +118,7 @@ def model_class(folder: Path) -> Any:  # noqa: ANN401  (a class of an untyped li
         raise EngineError(f"model folder {str(folder)!r}: no class {name}: {err}") from err
 
 
-def load_model(folder: Path | str, dtype: str = "float32") -> torch.nn.Module:
+def load_model(folder: Path | str, dtype: str = FLOAT32) -> torch.nn.Module:
     """The model of a folder, in eval mode, on the CPU.
 
     Raises:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from workers.engines.attention import Mask
+from workers.engines.base import LOGITS_BYTES
 
-CHUNK_BYTES = 256 << 20  # of a chunk's logits in float32; a backward holds about five of that size
 HEAD_TOLERANCE = {torch.float32: 1e-3}  # of a logit: a head of another kind is off by far more
 HEAD_TOLERANCE_LOW = 0.25  # the same in 16 bits
 _PROBE = ((3, 5, 7, 4, 6), (6, 4, 2, 2, 5))
@@ -54,10 +54,13 @@ class TokenScorer:
         model: called with `input_ids` (B, T), `attention_mask`, `position_ids` (B, T) and
             `use_cache`; answers with `.logits` (B, T, V).
         mask: of the real tokens, (B, T) bool, padded at the end.
-        chunk_bytes: bound of one chunk's logits in float32; a row at least.
+        chunk_bytes: bound of one chunk's logits in float32, a row at least; a backward holds about
+            five arrays of that size.
     """
 
-    def __init__(self, model: nn.Module, mask: MakeMask, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self, model: nn.Module, mask: MakeMask, *, chunk_bytes: int = LOGITS_BYTES
+    ) -> None:
         self.model = model
         self._mask = mask
         self._chunk_bytes = chunk_bytes

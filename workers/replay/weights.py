@@ -79,7 +79,7 @@ class RecordedWeights:
         from workers.weights.layout import weight_hash
 
         try:
-            weights = weights_of(load_model(Path(config.model.path)))
+            weights = weights_of(load_model(Path(config.model.path), config.model.dtype))
         except (EngineError, OSError):
             return
         if weight_hash(weights) == self._published[0].event.weight_hash:

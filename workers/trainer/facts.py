@@ -74,10 +74,11 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     Raises:
         ConfigError: names what differs, with both values.
     """
-    pairs: list[tuple[str, object, object]] = [
-        (f"hash of the {key}", before.hashes.get(key), now.hashes.get(key)) for key in _SAME
-    ]
     old, new = from_json(before.config), from_json(now.config)
+    pairs: list[tuple[str, object, object]] = [
+        ("model.dtype", old.model.dtype, new.model.dtype)  # it would be seen as another model
+    ]
+    pairs += [(f"hash of the {key}", before.hashes.get(key), now.hashes.get(key)) for key in _SAME]
     pairs += [("run.seed", old.run.seed, new.run.seed)]
     pairs += [("prompts.group_size", old.prompts.group_size, new.prompts.group_size)]
     pairs += [("trainer.lora", old.trainer.lora, new.trainer.lora)]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from workers.config.trainer import LossSection, OptimizerSection
 from workers.engines.model import causal_mask
 from workers.engines.token_scores import MakeMask, TokenScorer, TokenScores
+from workers.trainer.adam import Adam
 from workers.trainer.loss import LossTotals, clipped_losses
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import VALUE, AllWeights, Trainable
@@ -61,17 +62,14 @@ class Learner:
         self._model = model.eval()
         self._trained = AllWeights(model) if trainable is None else trainable
         self._scorer = TokenScorer(model, mask)
-        self._optimizer = torch.optim.AdamW(self._trained.parameters().values())
+        self._adam = Adam(self._trained.parameters())
         self.configure(optimizer, loss)
 
     def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:
         """Go on under this configuration from the next step; moments and step number stay."""
         self._section = optimizer
         self._loss = loss
-        for group in self._optimizer.param_groups:
-            group["betas"] = (optimizer.beta1, optimizer.beta2)
-            group["eps"] = optimizer.eps
-            group["weight_decay"] = optimizer.weight_decay
+        self._adam.configure(optimizer)
 
     def step(self, batch: Batch) -> StepResult:
         """Learn from one batch.
@@ -79,36 +77,27 @@ class Learner:
         Raises:
             NumericsError: loss or gradient is not finite; the step did not happen.
         """
-        self._optimizer.zero_grad(set_to_none=True)
+        self._adam.clear()
         totals = LossTotals()
         for micro_batch in batch.micro_batches:
             if micro_batch.num_loss_tokens:
                 self._accumulate(micro_batch, totals)
-        parameters = list(self._trained.parameters().values())
-        max_norm = self._section.max_grad_norm
-        grad_norm = float(nn.utils.clip_grad_norm_(parameters, max_norm))
+        grad_norm = self._adam.clip(self._section.max_grad_norm)
         loss = totals.loss / batch.num_loss_tokens
         number = self.step_number + 1
         for name, value in (("loss", loss), ("gradient norm", grad_norm)):
             if not math.isfinite(value):
-                self._optimizer.zero_grad(set_to_none=True)
+                self._adam.clear()
                 raise NumericsError(f"step {number}: {name} is {value}")
-        lr = self._update(number)
+        lr = lr_at(number, self._section)
+        self._adam.update(lr)
+        self.step_number = number
         metrics = totals.means() | {
             "grad_norm": grad_norm,
             "lr": lr,
             "num_loss_tokens": float(batch.num_loss_tokens),
         }
         return StepResult(loss=loss, metrics=metrics)
-
-    def _update(self, number: int) -> float:
-        lr = lr_at(number, self._section)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self.step_number = number
-        return lr
 
     def _accumulate(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
         """Add one micro-batch's share of the batch's gradient."""
@@ -141,20 +130,13 @@ class Learner:
         return self._trained.weights()
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """AdamW's state, flat: `{parameter}:{exp_avg | exp_avg_sq | step}`; empty before step 1.
-
-        Of adapters also the `value`, which the weights do not tell.
+        """AdamW's state, as `Adam.tensors` has it; of adapters also the `value`, which the weights
+        do not tell.
 
         Learning rate, betas and the like are configuration, not state: they are not in it.
         """
-        states = self._optimizer.state
-        moments = {
-            f"{name}:{key}": tensor.detach()
-            for name, parameter in self._trained.parameters().items()
-            for key, tensor in states.get(parameter, {}).items()
-        }
         values = {f"{name}:{VALUE}": tensor for name, tensor in self._trained.extra().items()}
-        return moments | values
+        return self._adam.tensors() | values
 
     def load(
         self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int
@@ -165,12 +147,11 @@ class Learner:
             WeightError: the weights are not this model's.
             ValueError: the optimizer state is not this model's.
         """
-        names = list(self._trained.parameters())
         extra: dict[str, Tensor] = {}
-        states: list[dict[str, Tensor]] = [{} for _ in names]
+        states: dict[str, dict[str, Tensor]] = {name: {} for name in self._adam.names}
         for key, tensor in optimizer_tensors.items():
             name, _, part = key.rpartition(":")
-            if name not in names:
+            if name not in states:
                 raise ValueError(
                     f"optimizer state names an unknown parameter: {key!r}; it is of another "
                     "model, or was written under another trainer.lora"
@@ -178,9 +159,7 @@ class Learner:
             if part == VALUE:
                 extra[name] = tensor
             else:
-                states[names.index(name)][part] = tensor.clone()
+                states[name][part] = tensor
         self._trained.load(weights, extra)
-        current = self._optimizer.state_dict()
-        state = {index: state for index, state in enumerate(states) if state}
-        self._optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})
+        self._adam.load(states)
         self.step_number = step

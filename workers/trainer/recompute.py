@@ -56,7 +56,11 @@ def recompute(bus: Bus, config: RunConfig, *, from_step: int = 0) -> Iterator[Re
         read_to_end(bus, reader, ledger, ForeignRecords("recompute"))
     device = nearest_device("trainer.device", config.trainer.device)
     training = Training(
-        model_folder(config.model.path), config.trainer, config.model.threads, device
+        model_folder(config.model.path),
+        config.trainer,
+        config.model.threads,
+        device,
+        config.model.dtype,
     )
     if from_step:
         _load(config, ledger, training, from_step)

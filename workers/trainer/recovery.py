@@ -63,7 +63,7 @@ class Recovery:
     def come_back(self, while_waiting: Callable[[], None]) -> Life[Redone]:
         """Load the newest checkpoint that the ledger confirms, and do the steps since again.
 
-        With `redo = "exact"` it ends at the first unequal step.
+        Where a redo must be exact it ends at the first unequal step.
 
         Raises:
             RetentionError, RedoError: the log no longer has, or never had, what the ledger says.
@@ -90,7 +90,7 @@ class Recovery:
             self._compute,
             while_waiting=while_waiting,
             used=self._span.add,
-            stop_at_unequal=self._section.redo == "exact",
+            stop_at_unequal=self._section.is_redo_exact,
         )
         return replace(redone, passed_over=restored.passed_over)
 

@@ -152,7 +152,11 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
     try:
         device = nearest_device("trainer.device", recorded.trainer.device)
         training = Training(
-            Path(config.model.path), recorded.trainer, recorded.model.threads, device
+            Path(config.model.path),
+            recorded.trainer,
+            recorded.model.threads,
+            device,
+            recorded.model.dtype,
         )
     except (EngineError, OSError) as err:
         raise RerunError(

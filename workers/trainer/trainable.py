@@ -79,13 +79,14 @@ class _LowRank(nn.Module):
         # Keyed by the layer, so that no adapter depends on which others there are.
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
         draw = torch.randn(section.rank, num_in, generator=torch.Generator().manual_seed(seed))
-        self.down = nn.Parameter((draw / num_in**0.5).to(weight))
-        self.up = nn.Parameter(weight.new_zeros(num_out, section.rank))
+        # In float32 whatever the weight has: an update is smaller than 16 bits can tell.
+        self.down = nn.Parameter((draw / num_in**0.5).to(weight.device))
+        self.up = nn.Parameter(torch.zeros(num_out, section.rank, device=weight.device))
         self._scale = section.alpha / section.rank
 
     def forward(self, weight: Tensor) -> Tensor:
         """The merged weight; what is published is this, to the bit."""
-        return weight + self._scale * (self.up @ self.down)
+        return weight + (self._scale * (self.up @ self.down)).to(weight.dtype)
 
 
 class Adapters:

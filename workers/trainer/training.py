@@ -17,10 +17,10 @@ from schemas.events import MaskedSegment
 from streams.crash_points import CrashPoint, reach
 from streams.errors import ConfigError
 from workers.config.trainer import TrainerSection
-from workers.engines.attention import attention_of
 from workers.engines.base import CPU
 from workers.engines.folder import read_config, vocab_size_of
-from workers.engines.model import configure_torch, load_model, numerics_of, weights_of
+from workers.engines.model import FLOAT32, configure_torch, load_model, numerics_of, weights_of
+from workers.engines.recompute import recompute_activations
 from workers.engines.selfcheck import check_scoring
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest
@@ -52,25 +52,32 @@ class Training:
     """Model and optimizer at a version."""
 
     def __init__(
-        self, folder: Path, section: TrainerSection, threads: int, device: str = CPU
+        self,
+        folder: Path,
+        section: TrainerSection,
+        threads: int,
+        device: str = CPU,
+        dtype: str = FLOAT32,
     ) -> None:
         """
         Args:
             device: `cpu`, or `cuda` after `claim_device`.
+            dtype: `model.dtype`.
         """
-        numerics = configure_torch(threads, device)
+        numerics = configure_torch(threads, device, fused=not section.is_redo_exact)
         self.vocab_size = vocab_size_of(read_config(folder))
         self._section = section
-        model = load_model(folder)
-        check_scoring(model, self.vocab_size)
+        model = load_model(folder, dtype)
+        mask = check_scoring(model, self.vocab_size)
         model = model.to(device)
         self.numerics = numerics_of(model, numerics)
         self.model_hash = self.weight_hash = weight_hash(weights_of(model))
-        mask = attention_of(model).causal
         try:
             trainable = trainable_of(model, section.lora)
         except ValueError as err:
             raise ConfigError(str(err)) from err
+        if section.activation_checkpointing:
+            recompute_activations(model)
         self.learner = Learner(
             model, section.optimizer, section.loss, mask=mask, trainable=trainable
         )

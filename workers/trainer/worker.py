@@ -152,7 +152,7 @@ class TrainerWorker:
         if redone.num_steps or redone.passed_over:
             self._office.redone(redone)
             self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)
-        if self._config.redo == "exact" and redone.first_unequal is not None:
+        if self._config.is_redo_exact and redone.first_unequal is not None:
             unequal = redone.first_unequal
             before = self._ledger.claims[self._ledger.steps[unequal.step].epoch]
             raise drift_error(unequal, before.versions, self._versions())

@@ -37,7 +37,7 @@ class Trial:
         self._config = config
         self._encoder = encoder
         folder = model_folder(config.model.path)
-        self._channel = FolderChannel(folder)
+        self._channel = FolderChannel(folder, config.model.dtype)
         rollout = config.rollout
         self._engine = BuiltinEngine(
             folder,
@@ -45,6 +45,7 @@ class Trial:
             threads=config.model.threads,
             capture_experts=False,
             pull_deadline_s=config.weights.pull_deadline_s,
+            dtype=config.model.dtype,
         )
         self._tokenizer = Tokenizer.load(folder)
         self._verifier = verifier

@@ -109,8 +109,20 @@ def test_what_does_not_fit_is_named() -> None:
     """All together: a warning. One role alone: a failure, with its largest part and the way out."""
     assert Level.OK is memory_check(roles(), free_mb=10_000).level
     assert Level.WARN is memory_check(roles(), free_mb=1_500).level
-    check = memory_check(roles("--logprob.token_budget=100000000"), free_mb=10_000)
+    check = memory_check(roles("--trainer.micro_batch_tokens=10000000"), free_mb=10_000)
     assert Level.FAIL is check.level
-    assert "logprob alone takes 205,2" in check.found
-    assert "most of it for logits" in check.found
-    assert "a smaller logprob.token_budget" in check.advice
+    assert "trainer alone takes" in check.found
+    assert "most of it for activations" in check.found
+    assert "trainer.micro_batch_tokens" in check.advice
+
+
+def test_sixteen_bits_and_layers_computed_again_take_less() -> None:
+    """Weights halve, their lower halves are told, activations shrink; logits have a bound."""
+    plain, small = (
+        {role.role: role.items for role in roles("--trainer.micro_batch_tokens=1000000", *more)}
+        for more in ((), ("--model.dtype=bfloat16", "--trainer.activation_checkpointing=true"))
+    )
+    assert small["logprob"]["versions held"] == plain["logprob"]["versions held"] / 2
+    assert small["trainer"]["lower halves"] == small["trainer"]["weights"]
+    assert small["trainer"]["activations"] < plain["trainer"]["activations"] / 2
+    assert plain["trainer"]["logits"] == 5 * 256 * 1.048576
