@@ -35,6 +35,7 @@ COMMANDS = (
     "inspect",
     "export",
     "export-model",
+    "metrics",
     "report",
     "doctor",
     "record",
