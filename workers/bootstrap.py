@@ -159,7 +159,7 @@ def _prompts(context: Context) -> Role:
 def _rollout(context: Context) -> Role:
     from workers.engines.base import Sampling
     from workers.rollout.make_verifier import make_verifier
-    from workers.rollout.sampling import Sampler
+    from workers.rollout.sampling import Sampler, judging_threads
     from workers.rollout.worker import make_worker
     from workers.tokenizer import Tokenizer
 
@@ -177,6 +177,7 @@ def _rollout(context: Context) -> Role:
         ),
         max_attempts=config.max_attempts,
         deadline_s=config.sample_deadline_s,
+        judging=judging_threads(context.config.reward.num_at_once),
     )
     return make_worker(context, context.bus, engine, _channel(context), sampler)
 
