@@ -57,6 +57,8 @@ def topic_plan(config: RunConfig) -> TopicPlan:
         logprob_workers=config.logprob.workers,
         partitions_per_worker=config.broker.partitions_per_worker,
         replication=config.broker.replication,
+        payload_ms=round(3600_000 * config.broker.payload_retention_hours),
+        payload_bytes=config.broker.payload_retention_bytes,
         fsync=config.broker.fsync,
     )
 

@@ -13,7 +13,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     apply = actions.add_parser(
         "apply",
-        help="create what is missing; refuse what is there with other settings",
+        help="create what is missing, lengthen retention; refuse other partition counts",
         epilog=examples("rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092"),
     )
     add_config(apply)

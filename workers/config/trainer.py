@@ -108,6 +108,9 @@ class TrainerSection:
     """Older ones are removed."""
     redo: Literal["exact", "tolerate"] = "exact"
     """A redone step with another hash stops the run, or gets a new version number."""
+    on_expired: Literal["stop", "drop"] = "stop"
+    """Where retention has removed samples that wait for a step: refuse to start, or close all open
+    groups (reason `expired`) and go on; others are issued for them."""
     control: Literal["none", "permuted"] = "none"
     """`permuted` deals each batch's rewards out at random: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)

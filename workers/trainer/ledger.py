@@ -22,6 +22,8 @@ from schemas.events import (
 )
 from streams.record import Position
 
+EXPIRED = "expired"  # a drop's reason: retention has removed records of groups that were open
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFact:
@@ -78,6 +80,8 @@ class Ledger:
                 return self._void()
             if isinstance(event, GroupsDropped):
                 self.closed = event.closed
+                if any(group.reason == EXPIRED for group in event.groups):
+                    self.positions = ()  # nobody needs what lies there any more
             elif isinstance(event, TrainerHeartbeat):
                 self.heartbeat = event
             elif isinstance(event, RedoDrifted):
