@@ -60,7 +60,7 @@ class DroppedGroup:
     """A group that closed without being trained."""
 
     group_id: str
-    reason: str  # "stale", "dead_samples", "incomplete"
+    reason: str  # "stale", "dead_samples", "incomplete", "expired"
     permanent: bool  # True: do not replace
     staleness: int
     row: int

@@ -21,7 +21,7 @@ class TopicPlan:
     partitions_per_worker: int = 2
     replication: int = 1
     payload_ms: int = 7 * _DAY_MS
-    payload_bytes: int = 16 * 1024**3  # per partition
+    payload_bytes: int = 16 * 1024**3  # per partition; -1: no bound
     short_ms: int = _DAY_MS
     fsync: bool = False  # every batch is on disk before it is acknowledged
 
@@ -58,6 +58,19 @@ class TopicPlan:
             case Retention.COMPACT:
                 return {"cleanup.policy": "compact"}
 
+    def lengthened(self, topic: Topic, found: Mapping[str, str]) -> dict[str, str]:
+        """Bounds that the plan sets farther than they are; -1 is no bound.
+
+        Never a nearer one: an operator may have lengthened it, and shortening removes records.
+        """
+        if topic.retention is not Retention.PAYLOAD:
+            return {}
+        return {
+            name: wanted
+            for name, wanted in self._retention(topic.retention).items()
+            if _reach(wanted) > _reach(found.get(name, "-1"))
+        }
+
     def wanted(self, run: str) -> Mapping[str, dict[str, object]]:
         """Every topic of the run, by its full name, as an administration client creates it."""
         return {
@@ -68,3 +81,7 @@ class TopicPlan:
             }
             for topic in TOPICS
         }
+
+
+def _reach(bound: str) -> float:
+    return float("inf") if int(bound) < 0 else int(bound)

@@ -38,6 +38,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "workers.engines",
         "workers.logprob",
         "workers.device",  # asks it for the GPU of a role
+        "workers.metrics.tensorboard",  # its writer of event files
     ),
     "transformers": ("workers.engines", "workers.trainer"),
     "safetensors": ("workers.trainer", "workers.weights", "workers.engines"),
@@ -49,6 +50,8 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "pyarrow": ("workers.problems.sources", "workers.export", "workers.cli.export"),
     "datasets": ("workers.problems.sources",),
     "reasoning_gym": ("workers.problems.sources", "workers.rollout.child_judges"),
+    "prometheus_client": ("workers.metrics.prometheus",),
+    "tensorboard": (),  # behind torch's writer
     "math_verify": ("workers.rollout.child_judges",),
     "jsonschema": ("workers.rollout.child_judges",),
 }

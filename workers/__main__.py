@@ -36,6 +36,7 @@ COMMANDS = (
     "inspect",
     "export",
     "export-model",
+    "metrics",
     "report",
     "doctor",
     "record",

@@ -57,6 +57,8 @@ def topic_plan(config: RunConfig) -> TopicPlan:
         logprob_workers=config.logprob.workers,
         partitions_per_worker=config.broker.partitions_per_worker,
         replication=config.broker.replication,
+        payload_ms=round(3600_000 * config.broker.payload_retention_hours),
+        payload_bytes=config.broker.payload_retention_bytes,
         fsync=config.broker.fsync,
     )
 
@@ -159,7 +161,7 @@ def _prompts(context: Context) -> Role:
 def _rollout(context: Context) -> Role:
     from workers.engines.base import Sampling
     from workers.rollout.make_verifier import make_verifier
-    from workers.rollout.sampling import Sampler
+    from workers.rollout.sampling import Sampler, judging_threads
     from workers.rollout.worker import make_worker
     from workers.tokenizer import Tokenizer
 
@@ -177,6 +179,7 @@ def _rollout(context: Context) -> Role:
         ),
         max_attempts=config.max_attempts,
         deadline_s=config.sample_deadline_s,
+        judging=judging_threads(context.config.reward.num_at_once),
     )
     return make_worker(context, context.bus, engine, _channel(context), sampler)
 

@@ -18,6 +18,7 @@ from schemas.events import EVENTS
 from streams.errors import DeadlineError, TopicMismatchError
 from streams.kafka.admin_ask import NO_OPTIONS, REQUEST_MS, asked
 from streams.kafka.admin_options import admin_settings
+from streams.topic import Retention
 from streams.topic_plan import FLUSH, TopicPlan
 from streams.topics import SCHEMAS, TOPICS
 
@@ -42,9 +43,9 @@ def apply(
 ) -> tuple[str, ...]:
     """Create what is missing and publish the schemas; returns the full names of new topics.
 
-    Settings of topics that exist are left alone: an operator may have lengthened a retention, and
-    to shorten it again would delete records. Only `flush.messages` follows the plan where it asks
-    for it.
+    Settings of topics that exist are left alone but for two: `flush.messages` follows the plan
+    where it asks for it, and the retention of payloads is lengthened. It is never shortened: an
+    operator may have lengthened it, and records would go.
 
     Raises:
         TopicMismatchError: a topic has another number of partitions; nothing was created.
@@ -63,10 +64,23 @@ def apply(
             admin.wait_for_topics(list(missing), timeout_ms=REQUEST_MS)
         if plan.fsync and found:
             admin.alter_configs([ConfigResource("TOPIC", name, {FLUSH: "1"}) for name in found])
+        _lengthen(admin, run, plan, found)
         _publish_schemas(bootstrap, f"{run}.{SCHEMAS.name}", options)
 
     asked(bootstrap, options, ask)
     return tuple(created)
+
+
+def _lengthen(admin: KafkaAdminClient, run: str, plan: TopicPlan, found: Mapping[str, int]) -> None:
+    for topic in TOPICS:
+        name = f"{run}.{topic.name}"
+        if topic.retention is not Retention.PAYLOAD or name not in found:
+            continue
+        asked_for = ConfigResource("TOPIC", name, dict.fromkeys(plan.settings(topic)))
+        told = admin.describe_configs([asked_for], config_filter="all")["topic"][name]
+        now = {key: str(setting["value"]) for key, setting in told.items()}
+        if farther := plan.lengthened(topic, now):
+            admin.alter_configs([ConfigResource("TOPIC", name, farther)])
 
 
 def refuse_other_counts(found: Mapping[str, int], wanted: Mapping[str, int]) -> None:

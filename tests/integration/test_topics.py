@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,28 @@ def test_settings_reach_the_broker(broker: str, run_id: str) -> None:
         set_here = {key: entry["value"] for key, entry in found[name].items()}
         assert PLAN.settings(topic).items() <= set_here.items()
         assert "max.message.bytes" not in set_here
+
+
+def test_retention_of_payloads_is_lengthened_and_never_shortened(broker: str, run_id: str) -> None:
+    """An operator's longer one stays; a longer one of the configuration is applied."""
+
+    def kept(topic: str) -> tuple[str, str]:
+        admin = KafkaAdminClient(bootstrap_servers=broker)
+        name = f"{run_id}.{topic}"
+        found = admin.describe_configs([ConfigResource("TOPIC", name)])["topic"][name]
+        admin.close()
+        return found["retention.ms"]["value"], found["retention.bytes"]["value"]
+
+    def plan(payload_ms: int, payload_bytes: int) -> TopicPlan:
+        return replace(PLAN, payload_ms=payload_ms, payload_bytes=payload_bytes)
+
+    apply(broker, run_id, plan(1000, 5000))
+    others = kept("prompts")
+    assert apply(broker, run_id, plan(2000, 4000)) == ()
+    assert ("2000", "5000") == kept("trajectories")
+    apply(broker, run_id, plan(500, -1))
+    assert ("2000", "-1") == kept("scored-trajectories")
+    assert others == kept("prompts")
 
 
 def test_every_schema_is_published_once_under_its_fingerprint(broker: str, run_id: str) -> None:

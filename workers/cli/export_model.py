@@ -19,7 +19,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "again and its hash compared with the log's before the folder gets its name.",
         epilog=examples(
             "rlstreams export-model runs/demo --to models/demo",
-            "rlstreams export-model runs/demo --to models/demo-40 --step 40 --dtype bfloat16",
+            "rlstreams export-model runs/demo --to models/demo-40 --step 40",
+            "rlstreams export-model runs/demo --to models/demo --dtype bfloat16",
         ),
     )
     add_run(parser)

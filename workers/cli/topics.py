@@ -13,7 +13,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     apply = actions.add_parser(
         "apply",
-        help="create missing topics; refuse existing ones with other settings",
+        help="create missing topics, lengthen retention; refuse other partition counts",
         epilog=examples("rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092"),
     )
     add_config(apply)

@@ -51,12 +51,15 @@ class RewardSection:
     timeout_s: float = 10.0
     """Time limit for one call of user code."""
     processes: int = 2
-    """Concurrent calls of user code, in each rollout worker."""
+    """Processes that run user code, in each rollout worker."""
+    concurrency: int = 32
+    """Concurrent calls of an `async def` in each such process; a plain function has one."""
     memory_mb: int = 4096
     """Memory limit of one such process, MB; a call that needs more fails. 0: no limit."""
 
     def __post_init__(self) -> None:
         positive("reward", timeout_s=self.timeout_s, processes=self.processes)
+        positive("reward", concurrency=self.concurrency)
         not_negative("reward", memory_mb=self.memory_mb)
         if (self.verifier == SUM) != bool(self.parts):
             raise ConfigError(
@@ -66,3 +69,8 @@ class RewardSection:
         names = [part.label for part in self.parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"reward.parts: two are called {twice[0]!r}; give each a `name`")
+
+    @property
+    def num_at_once(self) -> int:
+        """Most judgements that one worker waits for at a time."""
+        return self.processes * self.concurrency * max(1, len(self.parts))

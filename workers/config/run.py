@@ -55,6 +55,10 @@ class BrokerSection:
     """Replicas of each topic."""
     partitions_per_worker: int = 2
     """Partitions of `prompts` and of each payload topic, per worker that reads it."""
+    payload_retention_hours: float = 168.0
+    """How long trajectories and scores are kept; a longer pause loses what was under way."""
+    payload_retention_bytes: int = 16 * 1024**3
+    """How much of them each partition keeps; the oldest are removed first. -1: no bound."""
     fsync: bool = False
     """Force each batch to disk before it is acknowledged, so that one node survives a power cut."""
     options: dict[str, str] = field(default_factory=dict)
@@ -66,7 +70,13 @@ class BrokerSection:
             heap_mb=self.heap_mb,
             replication=self.replication,
             partitions_per_worker=self.partitions_per_worker,
+            payload_retention_hours=self.payload_retention_hours,
         )
+        if self.payload_retention_bytes < 1 and self.payload_retention_bytes != -1:
+            raise ConfigError(
+                "broker.payload_retention_bytes must be positive, or -1 for no bound, got "
+                f"{self.payload_retention_bytes}"
+            )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"broker.port must be in [0, 65535], got {self.port}")
         if self.replication > 1 and not self.bootstrap:

@@ -112,6 +112,9 @@ class TrainerSection:
     redo: Literal["auto", "exact", "tolerate"] = "auto"
     """If a redone step has a different hash: stop the run, or continue under a new version. `auto`:
     `exact` on the CPU. On a GPU `exact` does without the fused attention kernels."""
+    on_expired: Literal["stop", "drop"] = "stop"
+    """If retention has removed samples that wait for a step: refuse to start, or close all open
+    groups (reason `expired`) and continue; other groups are issued for them."""
     control: Literal["none", "permuted"] = "none"
     """`permuted` randomly permutes each batch's rewards: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 
-from workers.rollout.reward import Judge, Judgement, Metadata, RewardError
+from workers.rollout.reward import Judgement, Metadata, RewardError
 
 # A sign counts only where no number stands before it: the last number of "10-3" is 3.
 _NUMBER = re.compile(r"(?:(?<![0-9.])[-+])?(?:[0-9]+(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)")
@@ -82,4 +82,9 @@ def choice(
     return Judgement(reward=float(bool(chosen) and chosen[-1] == wanted))
 
 
-JUDGES: Mapping[str, Judge] = {"exact": exact, "numeric": numeric, "choice": choice}
+# Called with (prompt, completion, answer, metadata); keyword arguments are options.
+JUDGES: Mapping[str, Callable[..., Judgement]] = {
+    "exact": exact,
+    "numeric": numeric,
+    "choice": choice,
+}

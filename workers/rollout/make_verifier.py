@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib.util
 import inspect
 import re
@@ -16,7 +15,15 @@ from streams.errors import ConfigError
 from workers.config.options import Option
 from workers.config.reward import SUM, RewardSection
 from workers.rollout.judges import JUDGES
-from workers.rollout.reward import Judge, Judgement, Metadata, RewardError, RuleVerifier, Verifier
+from workers.rollout.reward import (
+    Ending,
+    Judge,
+    Judgement,
+    Metadata,
+    RewardError,
+    RuleVerifier,
+    Verifier,
+)
 from workers.rollout.user_verifier import Function, UserVerifier
 
 _IN_CHILD = Path(__file__).with_name("child_judges.py")
@@ -82,13 +89,15 @@ class _Sum:
     def __init__(self, terms: Sequence[_Term]) -> None:
         self._terms = terms
 
-    def __call__(self, prompt: str, completion: str, answer: str, metadata: Metadata) -> Judgement:
+    def __call__(
+        self, prompt: str, completion: str, answer: str, metadata: Metadata, ending: Ending
+    ) -> Judgement:
         """See `Verifier.judge`; one term that fails fails the sum."""
         reward = 0.0
         parts: dict[str, float] = {}
         for term in self._terms:
             try:
-                judged = term.judge(prompt, completion, answer, metadata)
+                judged = term.judge(prompt, completion, answer, metadata, ending)
             except RewardError as err:
                 raise RewardError(f"part {term.label!r}: {err}") from err
             reward += term.weight * judged.reward
@@ -141,10 +150,13 @@ class _Maker:
             timeout_s=self._section.timeout_s,
             memory_mb=self._section.memory_mb,
             processes=self._section.processes,
+            concurrency=self._section.concurrency,
         )
 
 
-def _with_options(judge: Judge, options: Mapping[str, Option], title: str) -> Judge:
+def _with_options(
+    judge: Callable[..., Judgement], options: Mapping[str, Option], title: str
+) -> Judge:
     parameters = inspect.signature(judge).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name, value in options.items():
@@ -153,7 +165,13 @@ def _with_options(judge: Judge, options: Mapping[str, Option], title: str) -> Ju
         kind = type(defaults[name])
         if not isinstance(value, (kind, int) if kind is float else kind):
             raise ConfigError(f"{title}: option {name} must be a {kind.__name__}, got {value!r}")
-    return functools.partial(judge, **options)
+
+    def judged(
+        prompt: str, completion: str, answer: str, metadata: Metadata, _ending: Ending
+    ) -> Judgement:
+        return judge(prompt, completion, answer, metadata, **options)
+
+    return judged
 
 
 def _check_installed(named: _Named, title: str) -> None:

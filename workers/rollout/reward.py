@@ -6,7 +6,7 @@ a thread pool, never from an event loop. `make_verifier` is in `make_verifier.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -27,6 +27,14 @@ class Judgement:
     parts: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an answer ended, and its tokens; none where it was not sampled."""
+
+    finish_reason: str  # of the last segment, a `FinishReason`
+    token_ids: Sequence[int] = ()
+
+
 class Verifier(Protocol):
     """Judges answers; thread-safe."""
 
@@ -35,7 +43,13 @@ class Verifier(Protocol):
         """Whether a judgement waits for another process, instead of taking microseconds."""
 
     def judge(
-        self, prompt: str, completion: str, answer: str, metadata: Metadata, finish_reason: str
+        self,
+        prompt: str,
+        completion: str,
+        answer: str,
+        metadata: Metadata,
+        finish_reason: str,
+        token_ids: Sequence[int] = (),
     ) -> Judgement:
         """The reward of `completion`.
 
@@ -45,6 +59,7 @@ class Verifier(Protocol):
             answer: the row's `answer`.
             metadata: the row's free fields.
             finish_reason: of the last segment, a `FinishReason`.
+            token_ids: that were sampled, the one that ends the answer included.
 
         Raises:
             RewardError: the verifier failed on this answer.
@@ -65,8 +80,7 @@ class Verifier(Protocol):
         """Close."""
 
 
-# Gives the reward of a whole answer: (prompt, completion, answer, metadata), as `Verifier.judge`;
-# keyword arguments are options.
+# Gives the reward of a whole answer: (prompt, completion, answer, metadata, ending).
 Judge = Callable[..., Judgement]
 
 
@@ -87,12 +101,19 @@ class RuleVerifier:
         self._close = close
 
     def judge(
-        self, prompt: str, completion: str, answer: str, metadata: Metadata, finish_reason: str
+        self,
+        prompt: str,
+        completion: str,
+        answer: str,
+        metadata: Metadata,
+        finish_reason: str,
+        token_ids: Sequence[int] = (),
     ) -> Judgement:
         """See `Verifier.judge`."""
         if self._require_stop and finish_reason != STOP:
             return Judgement(reward=0.0, parts={"cut": 1.0})
-        return self._judge(prompt, completion, answer, metadata)
+        ending = Ending(finish_reason=finish_reason, token_ids=token_ids)
+        return self._judge(prompt, completion, answer, metadata, ending)
 
     def close(self) -> None:
         """See `Verifier.close`."""

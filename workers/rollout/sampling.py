@@ -41,6 +41,11 @@ class Rollout:
     finished_s: float
 
 
+def judging_threads(num_at_once: int = 4) -> ThreadPoolExecutor:
+    """A thread for each judgement that may be waited for; they are started as they are needed."""
+    return ThreadPoolExecutor(max_workers=num_at_once, thread_name_prefix="judge")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
     """All that a sample needs."""
@@ -52,9 +57,7 @@ class Sampler:
     max_attempts: int
     deadline_s: float
     # Its own: answers that wait for a slow verifier must not hold up a pull, which needs a thread.
-    judging: ThreadPoolExecutor = field(
-        default_factory=partial(ThreadPoolExecutor, thread_name_prefix="judge")
-    )
+    judging: ThreadPoolExecutor = field(default_factory=judging_threads)
 
     async def roll_out(self, prompt: Prompt) -> Rollout:
         """Generate and judge one sample.
@@ -87,6 +90,7 @@ class Sampler:
             prompt.answer,
             json.loads(prompt.metadata or "{}"),
             finish_reason,
+            sampled,
         )
         # Two changes of thread cost more than a judgement that does not wait.
         if not self.verifier.waits:

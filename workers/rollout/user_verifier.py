@@ -1,20 +1,14 @@
-"""The worker's side of a reward function: child processes, each with one call at a time.
+"""The worker's side of a reward function: calls are spread over child processes.
 
-A child that misses its deadline, dies or sends invalid data is replaced at the next call; its
-current call fails with a `RewardError`. The protocol is described in `verifier_process.py`.
+A plain function has one call at a time in each process, an `async def` has `concurrency` of them. A
+child that misses its deadline, dies or sends invalid data is replaced; the calls that it had fail
+with a `RewardError`. The protocol is described in `verifier_process.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import queue
-import signal
-import socket
-import subprocess
-import sys
-import time
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +16,8 @@ from typing import Any
 
 from streams.errors import ConfigError
 from workers.config.options import Option
-from workers.rollout.reward import Judgement, Metadata, RewardError
-
-START_S = 60.0  # a user's file may import a large library
-WHERE_S = 0.5
-NONSENSE = "sent what is no answer: user code has written to the link of its process"
-_CHILD = Path(__file__).with_name("verifier_process.py")
+from workers.rollout.reward import Ending, Judgement, Metadata, RewardError
+from workers.rollout.verifier_child import NONSENSE, Child, NoAnswerError, Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +31,7 @@ class Function:
     timeout_s: float = 10.0
     memory_mb: int = 0
     processes: int = 2
+    concurrency: int = 1  # calls at a time in a process, if it is asynchronous
     title: str = ""  # for messages; empty: made from the others
 
     def __str__(self) -> str:
@@ -59,89 +50,11 @@ class Function:
         )
 
 
-class _NoAnswerError(Exception):
-    """The child missed its deadline, is gone or talks nonsense; says which and where."""
-
-
-class _Child:
-    """One running verifier process."""
-
-    def __init__(self, function: Function) -> None:
-        self._link, theirs = socket.socketpair()
-        command = [sys.executable, "-P", str(_CHILD), str(theirs.fileno()), function.spec()]
-        with theirs:
-            # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
-                start_new_session=True,
-            )  # fmt: skip
-        self._unread = b""
-        self.place = ""
-        """`file:line` of the function, once it is loaded."""
-
-    def ask(self, request: dict[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        """Send `request` (None: only listen) and wait for one reply.
-
-        Raises:
-            _NoAnswerError: says whether it hangs, and where, or how it died.
-        """
-        try:
-            if request is not None:
-                self._link.settimeout(timeout_s)
-                self._link.sendall(json.dumps(request).encode() + b"\n")
-            return self._reply(timeout_s)
-        except TimeoutError:
-            told = f"gave no answer within {timeout_s:g} s"
-            raise _NoAnswerError(f"{told}{self._whereabouts()}") from None
-        except OSError:
-            raise _NoAnswerError(self._death()) from None
-        except ValueError:
-            raise _NoAnswerError(NONSENSE) from None
-
-    def kill(self) -> None:
-        """End it and all that it started."""
-        self._link.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM of a zombie
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(timeout=START_S)
-
-    def _reply(self, timeout_s: float) -> dict[str, Any]:
-        deadline_s = time.monotonic() + timeout_s
-        while b"\n" not in self._unread:
-            self._link.settimeout(max(deadline_s - time.monotonic(), 1e-3))
-            received = self._link.recv(1 << 16)
-            if not received:
-                raise _NoAnswerError(self._death())
-            self._unread += received
-        line, self._unread = self._unread.split(b"\n", 1)
-        reply = json.loads(line)
-        if not isinstance(reply, dict):
-            raise _NoAnswerError(NONSENSE)
-        return reply
-
-    def _whereabouts(self) -> str:
-        """`, at file:line` while the child can say; one that is deep in a library cannot."""
-        try:
-            self._link.settimeout(WHERE_S)
-            self._link.sendall(b'{"where": true}\n')
-            place = self._reply(WHERE_S).get("where", "")
-        except (OSError, ValueError, _NoAnswerError):
-            return ""
-        return f": it is at {place}" if place else ""
-
-    def _death(self) -> str:
-        try:
-            status = self._process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return "closed its link"
-        return f"died with status {status}"
-
-
 class UserVerifier:
-    """Calls a function as a judge; at most `processes` calls run at once.
+    """Calls a function as a judge; at most `processes` times what one takes run at once.
 
-    A call waits for a free child no longer than the calls before it may take, and each of them has
-    its deadline.
+    A call waits for a place no longer than the calls before it may take, and each of them has its
+    deadline.
 
     Raises:
         ConfigError: from the constructor, if the function cannot be loaded.
@@ -152,16 +65,17 @@ class UserVerifier:
         self._closed = False
         if function.file and not Path(function.file).is_file():
             raise ConfigError(f"{field}: there is no file {function.file}")
-        # None: a child that is started when a call finds the others busy.
-        self._slots: queue.LifoQueue[_Child | None] = queue.LifoQueue()
-        for _ in range(function.processes - 1):
-            self._slots.put(None)
+        self._changed = threading.Condition()
+        self._num_calls: dict[Child, int] = {}  # under way, by running child
+        self._num_starting = 0
         try:
-            self._slots.put(self._start())
+            self._give_back(self._start())
         except RewardError as err:
             raise ConfigError(f"{field}: {err}") from err
 
-    def __call__(self, prompt: str, completion: str, answer: str, metadata: Metadata) -> Judgement:
+    def __call__(
+        self, prompt: str, completion: str, answer: str, metadata: Metadata, ending: Ending
+    ) -> Judgement:
         """Judge in a child process.
 
         Raises:
@@ -173,61 +87,103 @@ class UserVerifier:
             "answer": answer,
             "metadata": dict(metadata),
         }
-        child = self._slots.get()
-        place = ""
         try:
-            child = child or self._start()
-            place = child.place
-            reply = child.ask(request, self._function.timeout_s)
+            child = self._take()
+        except RewardError as err:
+            raise RewardError(f"verifier {self._function} {err}") from None
+        try:
+            reply = child.ask({**request, "extra": _extra(child.wants, ending)})
             if "error" not in reply:
-                return _judgement(reply)
-        except (_NoAnswerError, RewardError) as err:
-            if child is not None:
-                child.kill()
-            child = None
-            named = f"{place}: {self._function.name}" if place else self._function
+                return _judgement(child, reply)
+        except NoAnswerError as err:
+            named = f"{child.place}: {self._function.name}" if child.place else self._function
             raise RewardError(f"verifier {named} {err}") from None
         finally:
             self._give_back(child)
         raise RewardError(f"verifier {reply['error']}")
 
     def close(self) -> None:
-        """Kill the idle children; one that is judging ends with its judgement."""
-        self._closed = True
-        idle = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                idle.append(self._slots.get_nowait())
+        """Kill the idle children; one that is judging ends with its last judgement."""
+        with self._changed:
+            self._closed = True
+            idle = [child for child, calls in self._num_calls.items() if not calls]
+            for child in idle:
+                del self._num_calls[child]
+            self._changed.notify_all()
         for child in idle:
-            self._give_back(child)
+            child.end("is closed")
 
-    def _give_back(self, child: _Child | None) -> None:
-        if self._closed and child is not None:
-            child.kill()
-            child = None
-        self._slots.put(child)
+    def _take(self) -> Child:
+        """A child with room for one call more; another process is started if all are full."""
+        with self._changed:
+            while not self._closed:
+                for child, calls in self._num_calls.items():
+                    if not child.broken and calls < self._room(child):
+                        self._num_calls[child] += 1
+                        return child
+                if len(self._num_calls) + self._num_starting < self._function.processes:
+                    break
+                self._changed.wait()
+            self._num_starting += 1
+        return self._start()
 
-    def _start(self) -> _Child:
-        if self._closed:
-            raise RewardError("is closed")
-        child = _Child(self._function)
+    def _room(self, child: Child) -> int:
+        return self._function.concurrency if child.is_async else 1
+
+    def _give_back(self, child: Child) -> None:
+        with self._changed:
+            self._num_calls[child] -= 1
+            is_over = bool(child.broken) or (self._closed and not self._num_calls[child])
+            if is_over and not self._num_calls[child]:
+                del self._num_calls[child]
+            self._changed.notify_all()
+        if is_over:
+            child.end("is closed")
+
+    def _start(self) -> Child:
+        """A new child that is taken once; `_num_starting` has counted it, or it is the first."""
+        child = None
         try:
-            reply = child.ask(None, START_S)
-        except _NoAnswerError as err:
-            child.kill()
-            raise RewardError(f"{self._function} cannot be loaded: it {err}") from None
-        if "error" in reply:
-            child.kill()
-            raise RewardError(str(reply["error"]))
-        child.place = str(reply.get("ready", ""))
+            if self._closed:
+                raise RewardError("is closed")
+            child = Child(self._function.spec(), self._function.timeout_s)
+            try:
+                reply = child.begin()
+            except NoAnswerError as err:
+                child.end("is closed")
+                raise RewardError(f"{self._function} cannot be loaded: it {err}") from None
+            if "error" in reply:
+                child.end("is closed")
+                raise RewardError(str(reply["error"]))
+        finally:
+            with self._changed:
+                self._num_starting = max(0, self._num_starting - 1)
+                if child is not None and not child.broken:
+                    self._num_calls[child] = 1
+                self._changed.notify_all()
         return child
 
 
-def _judgement(reply: dict[str, Any]) -> Judgement:
+def _extra(wants: frozenset[str], ending: Ending) -> dict[str, Any]:
+    """Of what there is beyond the four arguments, what the function takes."""
+    known: dict[str, Any] = {
+        "finish_reason": ending.finish_reason,
+        "num_tokens": len(ending.token_ids),
+        "token_ids": ending.token_ids,
+    }
+    return {
+        name: list(value) if name == "token_ids" else value
+        for name, value in known.items()
+        if name in wants
+    }
+
+
+def _judgement(child: Child, reply: Reply) -> Judgement:
     try:
         return Judgement(
             reward=float(reply["reward"]),
             parts={str(name): float(value) for name, value in reply["parts"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise _NoAnswerError(NONSENSE) from None
+        child.end(NONSENSE)
+        raise NoAnswerError(NONSENSE) from None

@@ -1,12 +1,15 @@
-"""The child process that runs a reward function: one JSON line in, one JSON line out.
+"""The child process that runs a reward function: JSON lines in, JSON lines out, paired by `id`.
 
 Started by path with `python -P`, so it imports nothing of ours and nothing of ours is importable
 under a short name. Arguments: the file descriptor of a connected socket, and a JSON object of
 `file` or `module`, `function`, `options` (keyword arguments for it) and `memory_mb`. First it says
-`{"ready": "file:line"}` or `{"error": ...}`; then it answers each request, an object of `prompt`,
-`completion`, `answer` and `metadata`, with `{"reward": number, "parts": {name: number}}` or
-`{"error": text}`. The request `{"where": true}` is answered at once, amid user code, with
-`{"where": "file:line"}` of what that code is doing.
+`{"id": 0, "ready": "file:line", "is_async": bool, "wants": [name]}` or `{"id": 0, "error": ...}`.
+Then it answers each request, an object of `id`, `prompt`, `completion`, `answer`, `metadata` and
+`extra` (those of `wants`), with `{"id": .., "reward": number, "parts": {name: number}}` or
+`{"id": .., "error": text}`: one after the other, or, of an `async def`, as each is done.
+
+`{"id": .., "where": ID}` is answered at once, amid user code, with `{"where": "file:line"}` of what
+that request is doing. `{"id": .., "cancel": ID}` is answered when an asynchronous one has ended.
 
 Standard output is the worker's standard error, so nothing that user code prints can be taken for
 an answer.
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 Reply = dict[str, Any]
 
 WANTED = "(prompt, completion, answer, metadata)"
+EXTRA = ("finish_reason", "num_tokens", "token_ids")  # for a function that has such parameters
 OUT_OF_MEMORY = 137  # exit status, as of a process that the kernel killed for it
 _MEMORY_POLL_S = 0.05
 
@@ -120,9 +124,40 @@ def reply_of(returned: object, place: str) -> Reply:
     return {"reward": values.pop(""), "parts": values}
 
 
+def extra_wanted(function: Callable[..., object], options: Reply) -> list[str]:
+    """Which of `EXTRA` the function has parameters for, beyond the four and its options."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return []
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [p.name for i, p in enumerate(parameters) if p.kind in by_name and i >= 4]
+    return [name for name in EXTRA if name in names and name not in options]
+
+
+def is_asynchronous(function: Callable[..., object]) -> bool:
+    """Whether a call gives a coroutine; of an object the method decides."""
+    found = inspect.unwrap(function)
+    return inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(
+        getattr(found, "__call__", None)  # noqa: B004  (the method is wanted, not whether)
+    )
+
+
+def call(function: Callable[..., object], request: Reply, spec: Reply) -> object:
+    """What the user's function returns for a request."""
+    return function(
+        request["prompt"],
+        request["completion"],
+        request["answer"],
+        request["metadata"],
+        **spec["options"],
+        **request["extra"],
+    )
+
+
 @cache
 def _runner() -> asyncio.Runner:
-    """The loop of all calls, for asynchronous functions: few are, and it doubles a start."""
+    """The loop of all calls, for functions that need one: its import doubles a start."""
     import asyncio
 
     return asyncio.Runner()
@@ -130,22 +165,28 @@ def _runner() -> asyncio.Runner:
 
 def answer(function: Callable[..., object], request: Reply, spec: Reply) -> Reply:
     """Call the user's function; whatever it raises becomes the reply."""
-    file = spec.get("file", "")
     try:
-        returned = function(
-            request["prompt"],
-            request["completion"],
-            request["answer"],
-            request["metadata"],
-            **spec["options"],
-        )
+        returned = call(function, request, spec)
         if inspect.iscoroutine(returned):
             returned = _runner().run(returned)
     except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
-        return {
-            "error": f"{where(err, file)}: {spec['function']} raised {type(err).__name__}: {err}"
-        }
-    return reply_of(returned, place_of(function, file))
+        return raised(err, spec)
+    return reply_of(returned, place_of(function, spec["file"]))
+
+
+async def answer_async(function: Callable[..., Any], request: Reply, spec: Reply) -> Reply:
+    """The same for an `async def`."""
+    try:
+        returned = await call(function, request, spec)  # type: ignore[misc]
+    except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
+        return raised(err, spec)
+    return reply_of(returned, place_of(function, spec["file"]))
+
+
+def raised(err: BaseException, spec: Reply) -> Reply:
+    """The reply for what user code raised."""
+    name = f"{spec['function']} raised {type(err).__name__}"
+    return {"error": f"{where(err, spec['file'])}: {name}: {err}"}
 
 
 def limit_memory(memory_mb: int, *, by_kernel: bool = sys.platform == "linux") -> None:
@@ -177,13 +218,14 @@ def _check_signature(function: Callable[..., object], options: Reply, file: str)
     except ValueError:  # of a compiled function: the first call will tell
         return
     try:
-        signature.bind("", "", "", {}, **options)
+        extra = dict.fromkeys(extra_wanted(function, options))
+        signature.bind("", "", "", {}, **options, **extra)
     except TypeError as err:
         name = getattr(function, "__name__", "it")
-        extra = f" and the options {', '.join(options)} by keyword" if options else ""
+        given = f" and the options {', '.join(options)} by keyword" if options else ""
         wanted = f"{WANTED[:-1]}, *, {', '.join(options)})" if options else WANTED
         raise UnusableError(
-            f"{place_of(function, file)}: {name}{signature} cannot be called with {WANTED}{extra}: "
+            f"{place_of(function, file)}: {name}{signature} cannot be called with {WANTED}{given}: "
             f"{err}; write `def {name}{wanted}:`"
         ) from None
 
@@ -224,22 +266,72 @@ class _Link:
         self._file = file
         self._lock = threading.Lock()
         self.requests: queue.Queue[Reply] = queue.Queue()
+        self.tasks: dict[int, asyncio.Task[Reply]] = {}  # asynchronous calls under way
         threading.Thread(target=self._read, name="worker-watch", daemon=True).start()
 
-    def send(self, reply: Reply) -> None:
+    def send(self, number: int, reply: Reply) -> None:
         with self._lock:
-            self._socket.sendall(json.dumps(reply).encode() + b"\n")
+            self._socket.sendall(json.dumps({"id": number, **reply}).encode() + b"\n")
 
     def _read(self) -> None:
         try:
             for line in self._socket.makefile("rb"):
                 request = json.loads(line)
                 if "where" in request:
-                    self.send({"where": _busy_at(self._file)})
+                    place = self._place_of_task(request["where"]) or _busy_at(self._file)
+                    self.send(request["id"], {"where": place})
                 else:
                     self.requests.put(request)
         finally:  # also out of memory: nobody could reach this process any more
             os._exit(0)
+
+    def _place_of_task(self, number: int) -> str:
+        """`file:line` where an asynchronous call waits; empty if there is none, or it is busy."""
+        task = self.tasks.get(number)
+        coroutine: Any = task.get_coro() if task is not None else None
+        found = ""
+        while (frame := getattr(coroutine, "cr_frame", None)) is not None:
+            if frame.f_code.co_filename == self._file:
+                found = f"{self._file}:{frame.f_lineno}"
+            coroutine = coroutine.cr_await
+        return found
+
+
+async def serve(link: _Link, function: Callable[..., Any], spec: Reply) -> None:
+    """Answer requests side by side, for ever; the link ends the process."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+
+    def begin(request: Reply) -> None:
+        number = request["id"]
+        if "cancel" in request:
+            task = link.tasks.get(request["cancel"])
+            if task is None:
+                link.send(number, {})
+                return
+            task.add_done_callback(lambda _: link.send(number, {}))
+            task.cancel()
+            return
+        task = link.tasks[number] = loop.create_task(answer_async(function, request, spec))
+        task.add_done_callback(lambda task: end(number, task))
+
+    def end(number: int, task: asyncio.Task[Reply]) -> None:
+        del link.tasks[number]
+        if task.cancelled():
+            reply: Reply = {"error": f"{place_of(function, spec['file'])} was cancelled"}
+        elif task.exception() is not None:
+            return  # of SystemExit and the like: the process ends of it
+        else:
+            reply = task.result()
+        link.send(number, reply)
+
+    def pump() -> None:
+        while True:
+            loop.call_soon_threadsafe(begin, link.requests.get())
+
+    threading.Thread(target=pump, name="requests", daemon=True).start()
+    await loop.create_future()
 
 
 def main(fd: int, spec: Reply) -> None:
@@ -249,15 +341,26 @@ def main(fd: int, spec: Reply) -> None:
         limit_memory(spec["memory_mb"])
         function, file = load(spec)
     except UnusableError as err:
-        link.send({"error": str(err)})
+        link.send(0, {"error": str(err)})
         return
     except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
-        link.send({"error": f"{where(err, spec.get('file', ''))}: {_told(err)}"})
+        link.send(0, {"error": f"{where(err, spec.get('file', ''))}: {_told(err)}"})
         return
     spec = {**spec, "file": file}
-    link.send({"ready": place_of(function, file)})
+    is_async = is_asynchronous(function)
+    link.send(
+        0,
+        {
+            "ready": place_of(function, file),
+            "is_async": is_async,
+            "wants": extra_wanted(function, spec["options"]),
+        },
+    )
+    if is_async:
+        _runner().run(serve(link, function, spec))
     while True:
-        link.send(answer(function, link.requests.get(), spec))
+        request = link.requests.get()
+        link.send(request["id"], answer(function, request, spec))
 
 
 if __name__ == "__main__":

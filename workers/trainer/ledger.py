@@ -25,6 +25,7 @@ from streams.record import Position
 LEDGER_EVENTS = (
     TrainerStarted, StepCompleted, GroupsDropped, TrainerHeartbeat, RedoDrifted, StepsRedone
 )  # fmt: skip
+EXPIRED = "expired"  # a drop's reason: retention has removed records of groups that were open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,8 @@ class Ledger:
             self._step(event, position)
         elif isinstance(event, GroupsDropped):
             self.closed = event.closed
+            if any(group.reason == EXPIRED for group in event.groups):
+                self.positions = ()  # nobody needs what lies there any more
         elif isinstance(event, TrainerHeartbeat):
             self.heartbeat = event
         elif isinstance(event, RedoDrifted):

@@ -18,8 +18,12 @@ from workers.trainer.ledger import StepFact
 
 _ADVICE = (
     "the run cannot go on from its log: put a newer checkpoint back into its folder, or begin "
-    "another run.id; for the next one lengthen retention.ms and retention.bytes of the topic, "
-    "or lower trainer.checkpoint_every"
+    "another run.id; for the next one lengthen broker.payload_retention_hours and "
+    "broker.payload_retention_bytes, or lower trainer.checkpoint_every"
+)
+_DROP = (
+    "go on without the groups that were open: --trainer.on_expired=drop; or put the records back. "
+    "For later lengthen broker.payload_retention_hours and broker.payload_retention_bytes"
 )
 
 
@@ -144,7 +148,7 @@ def check_open(
         if position.offset < first:
             raise RetentionError(
                 f"samples may be lost: after step {step} all from {partition}@{position.offset} "
-                f"on was still to be trained, the first record kept is {first}; {_ADVICE}"
+                f"on was still to be trained, the first record kept is {first}; {_DROP}"
             )
 
 

@@ -18,6 +18,7 @@ from workers.loop.foreign import ForeignRecords
 from workers.loop.reporter import Reporter
 from workers.trainer.admission import Admission, Plan
 from workers.trainer.claim import claim
+from workers.trainer.expired import drop_expired
 from workers.trainer.facts import make_claim, versions
 from workers.trainer.intake import Intake
 from workers.trainer.ledger import Ledger
@@ -60,6 +61,8 @@ class TrainerWorker:
         self._step = self._ledger.last_step
         self._version = self._ledger.policy_version
         self._target = claimed.claim.step_target
+        if self._config.on_expired == "drop":
+            drop_expired(bus, self._ledger, self._office, self._log)
         self._recovery = Recovery(context, bus, self._ledger, training, self._compute, self._log)
         # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
         size = context.config.prompts.group_size

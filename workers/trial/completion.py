@@ -45,13 +45,20 @@ class Times:
     judge_s: list[float] = field(default_factory=list)
 
 
-def judged(verifier: Verifier, row: Row, prompt: str, text: str, finish_reason: str) -> Completion:
+def judged(
+    verifier: Verifier,
+    row: Row,
+    prompt: str,
+    text: str,
+    finish_reason: str,
+    token_ids: Sequence[int] = (),
+) -> Completion:
     """An answer with its judgement, or with why there is none."""
     started_s = time.monotonic()
     judgement, rejected = None, ""
     try:
         metadata = json.loads(row.metadata)
-        judgement = verifier.judge(prompt, text, row.answer, metadata, finish_reason)
+        judgement = verifier.judge(prompt, text, row.answer, metadata, finish_reason, token_ids)
     except RewardError as err:
         rejected = str(err)
     return Completion(

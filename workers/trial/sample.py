@@ -137,7 +137,12 @@ class Trial:
         ids = np.concatenate([segment.token_ids for segment in answer]).tolist()
         self.times.num_tokens += len(ids)
         completion = judged(
-            self._verifier, row, prompt.text, self._tokenizer.decode(ids), answer[-1].finish_reason
+            self._verifier,
+            row,
+            prompt.text,
+            self._tokenizer.decode(ids),
+            answer[-1].finish_reason,
+            ids,
         )
         self.times.judge_s.append(completion.judge_s)
         note = ""

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import PartitionPosition
+from schemas.events import GroupsDropped, PartitionPosition
+from streams.codec import outgoing
 from streams.record import Partition, Position, RawRecord
-from streams.topics import SCORED
+from streams.topics import PROMPTS, SCORED, STEPS
+from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
     make_log,
     make_trainer,
+    read,
     run_steps,
     scored,
     send,
@@ -165,3 +168,33 @@ def test_a_checkpoint_comes_early_when_records_grow_old(tmp_path: Path) -> None:
     second = make_trainer(log, config, "two", takeover=True)
     turn_until(second, lambda: second._reporter.policy_version == 1)
     second.close()
+
+
+def test_a_run_goes_on_without_the_groups_that_expired(tmp_path: Path) -> None:
+    """A pause longer than retention: refused with the way out, then each open group is closed."""
+    log, config = make_log(), make_config(tmp_path)
+    prompts = [factories.prompt(group_id=str(n), row=n, replacement=0) for n in range(3)]
+    send(log, *(outgoing(PROMPTS, prompt) for prompt in prompts))
+    first = make_trainer(log, config)
+    send(log, *(scored(0, sample, 0) for sample in range(2)), scored(1, 0, 0))
+    run_steps(log, first, 1)
+    first.drain()
+    turn_until(first, lambda: first.done)
+    first.close()
+    log.trim(Partition(f"demo.{SCORED.name}", 0), 3)
+    with pytest.raises(RetentionError, match=r"--trainer\.on_expired=drop"):
+        make_trainer(log, config, "two", takeover=True)
+
+    dropping = make_config(tmp_path, trainer__on_expired="drop")
+    third = make_trainer(log, dropping, "three", takeover=True)
+    (dropped,) = [event for event in read(log, STEPS.name) if isinstance(event, GroupsDropped)]
+    assert [("1", "expired", 1), ("2", "expired", 2)] == [
+        (group.group_id, group.reason, group.row) for group in dropped.groups
+    ]
+    assert (3, ()) == (dropped.closed.watermark, dropped.closed.above)
+    bury(third)
+
+    fourth = make_trainer(log, config, "four", takeover=True)  # what was told is not refused again
+    send(log, scored(1, 1, 0), *(scored(3, sample, 1) for sample in range(2)))
+    run_steps(log, fourth, 2)
+    fourth.close()

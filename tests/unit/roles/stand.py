@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,7 +111,13 @@ class LengthVerifier:
     waits = False
 
     def judge(
-        self, prompt: str, completion: str, answer: str, metadata: object, finish_reason: str
+        self,
+        prompt: str,
+        completion: str,
+        answer: str,
+        metadata: object,
+        finish_reason: str,
+        token_ids: Sequence[int] = (),
     ) -> Judgement:
         if answer == "refuse":
             raise RewardError("verifier.py:7 refused")

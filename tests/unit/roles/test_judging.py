@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,11 +28,17 @@ class SlowVerifier(LengthVerifier):
         self.may_judge = threading.Event()
 
     def judge(
-        self, prompt: str, completion: str, answer: str, metadata: object, finish_reason: str
+        self,
+        prompt: str,
+        completion: str,
+        answer: str,
+        metadata: object,
+        finish_reason: str,
+        token_ids: Sequence[int] = (),
     ) -> Judgement:
         self.is_asked.set()
         assert self.may_judge.wait(DEADLINE_S)
-        return super().judge(prompt, completion, answer, metadata, finish_reason)
+        return super().judge(prompt, completion, answer, metadata, finish_reason, token_ids)
 
 
 def test_a_slow_verifier_holds_up_no_other_thread(tmp_path: Path) -> None:

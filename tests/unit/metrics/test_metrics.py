@@ -1,0 +1,204 @@
+"""Figures for other programs: what the log says, once, however it is read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from schemas.events import EVALUATE, Event
+from streams.codec import outgoing
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
+from streams.topic import Topic
+from streams.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
+from streams.views.feed import Feed, Views
+from tests import factories
+from tests.logs import made_log
+from workers.metrics.prometheus import families, served
+from workers.metrics.reading import read_rows
+from workers.metrics.rows import Row
+from workers.metrics.tables import CsvTable, JsonLines
+
+EVALUATED = {"group_id": "e2-0", "purpose": EVALUATE}
+
+
+class Kept:
+    """A sink for tests."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.has_some = threading.Event()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+        self.has_some.set()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def send(log: MemoryLog, *pairs: tuple[Topic, Event]) -> None:
+    MemoryBus(log, "run").producer("any.0").commit([outgoing(topic, e) for topic, e in pairs])
+
+
+def step(number: int, epoch: int = 1, **changes: object) -> tuple[Topic, Event]:
+    values = {
+        "policy_version": number,
+        "epoch": epoch,
+        "staleness": {"0": 30, "2": 10},
+        "metrics": {"entropy": 1.5},
+        "finished_at_ms": 1000 * number,
+    } | changes
+    return STEPS, factories.step_completed(number, **values)
+
+
+def begun(step_target: int = 2) -> MemoryLog:
+    log = made_log()
+    send(log, (STEPS, factories.trainer_started(step_target=step_target)), step(1))
+    return log
+
+
+def evaluation() -> list[tuple[Topic, Event]]:
+    answered = factories.trajectory(**EVALUATED, sample=0, reward=1.0, finished_at_ms=2500)
+    return [
+        (PROMPTS, factories.prompt(**EVALUATED, sample=0)),
+        (PROMPTS, factories.prompt(**EVALUATED, sample=1)),
+        (TRAJECTORIES, answered),
+        (DEAD_LETTERS, factories.dead_letter(**EVALUATED, sample=1)),
+    ]
+
+
+def rows_of(log: MemoryLog) -> list[Row]:
+    kept = Kept()
+    assert len(kept.rows) == 0
+    read_rows(MemoryBus(log, "run"), kept, follow=False, has_held_out=True)
+    return kept.rows
+
+
+def test_a_row_for_each_step_and_each_evaluation() -> None:
+    """In the order of time, with the step's own metrics, staleness by tokens and mean reward."""
+    log = begun()
+    send(log, step(2), *evaluation())
+    first, second, evaluated = rows_of(log)
+    assert [("step", 1), ("step", 2)] == [(row.kind, row.step) for row in (first, second)]
+    assert (0.5, 2, 1.5) == tuple(
+        first.values[name] for name in ("staleness_mean", "staleness_max", "entropy")
+    )
+    assert ("evaluation", 2, 2500) == (evaluated.kind, evaluated.step, evaluated.at_ms)
+    assert {
+        "evaluation/dead": 1,
+        "evaluation/mean_reward": 1.0,
+        "evaluation/samples": 1,
+    }.items() <= evaluated.values.items()
+    assert rows_of(log) == [first, second, evaluated]
+
+
+def test_what_does_not_count_in_the_log_is_no_row() -> None:
+    """A step that came twice, and one of a trainer whose epoch was over, are passed by."""
+    log = begun()
+    send(log, (STEPS, factories.trainer_started(epoch=2)), step(2, epoch=1, loss=9.0))
+    send(log, step(2, epoch=2, loss=1.0), step(2, epoch=2, loss=5.0))
+    assert [1.0] == [row.values["loss"] for row in rows_of(log) if row.step == 2]
+
+
+def test_following_ends_with_the_run() -> None:
+    """Rows come while the run goes on; the evaluation of the last version is the last one."""
+    log, kept = begun(), Kept()
+    bus = MemoryBus(log, "run")
+    reader = threading.Thread(
+        target=lambda: read_rows(bus, kept, follow=True, has_held_out=True), daemon=True
+    )
+    reader.start()
+    assert kept.has_some.wait(60)
+    assert [1] == [row.step for row in kept.rows]
+    send(log, step(2), *evaluation())
+    reader.join(60)
+    assert not reader.is_alive()
+    assert [("step", 1), ("step", 2), ("evaluation", 2)] == [(r.kind, r.step) for r in kept.rows]
+
+
+def test_following_a_run_without_evaluation_ends_with_its_last_step() -> None:
+    """Nobody waits for what will not come."""
+    kept = Kept()
+    read_rows(MemoryBus(begun(1), "run"), kept, follow=True, has_held_out=False)
+    assert [1] == [row.step for row in kept.rows]
+
+
+def test_json_lines_and_csv_say_the_same() -> None:
+    """A line a row; in the table what a row does not say is empty."""
+    log = begun()
+    send(log, step(2), *evaluation())
+    lines, table = io.StringIO(), io.StringIO()
+    for sink in (JsonLines(lines), CsvTable(table)):
+        read_rows(MemoryBus(log, "run"), sink, follow=False, has_held_out=True)
+        sink.close()
+    objects = [json.loads(line) for line in lines.getvalue().splitlines()]
+    cells = list(csv.DictReader(io.StringIO(table.getvalue())))
+    assert ("1970-01-01T00:00:01.000+00:00", 1.5) == (objects[0]["at"], objects[0]["entropy"])
+    assert objects == [
+        {
+            name: value if name in ("kind", "at") else float(value)
+            for name, value in row.items()
+            if value
+        }
+        for row in cells
+    ]
+
+
+def test_a_scrape_has_steps_lag_staleness_and_workers() -> None:
+    """Over HTTP, in the text format; all with the run's name."""
+    log = begun()
+    send(log, (PROMPTS, factories.prompt(group_id="0")))
+    views = Views()
+    feed = Feed(MemoryBus(log, "run"), views)
+    while feed.behind(feed.ends()):
+        feed.poll(0.1)
+    views.apply(factories.worker_report())
+    state = views.state
+    with (
+        served("run", lambda: state, 0) as port,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer,
+    ):
+        text = answer.read().decode()
+    (worker,) = state.throughput.workers
+    for line in (
+        'rlstreams_step{run="run"} 1.0',
+        'rlstreams_staleness_versions{run="run",stat="mean"} 0.5',
+        'rlstreams_waiting_samples{run="run",topic="prompts"} 1.0',
+        f'rlstreams_worker_state{{role="{worker.role}",run="run",state="{worker.state}",'
+        f'worker="{worker.worker}"}} 1.0',
+        'rlstreams_dead_letters_total{role="rollout",run="run"} 0.0',
+    ):
+        assert line in text.splitlines(), line
+    feed.close()
+
+
+def test_an_empty_run_has_figures_too() -> None:
+    """Before the first step nothing divides by zero."""
+    values = {family.name: family.values for family in families(Views().state)}
+    assert {(): 0} == values["step"]
+    assert "step_metric" not in values
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--format", "csv", "--follow"], "follow with jsonl"),
+        (["--format", "tensorboard"], "needs --to DIR"),
+    ],
+)
+def test_what_cannot_be_is_told_before_a_broker_starts(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what to do instead."""
+    from workers.__main__ import main
+
+    assert 78 == main(["metrics", str(tmp_path), *words])
+    assert said in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Figures of a run for other programs, read from its log."""

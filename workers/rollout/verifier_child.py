@@ -1,0 +1,201 @@
+"""One verifier process as the worker sees it: requests go out, replies come back by their number.
+
+The wire is described in `verifier_process.py`. Used by any number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+START_S = 60.0  # a user's file may import a large library
+WHERE_S = 0.5
+CANCEL_S = 5.0  # at most, until a call that has missed its deadline must have let go
+NONSENSE = "sent what is no answer: user code has written to the link of its process"
+_CHILD = Path(__file__).with_name("verifier_process.py")
+_READY = 0  # number of the reply that nobody asked for
+
+Reply = dict[str, Any]
+
+
+class NoAnswerError(Exception):
+    """The child missed its deadline, is gone or talks nonsense; says which and where."""
+
+
+class Child:
+    """A process that has one function loaded, once `begin` has returned."""
+
+    def __init__(self, spec: str, timeout_s: float) -> None:
+        self._link, theirs = socket.socketpair()
+        # A child that is stopped reads nothing: sending ends then too.
+        send_limit = struct.pack("ll", int(timeout_s) + 1, 0)
+        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_limit)
+        command = [sys.executable, "-P", str(_CHILD), str(theirs.fileno()), spec]
+        with theirs:
+            # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
+                start_new_session=True,
+            )  # fmt: skip
+        self._timeout_s = timeout_s
+        self._is_ended = False
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(_READY + 1)
+        self._sent = _READY
+        ready: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._waiting = {_READY: ready}
+        self._ready = ready
+        self.broken = ""
+        """Why it answers no more; empty: it does."""
+        self.place = ""
+        """`file:line` of the function, once it is loaded."""
+        self.is_async = False
+        self.wants: frozenset[str] = frozenset()
+        """What the function takes beyond the four arguments."""
+        self._reader = threading.Thread(target=self._read, name="verifier-link", daemon=True)
+        self._reader.start()
+
+    def begin(self) -> Reply:
+        """Wait until the function is loaded; the reply says `error` if it cannot be.
+
+        Raises:
+            NoAnswerError: it hangs or died.
+        """
+        reply = self._reply(_READY, self._ready, START_S)
+        self.place = str(reply.get("ready", ""))
+        self.is_async = bool(reply.get("is_async", False))
+        self.wants = frozenset(reply.get("wants", ()))
+        return reply
+
+    def ask(self, request: Mapping[str, Any]) -> Reply:
+        """Send `request` and wait for its reply.
+
+        A call that misses its deadline is cancelled if it is asynchronous; one that does not let
+        go, or cannot, ends the process, and with it what else it held.
+
+        Raises:
+            NoAnswerError: says whether it hangs, and where, or how it died.
+        """
+        number, box = self._send(request)
+        try:
+            return self._reply(number, box, self._timeout_s)
+        except TimeoutError:
+            told = f"gave no answer within {self._timeout_s:g} s{self._whereabouts(number)}"
+            if not (self.is_async and self._cancel(number)):
+                self.end(f"was ended because another judgement {told} and did not let go")
+            raise NoAnswerError(told) from None
+
+    def end(self, reason: str) -> None:
+        """Kill it and all that it started; what waits for it fails with `reason`."""
+        self._break(reason)
+        with self._lock:
+            is_first, self._is_ended = not self._is_ended, True
+        if not is_first:  # by now its number may be another process's
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM of a zombie
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._process.wait(timeout=START_S)
+        if threading.current_thread() is not self._reader:
+            self._reader.join(timeout=START_S)
+        self._link.close()
+
+    def _send(self, request: Mapping[str, Any]) -> tuple[int, queue.SimpleQueue[Reply | None]]:
+        box: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        with self._lock:
+            if self.broken:
+                raise NoAnswerError(self.broken)
+            number = self._sent = next(self._numbers)
+            self._waiting[number] = box
+        try:
+            with self._sending:
+                self._link.sendall(json.dumps({"id": number, **request}).encode() + b"\n")
+        except BlockingIOError:
+            self.end("was ended because it took no request")
+            raise NoAnswerError(f"gave no answer within {self._timeout_s:g} s") from None
+        except OSError:
+            pass  # it is gone: the reader says how
+        return number, box
+
+    def _reply(self, number: int, box: queue.SimpleQueue[Reply | None], timeout_s: float) -> Reply:
+        try:
+            reply = box.get(timeout=timeout_s)
+        except queue.Empty:
+            if number == _READY:
+                raise NoAnswerError(f"gave no answer within {timeout_s:g} s") from None
+            raise TimeoutError from None
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+        if reply is None:
+            raise NoAnswerError(self.broken)
+        return reply
+
+    def _whereabouts(self, number: int) -> str:
+        """`, at file:line` while the child can say; one that is deep in a library cannot."""
+        try:
+            asked, box = self._send({"where": number})
+            place = self._reply(asked, box, WHERE_S).get("where", "")
+        except (TimeoutError, NoAnswerError):
+            return ""
+        return f": it is at {place}" if place else ""
+
+    def _cancel(self, number: int) -> bool:
+        try:
+            self._reply(*self._send({"cancel": number}), min(CANCEL_S, self._timeout_s))
+        except (TimeoutError, NoAnswerError):
+            return False
+        return True
+
+    def _read(self) -> None:
+        """Hand out replies until the link closes."""
+        unread = b""
+        try:
+            while received := self._link.recv(1 << 16):
+                *lines, unread = (unread + received).split(b"\n")
+                for line in lines:
+                    self._hand_out(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            self._break(NONSENSE)
+            return
+        except OSError:
+            pass
+        self._break(self._death())
+
+    def _hand_out(self, reply: Reply) -> None:
+        number = reply["id"]
+        with self._lock:
+            box = self._waiting.get(number)
+            is_late = type(number) is int and _READY <= number <= self._sent
+        if box is not None:
+            box.put(reply)
+        elif not is_late:
+            raise ValueError(number)
+
+    def _break(self, reason: str) -> None:
+        with self._lock:
+            self.broken = self.broken or reason
+            waiting = list(self._waiting.values())
+        for box in waiting:
+            box.put(None)
+
+    def _death(self) -> str:
+        try:
+            status = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "closed its link"
+        return f"died with status {status}"

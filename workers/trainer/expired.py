@@ -1,0 +1,123 @@
+"""Going on after a pause that was longer than the log keeps payloads: open groups are given up.
+
+What was trained is in the checkpoint and in `steps`; what waited for a step is gone, in part or as
+a whole. Which samples of an open group are left is not worth finding out: there are never more
+open groups than pacing allows, each is closed with the reason `expired`, and `prompts` issues
+another one for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from schemas import DecodeError
+from schemas.events import TRAIN, ClosedGroups, DroppedGroup, Prompt
+from streams.bus import Bus
+from streams.codec import decoded
+from streams.errors import DeadlineError
+from streams.group_ids import issue_number
+from streams.record import Partition
+from streams.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
+from workers.log import Log
+from workers.trainer.closed import ClosedSet
+from workers.trainer.ledger import EXPIRED, Ledger
+from workers.trainer.office import Office
+from workers.trainer.retention import RetentionError, check_open
+
+READ_DEADLINE_S = 60.0
+_FIRST_LOOK = 1000  # offsets before the end of a partition
+
+
+def drop_expired(bus: Bus, ledger: Ledger, office: Office, log: Log) -> int:
+    """Close every open group if retention has removed records of some; returns how many.
+
+    Raises:
+        DeadlineError: `prompts` could not be read.
+    """
+    if not has_expired(bus, ledger):
+        return 0
+    groups = open_groups(bus, ledger.closed)
+    if groups:
+        numbers = [int(group.group_id) for group in groups]
+        ledger.closed = ClosedSet(ledger.closed).union(numbers).event()
+        office.groups_dropped(groups, ledger.closed, ())
+    ledger.positions = ()
+    log.warning("expired", groups=len(groups))
+    return len(groups)
+
+
+def has_expired(bus: Bus, ledger: Ledger) -> bool:
+    """Whether records that an open group may need are gone."""
+    beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
+    try:
+        check_open(ledger.positions, beginnings, ledger.last_step)
+    except RetentionError:
+        return True
+    # Before the first step there are no positions, and trajectories have none in the ledger: of a
+    # partition that had records and has none, retention has taken all.
+    return any(_is_emptied(bus, topic) for topic in (SCORED.name, TRAJECTORIES.name))
+
+
+def _is_emptied(bus: Bus, topic: str) -> bool:
+    begins, ends = bus.beginnings(topic), bus.ends(topic)
+    return any(0 < end <= begins[partition] for partition, end in ends.items())
+
+
+def open_groups(bus: Bus, closed: ClosedGroups) -> list[DroppedGroup]:
+    """Every training group that was issued and is not closed, in issue order."""
+    found: dict[int, Prompt] = {}
+    known = frozenset(closed.above)
+    for partition, end in bus.ends(PROMPTS.name).items():
+        for prompt in _newest(bus, partition, end, closed.watermark):
+            number = issue_number(prompt.group_id)
+            if number is not None and number >= closed.watermark and number not in known:
+                found.setdefault(number, prompt)
+    return [_dropped(found[number]) for number in sorted(found)]
+
+
+def _newest(bus: Bus, partition: Partition, end: int, watermark: int) -> list[Prompt]:
+    """Training prompts from the end back to one below `watermark`, or to the beginning."""
+    begin, span = bus.beginnings(partition.topic)[partition], _FIRST_LOOK
+    while True:
+        start = max(begin, end - span)
+        prompts = list(_prompts(bus, {partition: start}, end))
+        numbers = [issue_number(prompt.group_id) for prompt in prompts]
+        if start == begin or any(n is not None and n < watermark for n in numbers):
+            return prompts
+        span *= 4
+
+
+def _prompts(bus: Bus, start: Mapping[Partition, int], end: int) -> Iterator[Prompt]:
+    (partition,) = start
+    until_s = time.monotonic() + READ_DEADLINE_S
+    with bus.reader(start) as reader:
+        while (at := reader.positions()[partition]) < end:
+            raws = reader.poll(500, 0.2)
+            if raws:
+                until_s = time.monotonic() + READ_DEADLINE_S
+            elif time.monotonic() > until_s:
+                raise DeadlineError(
+                    f"reading {partition} from the broker: at offset {at} of {end}, and nothing "
+                    f"came for {READ_DEADLINE_S:g} s"
+                )
+            for raw in raws:
+                try:
+                    event = decoded(raw).event
+                except DecodeError:
+                    continue  # its siblings name the group too
+                if isinstance(event, Prompt) and event.purpose == TRAIN:
+                    yield event
+
+
+def _dropped(prompt: Prompt) -> DroppedGroup:
+    return DroppedGroup(
+        group_id=prompt.group_id,
+        reason=EXPIRED,
+        permanent=False,
+        staleness=0,
+        row=prompt.row,
+        dataset_epoch=prompt.dataset_epoch,
+        replacement=prompt.replacement,
+        detail="retention had removed records when the run went on",
+    )
