@@ -94,7 +94,7 @@ class PromptsSection:
     """Issuing samples."""
 
     group_size: int = 8
-    """Samples per prompt."""
+    """Samples per prompt, at least 2: they are compared with each other."""
     evaluate_every: int = 0
     """Versions between evaluations; 0: only version 0 and the last."""
     evaluate_rows: int = 0
@@ -127,17 +127,17 @@ class RolloutSection:
     max_new_tokens: int = 16
     """Longest answer, tokens."""
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """Logits are divided by it; not 0, which leaves nothing to learn from."""
     top_p: float = 1.0
-    """Nucleus; 1: off."""
+    """Nucleus; 1: off. Below 1 the gradient is biased: a start warns of it."""
     top_k: int = 0
-    """0: off."""
+    """0: off. As `top_p`."""
     commit_interval_s: float = 0.1
     """Finished samples wait at most this long for their transaction."""
     max_attempts: int = 3
     """Tries of a sample before it is dead-lettered."""
     sample_deadline_s: float = 600.0
-    """Longest time for one sample."""
+    """Longest time for one sample; at most half of `trainer.group_deadline_s`."""
     capture_experts: bool = True
     """Record routed experts where the model has them."""
 

@@ -15,10 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from workers.config.trainer import LossSection, OptimizerSection
+from workers.config.loss import LossSection
+from workers.config.trainer import OptimizerSection
 from workers.engines.attention import Mask
 from workers.engines.model import causal_mask
-from workers.trainer.loss import LossTotals, TokenScores, clipped_losses, score_tokens
+from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
+from workers.trainer.loss import TokenScores, policy_losses, reduced, score_tokens
+from workers.trainer.loss_totals import LossTotals
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import VALUE, AllWeights, Trainable
 
@@ -31,13 +34,18 @@ class NumericsError(Exception):
 class StepResult:
     """What a step tells the ledger."""
 
-    loss: float  # mean over the batch's loss tokens
+    loss: float  # of the batch, reduced as `trainer.loss.reduce` says
     metrics: dict[str, float]
 
 
 def lr_at(step: int, section: OptimizerSection) -> float:
     """Learning rate of step `step` (the first is 1): linear warm-up, then constant."""
     return section.lr * min(1.0, step / max(section.warmup_steps, 1))
+
+
+def _problem(loss: float, grad_norm: float) -> str:
+    named = (("loss", loss), ("gradient norm", grad_norm))
+    return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")
 
 
 class Learner:
@@ -59,6 +67,7 @@ class Learner:
         trainable: Trainable | None = None,
     ) -> None:
         self.step_number = step  # steps done
+        self.num_micro_batches = 0  # done so far: progress, also within a long step
         self._mask = mask
         self._model = model.eval()
         self._trained = AllWeights(model) if trainable is None else trainable
@@ -79,21 +88,14 @@ class Learner:
 
         Raises:
             NumericsError: loss or gradient is not finite; the step did not happen.
+            ExhaustedError: memory ran out; the step did not happen.
         """
-        self._optimizer.zero_grad(set_to_none=True)
-        totals = LossTotals()
-        for micro_batch in batch.micro_batches:
-            if micro_batch.num_loss_tokens:
-                self._accumulate(micro_batch, totals)
-        parameters = list(self._trained.parameters().values())
-        max_norm = self._section.max_grad_norm
-        grad_norm = float(nn.utils.clip_grad_norm_(parameters, max_norm))
-        loss = totals.loss / batch.num_loss_tokens
+        totals, grad_norm = self._gradient(batch)
+        loss = self._loss_of(totals)
         number = self.step_number + 1
-        for name, value in (("loss", loss), ("gradient norm", grad_norm)):
-            if not math.isfinite(value):
-                self._optimizer.zero_grad(set_to_none=True)
-                raise NumericsError(f"step {number}: {name} is {value}")
+        if problem := _problem(loss, grad_norm):
+            self._optimizer.zero_grad(set_to_none=True)
+            raise NumericsError(f"step {number}: {problem}")
         lr = self._update(number)
         metrics = totals.means() | {
             "grad_norm": grad_norm,
@@ -101,6 +103,42 @@ class Learner:
             "num_loss_tokens": float(batch.num_loss_tokens),
         }
         return StepResult(loss=loss, metrics=metrics)
+
+    def probe(self, batch: Batch) -> str:
+        """What would be wrong with the numbers of this batch; "": nothing. Changes nothing.
+
+        Raises:
+            ExhaustedError: memory ran out.
+        """
+        totals, grad_norm = self._gradient(batch)
+        self._optimizer.zero_grad(set_to_none=True)
+        return _problem(self._loss_of(totals), grad_norm)
+
+    def _loss_of(self, totals: LossTotals) -> float:
+        return totals.loss / totals.tokens if self._loss.reduce == "token" else totals.shares
+
+    def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
+        """The batch's gradient, clipped, in the parameters; and its norm before."""
+        self._optimizer.zero_grad(set_to_none=True)
+        totals = LossTotals()
+        for index, micro_batch in enumerate(batch.micro_batches):
+            told = ""
+            try:
+                if micro_batch.num_loss_tokens:
+                    self._accumulate(micro_batch, totals)
+            except (RuntimeError, MemoryError) as err:
+                if not is_exhaustion(err):
+                    raise
+                told = str(err)
+            if told:  # out here, for the caught error's frames hold the tensors
+                self._optimizer.zero_grad(set_to_none=True)
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                raise ExhaustedError(index, told)
+            self.num_micro_batches += 1
+        parameters = list(self._trained.parameters().values())
+        max_norm = self._section.max_grad_norm
+        return totals, float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
     def _update(self, number: int) -> float:
         lr = lr_at(number, self._section)
@@ -119,10 +157,22 @@ class Learner:
         proximal_N = self._tensor(micro_batch.proximal_logprobs_BT[mask_BT])
         behavior_N = self._tensor(micro_batch.behavior_logprobs_BT[mask_BT])
         scores = self._score(micro_batch)
-        losses = clipped_losses(scores.logprobs_N, proximal_N, behavior_N, advantages_N, self._loss)
-        (losses.losses_N.sum() / micro_batch.num_batch_loss_tokens).backward()  # type: ignore[no-untyped-call]
+        counts_R = micro_batch.loss_tokens_by_row
+        losses = policy_losses(
+            scores.logprobs_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss
+        )
+        share = reduced(
+            losses.losses_N,
+            counts_R,
+            self._loss,
+            num_batch_tokens=micro_batch.num_batch_loss_tokens,
+            num_batch_rows=micro_batch.num_batch_rows,
+        )
+        share.backward()  # type: ignore[no-untyped-call]
+        totals.shares += float(share.detach())
         is_true_anchor_N = self._tensor(micro_batch.is_true_anchor_BT[mask_BT])
-        totals.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N)
+        is_after_pull_N = self._tensor(micro_batch.is_after_pull_BT[mask_BT])
+        totals.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N, is_after_pull_N)
 
     def _score(self, micro_batch: MicroBatch) -> TokenScores:
         """Scores of the loss tokens, row by row: column t's logits predict column t + 1."""
