@@ -38,7 +38,7 @@ class SampleRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedSegment:
-    """A segment that was too stale to train on; its sample is in the batch without it."""
+    """A segment not trained on, too stale or cut; its sample is in the batch without it."""
 
     group_id: str
     sample: int
@@ -60,7 +60,9 @@ class DroppedGroup:
     """A group that closed without being trained."""
 
     group_id: str
-    reason: str  # "stale", "dead_samples", "incomplete", "expired"
+    # "stale", "dead_samples", "incomplete", "expired", "numerics", "memory", "no_signal",
+    # "truncated"
+    reason: str
     permanent: bool  # True: do not replace
     staleness: int
     row: int

@@ -147,7 +147,7 @@ def _scored(record: Record[ScoredTrajectory]) -> Hop:
 def _trained(lineage: Lineage, trained: TrainedIn) -> Hop:
     step, ref = trained.step, trained.ref
     told = ", ".join(str(n) for n in sorted(set(staleness(lineage).values())))
-    masked = f", {len(trained.masked)} segments masked as too stale" if trained.masked else ""
+    masked = f", {len(trained.masked)} segments masked" if trained.masked else ""
     return Hop(
         role="trainer",
         what=f"step {step.step}",

@@ -37,6 +37,7 @@ PROGRESS = (
     "samples",
     "groups",
     "steps",
+    "micro_batches",
     "evaluation_samples",
     "dead_letters",
     "dropped_groups",

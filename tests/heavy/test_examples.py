@@ -64,3 +64,12 @@ def test_the_others_can_be_read() -> None:
         assert (engine, "nccl", "cuda:1") == (config.rollout.engine, channel, device)
     gym = load([EXAMPLES / ELSEWHERE])
     assert ("gym:chain_sum", "reasoning-gym") == (gym.data.train, gym.reward.verifier)
+
+
+def test_an_example_that_counts_in_minutes_is_given_them() -> None:
+    """What says `minutes a step` computes with several threads and is not taken for stalled."""
+    path = EXAMPLES / ELSEWHERE
+    gym = load([path])
+    assert "minutes a step" in path.read_text("utf-8")
+    assert gym.model.threads > 1
+    assert gym.deadlines.stall_s >= 1800

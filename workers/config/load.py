@@ -16,6 +16,7 @@ import msgspec
 
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
+from workers.config.across import check_across, check_start
 from workers.config.layers import (
     Layer,
     Tree,
@@ -27,6 +28,9 @@ from workers.config.layers import (
     tree_layer,
 )
 from workers.config.run import RunConfig
+
+# Of fields whose default is not what was computed before they existed.
+BEFORE: Mapping[str, Any] = {"trainer.loss.clip_dual": 0.0, "trainer.loss.lone": "reward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,10 @@ def resolved_json(config: RunConfig) -> str:
 
 
 def from_json(text: str, origin: str = "recorded configuration") -> RunConfig:
-    """The configuration that `resolved_json` wrote.
+    """The configuration that `resolved_json` wrote, perhaps an earlier version of this code.
+
+    What that version did not know yet gets the value that it computed with, so that its steps are
+    redone as they were; and it is not held to `check_start`.
 
     Args:
         origin: where the text comes from, for messages.
@@ -91,7 +98,14 @@ def from_json(text: str, origin: str = "recorded configuration") -> RunConfig:
         raise ConfigError(f"{origin}: line {err.lineno}, column {err.colno}: {err.msg}") from err
     if not isinstance(tree, dict):
         raise ConfigError(f"{origin}: must be an object, got {type(tree).__name__}")
-    return _merged([tree_layer(tree, origin)]).config
+    for name, value in BEFORE.items():
+        *path, leaf = name.split(".")
+        section: object = tree
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.setdefault(leaf, value)
+    return _merged([tree_layer(tree, origin)], is_start=False).config
 
 
 def read_json(path: Path) -> RunConfig:
@@ -123,7 +137,7 @@ def check_secrets(loaded: Loaded) -> None:
                 raise ConfigError(f"{settings[-1].place}: {err}") from err
 
 
-def _merged(layers: Sequence[Layer]) -> Loaded:
+def _merged(layers: Sequence[Layer], *, is_start: bool = True) -> Loaded:
     tree: Tree = {}
     history: dict[str, tuple[Setting, ...]] = {}
     for layer in layers:
@@ -132,14 +146,16 @@ def _merged(layers: Sequence[Layer]) -> Loaded:
             setting = Setting(value=value, place=layer.at(name))
             history[name] = (*history.get(name, ()), setting)
     loaded = {name: settings[-1].place for name, settings in history.items()}
-    return Loaded(config=_build(tree, loaded), history=history)
+    return Loaded(config=_build(tree, loaded, is_start=is_start), history=history)
 
 
-def _build(tree: Tree, origins: Mapping[str, str]) -> RunConfig:
+def _build(tree: Tree, origins: Mapping[str, str], *, is_start: bool) -> RunConfig:
     """The dataclasses; what their own checks refuse is prefixed with the field's origin."""
     try:
         config = msgspec.convert(tree, RunConfig)
-        _check_across(config)
+        check_across(config)
+        if is_start:
+            check_start(config)
     except msgspec.ValidationError as err:
         raise ConfigError(f"configuration: {err}") from err
     except ConfigError as err:
@@ -147,38 +163,3 @@ def _build(tree: Tree, origins: Mapping[str, str]) -> RunConfig:
         prefix = ", ".join(dict.fromkeys(origins[name] for name in named))
         raise ConfigError(f"{prefix}: {err}" if prefix else str(err)) from err
     return config
-
-
-def _check_across(config: RunConfig) -> None:
-    """What one section asks of another."""
-    trainer, prompts, longest = config.trainer, config.prompts, config.rollout.max_new_tokens
-    if trainer.min_group_samples > prompts.group_size:
-        raise ConfigError(
-            f"trainer.min_group_samples is {trainer.min_group_samples}, "
-            f"but prompts.group_size is {prompts.group_size}: no group could be trained"
-        )
-    if prompts.evaluate_every and not config.data.has_held_out:
-        raise ConfigError(
-            f"prompts.evaluate_every is {prompts.evaluate_every}, "
-            "but data.held_out is empty: there is nothing to evaluate on; name a file, or set "
-            "data.held_out_rows or data.held_out_fraction"
-        )
-    if 0 < len(config.engine.urls) < config.rollout.workers:
-        raise ConfigError(
-            f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
-            f"{config.rollout.workers}: a server belongs to one worker"
-        )
-    if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
-        raise ConfigError(
-            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes at most 2"
-        )
-    if config.rollout.engine == "sglang" and (config.rollout.top_p < 1 or config.rollout.top_k):
-        raise ConfigError(
-            "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
-            "reports log-probs of the uncut distribution, not of the one that it samples from"
-        )
-    if trainer.micro_batch_tokens <= longest:
-        raise ConfigError(
-            f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "
-            f"but rollout.max_new_tokens is {longest}: the longest sample would fit no micro-batch"
-        )

@@ -107,7 +107,7 @@ class PromptsSection:
     """Issuing samples."""
 
     group_size: int = 8
-    """Samples per prompt."""
+    """Samples per prompt, at least 2: they are compared with each other."""
     evaluate_every: int = 0
     """Versions between evaluations; 0: only version 0 and the last."""
     evaluate_rows: int = 0
@@ -140,17 +140,17 @@ class RolloutSection:
     max_new_tokens: int = 16
     """Maximum answer length, tokens."""
     temperature: float = 1.0
-    """Sampling temperature; 0: greedy."""
+    """Sampling temperature, not 0: greedy samples leave nothing to learn from."""
     top_p: float = 1.0
-    """Nucleus sampling; 1: off."""
+    """Nucleus sampling; 1: off. Below 1 the gradient is biased: a start warns of it."""
     top_k: int = 0
-    """Sample from the `top_k` likeliest tokens; 0: off."""
+    """Sample from the `top_k` likeliest tokens; 0: off. Biased as `top_p` is."""
     commit_interval_s: float = 0.1
     """Finished samples wait at most this long for their transaction."""
     max_attempts: int = 3
     """Attempts at a sample before it is dead-lettered."""
     sample_deadline_s: float = 600.0
-    """Time limit for one sample."""
+    """Time limit for one sample; at most half of `trainer.group_deadline_s`."""
     capture_experts: bool = True
     """Record routed experts where the model has them."""
 

@@ -8,26 +8,7 @@ from typing import Literal
 
 from streams.errors import ConfigError
 from workers.config.checks import device, not_negative, positive
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossSection:
-    """Decoupled clipped policy loss, mean over tokens."""
-
-    clip_low: float = 0.2
-    """The ratio to the proximal policy is clipped at 1 - this ..."""
-    clip_high: float = 0.28
-    """... and at 1 + this."""
-    weight_cap: float = 2.0
-    """Cap on the importance weight proximal / behavior."""
-    normalize_std: bool = True
-    """Divide advantages by the group's standard deviation."""
-
-    def __post_init__(self) -> None:
-        positive("trainer.loss", weight_cap=self.weight_cap)
-        not_negative("trainer.loss", clip_low=self.clip_low, clip_high=self.clip_high)
-        if self.clip_low >= 1:
-            raise ConfigError(f"trainer.loss.clip_low must be below 1, got {self.clip_low}")
+from workers.config.loss import LossSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +76,20 @@ class TrainerSection:
     on_stale: Literal["mask", "drop"] = "mask"
     """A segment beyond the bound is masked from the loss, or its whole group is dropped."""
     min_group_samples: int = 0
-    """A group with fewer samples left (not dead-lettered) is dropped; 0: all are required."""
-    group_deadline_s: float = 600.0
-    """A group still incomplete this long after its first sample arrived is dropped."""
+    """A group with fewer samples left (not dead-lettered) is dropped; 0: all are required. Below
+    the group's size, a dead-lettered sample does not cost its siblings: they are compared without
+    it."""
+    group_deadline_s: float = 1200.0
+    """A group still incomplete this long after its first sample arrived is dropped. At least twice
+    `rollout.sample_deadline_s`."""
     micro_batch_tokens: int = 16384
     """Tokens (padding included) per forward and backward pass."""
     activation_checkpointing: bool = False
     """Keep only each layer's input and recompute the rest in the backward pass: the same bits, a
     third more time."""
+    equal_rewards: Literal["keep", "drop"] = "keep"
+    """A group whose samples all earned the same reward teaches nothing: it keeps its place in the
+    batch, or is dropped as `no_signal` and another row's group takes its place (DAPO)."""
     buffer_mb: int = 1024
     """Payloads beyond this are evicted and read from the log again when their step is planned."""
     checkpoint_every: int = 20

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from streams.errors import BrokerError, ConfigError, StreamsError
+from workers.config.across import start_warning
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, Level, fail, ok, warn
 from workers.doctor.data import data_checks, verifier_check
@@ -27,6 +28,8 @@ def diagnose(config: RunConfig) -> list[Check]:
     if model is not None:
         checks.append(memory_check(estimate(model, config), free_mb()))
         checks += _all("data", lambda: data_checks(config, model))
+    if warning := start_warning(config):
+        checks.append(warn("sampling", warning, ""))
     checks += _all("verifier", lambda: iter([verifier_check(config)]))
     if where := config.broker.bootstrap or bootstrap:
         from workers.doctor.broker import broker_checks
@@ -41,12 +44,14 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
     """What is cheap to know before anything is started; and the index of a large data set.
 
     Args:
-        progress: told now and then how far a first pass over the data is.
+        progress: told now and then how far a first pass over the data is; and a warning.
 
     Raises:
         ConfigError: data, model, verifier or port cannot be used; names field, file and value.
         BrokerError: the broker that is named does not answer.
     """
+    if warning := start_warning(config):
+        progress(f"warning: {warning}")
     model = read_model(config.model.path)
     for _ in data_checks(config, model, progress):
         pass

@@ -28,6 +28,8 @@ class Reason(StrEnum):
     DEADLINE = "deadline"  # not rolled out within `rollout.sample_deadline_s`
     REWARD = "reward"  # the verifier raised, hung, died or returned no number
     SCORING = "scoring"  # refused or failed by the scorer, alone in its window
+    NUMERICS = "numerics"  # a step with it is not finite, also with it alone
+    MEMORY = "memory"  # a step with it alone does not fit in the trainer's memory
     KILLS_WORKER = "kills_worker"  # whoever read it died
     TRANSACTION = "transaction"  # the broker refused, or kept aborting, what came of it
 

@@ -12,6 +12,9 @@ from schemas.events import EVALUATE, TRAIN, Prompt, Segment, Tensor, Trajectory
 from streams.group_ids import evaluation_id, issue_number
 
 AUTHORS = ("prompt", "policy", "environment")
+# Differences of rewards go into float32, and times the largest ratio (e^20) and the usual cap of a
+# weight their squares still fit it: the gradient's norm has room. Nobody is paid more than this.
+MAX_REWARD = 1e9
 LOGPROB_ROUNDING = 1e-4  # how far above 0 a log-prob may lie, nats
 _READ_ID: dict[str, Callable[[str], object]] = {TRAIN: issue_number, EVALUATE: evaluation_id}
 
@@ -43,14 +46,15 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
 
     Raises:
         ValueError: names the field, the place and the value: an id that no run gives, a reward that
-            is not finite, a sample number outside of its group, an unknown author, ids outside of
-            the vocabulary, log-probs that are missing, NaN, infinite or above 0, lengths that
-            disagree, a policy segment without a version, no policy token or one with nothing before
-            it, routed experts of another shape, or an expert twice in one row.
+            `check_reward` refuses, a sample number outside of its group, an unknown author, ids
+            outside of the vocabulary, log-probs that are missing, NaN, infinite or above 0, lengths
+            that disagree, a policy segment without a version, no policy token or one with nothing
+            before it, routed experts of another shape, or an expert twice in one row.
     """
     _check_identity(trajectory)
-    if not math.isfinite(trajectory.reward):
-        raise ValueError(f"reward must be finite, got {trajectory.reward}")
+    check_reward("reward", trajectory.reward)
+    for name, part in trajectory.reward_parts.items():
+        check_reward(f"reward_parts[{name!r}]", part)
     for index, segment in enumerate(trajectory.segments):
         _check_segment(f"segments[{index}]", segment, vocab_size)
     authors = [s.author for s in trajectory.segments if len(s.token_ids)]
@@ -93,6 +97,19 @@ def _check_segment(name: str, segment: Segment, vocab_size: int) -> None:
     if segment.behavior_logprobs is None:
         raise ValueError(f"{name}.behavior_logprobs is missing")
     check_logprobs(f"{name}.behavior_logprobs", segment.behavior_logprobs, len(ids))
+
+
+def check_reward(name: str, value: float) -> None:
+    """A number that can be learnt from: finite, and at most `MAX_REWARD` either way.
+
+    Raises:
+        ValueError: names field and value.
+    """
+    if not math.isfinite(value) or abs(value) > MAX_REWARD:
+        raise ValueError(
+            f"{name} must be finite and within {MAX_REWARD:g} of 0, got {value}: in float32 a "
+            "step could not be made of it"
+        )
 
 
 def check_logprobs(name: str, tensor: Tensor, num_tokens: int) -> None:

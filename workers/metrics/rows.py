@@ -73,7 +73,7 @@ class MetricRows:
     def is_over(self) -> bool:
         """The target is reached, and the evaluation of the last version, if any, was given."""
         is_told = not self._has_held_out or max(self._step_of, default=0) in self._told
-        return is_told and 0 < self.step_target <= max(self._steps_seen, default=0)
+        return is_told and 0 < self.step_target <= self._gate.last_step
 
 
 def _step_row(point: StepPoint) -> Row:

@@ -19,6 +19,18 @@ _KNOWN = {
     "entropy": ("Entropy", "of the policy while it was trained, per token", "nats"),
     "kl": ("KL divergence", "of the trained policy from the sampling policy, per token", "nats"),
     "clip_fraction": ("Clipped tokens", "share of tokens whose gradient is clipped", "share"),
+    "ratio_max": ("Largest ratio", "of the trained to the sampling version, per step", "ratio"),
+    "mismatch_after_pull_mean": (
+        "Mismatch behind a pull",
+        "as engine mismatch, of answers that went on under newer weights: with a kept cache the "
+        "older ones are in it",
+        "nats",
+    ),
+    "ess": (
+        "Effective sample size",
+        "of the weights that tokens were trained with, as a share of the tokens; 1: all alike",
+        "share",
+    ),
     "weight_mean": ("Importance weight", "proximal over behavior policy, capped, mean", "ratio"),
     "grad_norm": ("Gradient norm", "before clipping", "norm"),
     "reward_std": ("Spread of the reward", "standard deviation over the batch", "reward"),
@@ -177,8 +189,8 @@ def _health(given: ReportInput) -> Iterator[str]:
         steps,
         [("mismatch_mean", "a")],
         "Engine mismatch",
-        "proximal against behavior log-prob under one version, mean per token; an answer that went "
-        "on under newer weights keeps the older ones in its cache, and shows here",
+        "proximal against behavior log-prob under one version, mean per token before a pull within "
+        "its answer",
         "nats",
     )
     yield _staleness(given)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from workers.loop.validation import check_reward
+
 STOP = "stop"  # finish reason of an answer that its policy ended (engines.base.FinishReason)
 Metadata = Mapping[str, Any]
 
@@ -85,7 +87,7 @@ Judge = Callable[..., Judgement]
 
 
 class RuleVerifier:
-    """A judge behind the rule for unfinished answers."""
+    """A judge behind the rule for unfinished answers and the bound of every reward."""
 
     def __init__(
         self,
@@ -113,7 +115,14 @@ class RuleVerifier:
         if self._require_stop and finish_reason != STOP:
             return Judgement(reward=0.0, parts={"cut": 1.0})
         ending = Ending(finish_reason=finish_reason, token_ids=token_ids)
-        return self._judge(prompt, completion, answer, metadata, ending)
+        judged = self._judge(prompt, completion, answer, metadata, ending)
+        try:
+            check_reward("the reward", judged.reward)
+            for name, part in judged.parts.items():
+                check_reward(f"part {name!r} of the reward", part)
+        except ValueError as err:
+            raise RewardError(str(err)) from None
+        return judged
 
     def close(self) -> None:
         """See `Verifier.close`."""

@@ -23,7 +23,8 @@ from workers.config.run import RunConfig
 from workers.loop.validation import is_group_number
 
 STEPS_WORTH = 3  # of samples, where the configuration names no window
-_FINE = ""  # trained, or dropped for another reason than dead samples
+POISONED = ("dead_samples", "numerics", "memory")  # why a group was dropped
+_FINE = ""  # trained, or dropped for a reason that is not in POISONED
 _WITH_ITS_GROUP = "lost with their group"
 
 
@@ -106,7 +107,7 @@ class PoisonWatch:
     def _drop(self, group: DroppedGroup, *, is_new: bool) -> None:
         num_left = self._group_size - len(self._open.pop(group.group_id, {}))
         if is_new:
-            is_poisoned = group.reason == "dead_samples"
+            is_poisoned = group.reason in POISONED
             self._ended.extend([_WITH_ITS_GROUP if is_poisoned else _FINE] * num_left)
 
     def _is_closed(self, group_id: str) -> bool:

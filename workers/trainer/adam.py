@@ -100,7 +100,7 @@ class _SplitSlot(_Slot):
         return self._gradient
 
     def clear(self) -> None:
-        self._gradient = None
+        self._gradient = self._high.grad = None  # the latter of a backward that broke off
 
     @torch.no_grad()
     def update(self) -> None:

@@ -11,9 +11,11 @@ Invariants, for any order of calls:
 2. *No trained token is staler than `max_staleness`.* `plan(version)` compares every policy segment
    with the version that the step starts from, the number that the audit checks the ledger with too.
    A segment stays in the loss only if 0 <= version - segment's version <= max_staleness; otherwise
-   it is listed in `masked` ("mask"), or its group is not planned at all ("drop"). It cannot become
-   staler between plan and step: the plan names its version, and only steps make versions. A version
-   from the future is invalid in the ledger too and is treated the same way.
+   it is listed in `masked` ("mask"), or its group is not planned at all ("drop"); with
+   `loss.mask_truncated`, the segments of a truncated sample are listed there too, whatever their
+   age. A segment cannot become staler between plan and step: the plan names its version, and only
+   steps make versions. A version from the future is invalid in the ledger too and is treated the
+   same way.
 3. *Drops never wait for a step.* `drops` looks at no other group and needs no full batch. So each
    open group is complete and trainable, or gets a drop reason by its own deadline.
 4. *Arrival order does not matter.* Among complete groups, the lowest numbers are planned first.
@@ -37,6 +39,8 @@ from streams.record import Partition, Position
 from workers.config.trainer import TrainerSection
 from workers.trainer.closed import ClosedSet
 from workers.trainer.groups import DeadSample, Group, SeenSample
+
+NOT_AGAIN = ("no_signal", "truncated")  # the place in the batch goes to another row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +163,17 @@ class Admission:
             absent=tuple(absent for group in chosen for absent in group.absent()),
         )
 
+    def give_back(self, plan: Plan, refused: Mapping[str, tuple[str, str]]) -> None:
+        """`plan` could not be trained: its groups are open again, and some are to be dropped.
+
+        Args:
+            refused: reason and detail by group, of those that no step can take.
+        """
+        for group_id in plan.group_ids:
+            group = self._groups[group_number(group_id)]
+            group.is_planned = False
+            group.refusal = refused.get(group_id)
+
     def close(self, group_ids: Iterable[str]) -> None:
         """`steps` says that these groups are trained or dropped: forget them.
 
@@ -240,8 +255,28 @@ class Admission:
     def _is_fresh(self, policy_version: int, version: int) -> bool:
         return 0 <= version - policy_version <= self._section.max_staleness
 
+    def _is_out(self, seen: SeenSample) -> bool:
+        """Whether the sample is compared with its siblings and not learnt from."""
+        return self._section.loss.mask_truncated and seen.is_truncated
+
+    def _unusable(self, group: Group) -> str:
+        """Why a group of which all is known would teach nothing."""
+        living = group.living.values()
+        if all(self._is_out(seen) for seen in living):
+            return "truncated"
+        is_alone = len(living) == 1 and self._section.loss.lone == "reward"
+        is_equal = len({seen.reward for seen in living}) == 1
+        drops = self._section.equal_rewards == "drop"
+        return "no_signal" if drops and is_equal and not is_alone else ""
+
     def _is_stale(self, group: Group, version: int) -> bool:
-        fresh = [self._is_fresh(v, version) for v in group.policy_versions]
+        versions = {
+            segment.policy_version
+            for seen in group.living.values()
+            if not self._is_out(seen)
+            for segment in seen.segments
+        }
+        fresh = [self._is_fresh(v, version) for v in versions]
         if self._section.on_stale == "drop":
             return not all(fresh)
         # An incomplete group may still get a fresh sample; its deadline bounds the wait.
@@ -252,12 +287,18 @@ class Admission:
         return (
             group.is_complete
             and not group.is_doomed(minimum)
+            and not group.refusal
+            and not self._unusable(group)
             and not self._is_stale(group, version)
         )
 
     def _drop_reason(self, group: Group, version: int, now_s: float) -> str:
+        if group.refusal:
+            return group.refusal[0]
         if group.is_doomed(self._section.min_group_samples):
             return "dead_samples"
+        if group.is_complete and (reason := self._unusable(group)):
+            return reason
         if self._is_stale(group, version):
             return "stale"
         overdue = now_s - group.first_seen_s > self._section.group_deadline_s
@@ -266,13 +307,13 @@ class Admission:
         return ""
 
     def _planned(self, seen: SeenSample, version: int) -> PlannedSample:
-        trained = [s.policy_version for s in seen.segments]
+        trained = [] if self._is_out(seen) else [s.policy_version for s in seen.segments]
         trained = [v for v in trained if self._is_fresh(v, version)]
         return PlannedSample(seen=seen, oldest_policy_version=min(trained, default=NO_VERSION))
 
     def _masked(self, seen: SeenSample, version: int) -> Iterable[MaskedSegment]:
         for segment in seen.segments:
-            if not self._is_fresh(segment.policy_version, version):
+            if self._is_out(seen) or not self._is_fresh(segment.policy_version, version):
                 yield MaskedSegment(
                     group_id=seen.group_id,
                     sample=seen.sample,
@@ -298,7 +339,8 @@ def _dropped(group: Group, reason: str, version: int, now_s: float) -> DroppedGr
     return DroppedGroup(
         group_id=group.group_id,
         reason=reason,
-        permanent=reason == "dead_samples" and any(d.permanent for d in group.dead.values()),
+        permanent=reason in NOT_AGAIN
+        or (reason == "dead_samples" and any(d.permanent for d in group.dead.values())),
         staleness=version - oldest,
         row=group.origin.row,
         dataset_epoch=group.origin.dataset_epoch,

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from workers.loop.validation import check_reward
 
 STD_FLOOR = 1e-6
 
 
 def group_advantages(
-    rewards: Sequence[float], group_ids: Sequence[str], *, normalize_std: bool = True
+    rewards: Sequence[float],
+    group_ids: Sequence[str],
+    *,
+    normalize_std: bool = True,
+    lone: Literal["zero", "reward"] = "zero",
 ) -> npt.NDArray[np.float32]:
     """GRPO advantages, one per sample: (r - mean) / (std + 1e-6), std unbiased, over its group.
 
-    Equal rewards give exactly 0. A group of one has no siblings to compare with: as in verl
-    (`compute_grpo_outcome_advantage`) mean 0 and std 1 stand in, so the reward itself is used.
-    Without `normalize_std` it is r - mean (Dr. GRPO, arXiv 2503.20783).
+    Equal rewards give exactly 0. A sample without siblings has nothing to be compared with: 0, or
+    with `lone = "reward"` mean 0 and std 1 stand in, so that its reward itself is used (as in
+    verl's `compute_grpo_outcome_advantage`). Without `normalize_std` it is r - mean (Dr. GRPO,
+    arXiv 2503.20783).
 
     Args:
         rewards: by sample, in batch order.
@@ -27,25 +35,26 @@ def group_advantages(
         float32 [samples], in batch order. Computed in float64.
 
     Raises:
-        ValueError: lengths that differ, or a reward that is not finite.
+        ValueError: lengths that differ, or a reward that `check_reward` refuses.
     """
     if len(rewards) != len(group_ids):
         raise ValueError(f"{len(rewards)} rewards, but {len(group_ids)} group_ids")
+    for index, reward in enumerate(rewards):
+        check_reward(f"rewards[{index}]", reward)
     all_rewards = np.asarray(rewards, np.float64)
-    if not np.isfinite(all_rewards).all():
-        index = int(np.flatnonzero(~np.isfinite(all_rewards))[0])
-        raise ValueError(f"rewards[{index}] must be finite, got {rewards[index]}")
     members: dict[str, list[int]] = {}
     for index, group_id in enumerate(group_ids):
         members.setdefault(group_id, []).append(index)
     advantages = np.zeros(len(all_rewards), np.float64)
     for indices in members.values():
-        advantages[indices] = _of_group(all_rewards[indices], normalize_std)
+        advantages[indices] = _of_group(all_rewards[indices], normalize_std, lone)
     return advantages.astype(np.float32)
 
 
-def _of_group(rewards: npt.NDArray[np.float64], normalize_std: bool) -> npt.NDArray[np.float64]:
-    if len(rewards) == 1:
+def _of_group(
+    rewards: npt.NDArray[np.float64], normalize_std: bool, lone: str
+) -> npt.NDArray[np.float64]:
+    if len(rewards) == 1 and lone == "reward":
         return rewards / (1 + STD_FLOOR) if normalize_std else rewards
     # The mean of equal floats need not be that float, and the floor would blow up the rest.
     if rewards.min() == rewards.max():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from schemas.events import AbsentSample, DeadLetter, ScoredTrajectory
+from schemas.events import AbsentSample, DeadLetter, ScoredTrajectory, Trajectory
 from streams.record import Position
+from workers.engines.base import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class SeenSample:
     num_tokens: int  # prompt included
     num_bytes: int  # of the record
     segments: tuple[PolicySegment, ...]
+    reward: float = 0.0
+    is_truncated: bool = False  # cut at its length, not ended by the policy
 
     @classmethod
     def of(cls, scored: ScoredTrajectory, position: Position, num_bytes: int) -> SeenSample:
@@ -53,7 +56,15 @@ class SeenSample:
                 for index, segment in enumerate(trajectory.segments)
                 if segment.author == "policy" and len(segment.token_ids)
             ),
+            reward=trajectory.reward,
+            is_truncated=is_truncated(trajectory),
         )
+
+
+def is_truncated(trajectory: Trajectory) -> bool:
+    """Whether the last that the policy said was cut at its length."""
+    reasons = [s.finish_reason for s in trajectory.segments if s.author == "policy"]
+    return bool(reasons) and reasons[-1] == FinishReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +109,7 @@ class Group:
     dead: dict[int, DeadSample] = field(default_factory=dict)
     policy_versions: set[int] = field(default_factory=set)
     is_planned: bool = False
+    refusal: tuple[str, str] | None = None  # why no step can take it: reason, detail
 
     @property
     def group_id(self) -> str:
@@ -177,4 +189,5 @@ class Group:
         size = "?" if self.group_size is None else str(self.group_size)
         dead = ", ".join(f"{s} {self.dead[s].reason}" for s in sorted(self.lost))
         line = f"{len(self.living)} of {size} samples after {now_s - self.first_seen_s:.1f} s"
-        return f"{line}; dead: {dead}" if dead else line
+        line = f"{line}; dead: {dead}" if dead else line
+        return f"{line}; {self.refusal[1]}" if self.refusal else line

@@ -15,7 +15,7 @@ from streams.codec import decoded
 from streams.record import Partition, Position, RawRecord
 from streams.topics import DEAD_LETTERS, SCORED
 from workers.context import Context
-from workers.loop.dead_letters import refusal
+from workers.loop.dead_letters import Reason, dead_letter, refusal
 from workers.loop.foreign import ForeignRecords
 from workers.loop.reporter import Reporter
 from workers.trainer.admission import Admission
@@ -78,6 +78,23 @@ class Intake:
             else:
                 self._dead(raw, now_s)
         self._payloads.release(self._admission.let_go(self._limit_bytes))
+
+    def set_aside(self, payload: Payload, reason: Reason, detail: str) -> None:
+        """A sample that passed every check, and that no step can take: its letter is due.
+
+        Not permanent: another answer to the same row may do.
+        """
+        letter = dead_letter(
+            self._context,
+            payload.raw,
+            payload.scored.trajectory,
+            reason=reason,
+            detail=detail,
+            permanent=False,
+        )
+        if payload.raw.position not in self._buried:
+            self.letters.append(letter)
+            self._buried.add(payload.raw.position)
 
     def positions(self) -> Mapping[Partition, int]:
         """Next offsets to read."""

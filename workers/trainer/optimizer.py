@@ -15,11 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from workers.config.trainer import LossSection, OptimizerSection
+from workers.config.loss import LossSection
+from workers.config.trainer import OptimizerSection
 from workers.engines.model import causal_mask
 from workers.engines.token_scores import MakeMask, TokenScorer, TokenScores
 from workers.trainer.adam import Adam
-from workers.trainer.loss import LossTotals, clipped_losses
+from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
+from workers.trainer.loss import policy_losses, reduced
+from workers.trainer.loss_totals import LossTotals
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import VALUE, AllWeights, Trainable
 
@@ -59,6 +62,7 @@ class Learner:
         trainable: Trainable | None = None,
     ) -> None:
         self.step_number = step  # steps done
+        self.num_micro_batches = 0  # done so far: progress, also within a long step
         self._model = model.eval()
         self._trained = AllWeights(model) if trainable is None else trainable
         self._scorer = TokenScorer(model, mask)
@@ -76,19 +80,14 @@ class Learner:
 
         Raises:
             NumericsError: loss or gradient is not finite; the step did not happen.
+            ExhaustedError: memory ran out; the step did not happen.
         """
-        self._adam.clear()
-        totals = LossTotals()
-        for micro_batch in batch.micro_batches:
-            if micro_batch.num_loss_tokens:
-                self._accumulate(micro_batch, totals)
-        grad_norm = self._adam.clip(self._section.max_grad_norm)
-        loss = totals.loss / batch.num_loss_tokens
+        totals, grad_norm = self._gradient(batch)
+        loss = self._loss_of(totals)
         number = self.step_number + 1
-        for name, value in (("loss", loss), ("gradient norm", grad_norm)):
-            if not math.isfinite(value):
-                self._adam.clear()
-                raise NumericsError(f"step {number}: {name} is {value}")
+        if problem := _problem(loss, grad_norm):
+            self._adam.clear()
+            raise NumericsError(f"step {number}: {problem}")
         lr = lr_at(number, self._section)
         self._adam.update(lr)
         self.step_number = number
@@ -99,6 +98,40 @@ class Learner:
         }
         return StepResult(loss=loss, metrics=metrics)
 
+    def probe(self, batch: Batch) -> str:
+        """What would be wrong with the numbers of this batch; "": nothing. Changes nothing.
+
+        Raises:
+            ExhaustedError: memory ran out.
+        """
+        totals, grad_norm = self._gradient(batch)
+        self._adam.clear()
+        return _problem(self._loss_of(totals), grad_norm)
+
+    def _loss_of(self, totals: LossTotals) -> float:
+        return totals.loss / totals.tokens if self._loss.reduce == "token" else totals.shares
+
+    def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
+        """The batch's gradient, clipped, in the parameters; and its norm before."""
+        self._adam.clear()
+        totals = LossTotals()
+        for index, micro_batch in enumerate(batch.micro_batches):
+            told = ""
+            try:
+                if micro_batch.num_loss_tokens:
+                    self._accumulate(micro_batch, totals)
+            except (RuntimeError, MemoryError) as err:
+                if not is_exhaustion(err):
+                    raise
+                told = str(err)
+            if told:  # out here, for the caught error's frames hold the tensors
+                self._adam.clear()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                raise ExhaustedError(index, told)
+            self.num_micro_batches += 1
+        return totals, self._adam.clip(self._section.max_grad_norm)
+
     def _accumulate(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
         """Add one micro-batch's share of the batch's gradient."""
         mask_BT = micro_batch.loss_mask_BT
@@ -107,10 +140,22 @@ class Learner:
         proximal_N = self._tensor(micro_batch.proximal_logprobs_BT[mask_BT])
         behavior_N = self._tensor(micro_batch.behavior_logprobs_BT[mask_BT])
         scores = self._score(micro_batch)
-        losses = clipped_losses(scores.logprobs_N, proximal_N, behavior_N, advantages_N, self._loss)
-        (losses.losses_N.sum() / micro_batch.num_batch_loss_tokens).backward()  # type: ignore[no-untyped-call]
+        counts_R = micro_batch.loss_tokens_by_row
+        losses = policy_losses(
+            scores.logprobs_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss
+        )
+        share = reduced(
+            losses.losses_N,
+            counts_R,
+            self._loss,
+            num_batch_tokens=micro_batch.num_batch_loss_tokens,
+            num_batch_rows=micro_batch.num_batch_rows,
+        )
+        share.backward()  # type: ignore[no-untyped-call]
+        totals.shares += float(share.detach())
         is_true_anchor_N = self._tensor(micro_batch.is_true_anchor_BT[mask_BT])
-        totals.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N)
+        is_after_pull_N = self._tensor(micro_batch.is_after_pull_BT[mask_BT])
+        totals.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N, is_after_pull_N)
 
     def _score(self, micro_batch: MicroBatch) -> TokenScores:
         """Scores of the loss tokens, row by row."""
@@ -163,3 +208,8 @@ class Learner:
         self._trained.load(weights, extra)
         self._adam.load(states)
         self.step_number = step
+
+
+def _problem(loss: float, grad_norm: float) -> str:
+    named = (("loss", loss), ("gradient norm", grad_norm))
+    return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schemas.events import MaskedSegment, ScoredTrajectory, Trajectory
+from schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
 
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -34,15 +34,22 @@ class MicroBatch:
     behavior_logprobs_BT: Float32s  # nats
     proximal_logprobs_BT: Float32s  # nats
     is_true_anchor_BT: Bools  # proximal was scored under the version that sampled the token
+    is_after_pull_BT: Bools  # sampled under another version than the sample's first token
     temperature_BT: Float32s
     advantages_B: Float32s
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
+    num_batch_rows: int  # samples of the whole batch that have such tokens
     trajectories: tuple[Trajectory, ...]  # by row; routed experts are reached from here
 
     @property
     def num_loss_tokens(self) -> int:
         """Tokens of this micro-batch that are learnt from."""
         return int(self.loss_mask_BT.sum())
+
+    @property
+    def loss_tokens_by_row(self) -> list[int]:
+        """The same by row, of the rows that have some."""
+        return [int(num) for num in self.loss_mask_BT.sum(1) if num]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +91,8 @@ def pack(
     if len(advantages) != len(samples):
         raise ValueError(f"{len(advantages)} advantages for {len(samples)} samples")
     kept = _trained_segments(samples, masked)
-    num_loss_tokens = sum(_num_policy_tokens(s, k) for s, k in zip(samples, kept, strict=True))
+    by_sample = [_num_policy_tokens(s, k) for s, k in zip(samples, kept, strict=True)]
+    num_loss_tokens = sum(by_sample)
     if num_loss_tokens == 0:
         raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
     if borders is None:
@@ -98,7 +106,7 @@ def pack(
                 samples[end - size : end],
                 advantages[end - size : end],
                 kept[end - size : end],
-                num_loss_tokens,
+                (num_loss_tokens, sum(num > 0 for num in by_sample)),
                 pad_id,
             )
             for size, end in zip(borders, ends, strict=True)
@@ -157,7 +165,7 @@ def _micro_batch(
     samples: Sequence[ScoredTrajectory],
     advantages_B: Float32s,
     kept: Sequence[frozenset[int]],
-    num_batch_loss_tokens: int,
+    of_batch: tuple[int, int],
     pad_id: int,
 ) -> MicroBatch:
     shape = (len(samples), max(_num_tokens(s) for s in samples))
@@ -168,9 +176,11 @@ def _micro_batch(
         behavior_logprobs_BT=np.zeros(shape, np.float32),
         proximal_logprobs_BT=np.zeros(shape, np.float32),
         is_true_anchor_BT=np.zeros(shape, np.bool_),
+        is_after_pull_BT=np.zeros(shape, np.bool_),
         temperature_BT=np.ones(shape, np.float32),
         advantages_B=np.asarray(advantages_B, np.float32),
-        num_batch_loss_tokens=num_batch_loss_tokens,
+        num_batch_loss_tokens=of_batch[0],
+        num_batch_rows=of_batch[1],
         trajectories=tuple(s.trajectory for s in samples),
     )
     for row, (scored, segments) in enumerate(zip(samples, kept, strict=True)):
@@ -178,9 +188,15 @@ def _micro_batch(
     return batch
 
 
+def is_sampled(segment: Segment) -> bool:
+    """Whether the policy's tokens are in it."""
+    return segment.author == "policy" and len(segment.token_ids) > 0
+
+
 def _fill_row(batch: MicroBatch, row: int, scored: ScoredTrajectory, kept: frozenset[int]) -> None:
     scores = {score.segment: score for score in scored.scores}
     start = 0
+    first = next(s.policy_version for s in scored.trajectory.segments if is_sampled(s))
     for index, segment in enumerate(scored.trajectory.segments):
         here = (row, slice(start, start + len(segment.token_ids)))
         start += len(segment.token_ids)
@@ -193,6 +209,7 @@ def _fill_row(batch: MicroBatch, row: int, scored: ScoredTrajectory, kept: froze
         batch.behavior_logprobs_BT[here] = segment.behavior_logprobs.numpy()
         batch.proximal_logprobs_BT[here] = scores[index].proximal_logprobs.numpy()
         batch.is_true_anchor_BT[here] = scores[index].anchor == "sampled"
+        batch.is_after_pull_BT[here] = segment.policy_version != first
         batch.temperature_BT[here] = segment.temperature
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
-from schemas.events import MaskedSegment
+from schemas.events import MaskedSegment, ScoredTrajectory
 from streams.crash_points import CrashPoint, reach
 from streams.errors import ConfigError
 from workers.config.trainer import TrainerSection
@@ -22,10 +23,12 @@ from workers.engines.folder import read_config, vocab_size_of
 from workers.engines.model import FLOAT32, configure_torch, load_model, numerics_of, weights_of
 from workers.engines.recompute import recompute_activations
 from workers.engines.selfcheck import check_scoring
+from workers.loop.dead_letters import Reason
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.optimizer import Learner
-from workers.trainer.packing import Batch, pack
+from workers.trainer.exhaustion import ExhaustedError, SampleTooLargeError, smaller_borders
+from workers.trainer.optimizer import Learner, NumericsError, StepResult
+from workers.trainer.packing import Batch, Float32s, pack
 from workers.trainer.payloads import Payload, batch_hash
 from workers.trainer.trainable import trainable_of
 from workers.weights.channel import WeightError
@@ -46,6 +49,15 @@ class Trained:
     batch: Batch
     advantages: Sequence[float]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """A sample whose numbers or size no step can take."""
+
+    index: int  # in the batch
+    reason: Reason
+    detail: str
 
 
 class Training:
@@ -100,29 +112,18 @@ class Training:
             payloads: in batch order.
             borders: samples in each micro-batch, where the ledger has them.
 
+        Where memory does not suffice the batch is cut into smaller micro-batches, as the result's
+        borders tell.
+
         Raises:
             NumericsError: loss or gradient is not finite.
+            SampleTooLargeError: one sample alone does not fit in memory.
         """
         reach(CrashPoint.FORWARD_BEFORE)
         started_s = time.monotonic()
         samples = [payload.scored for payload in payloads]
-        rewards = [sample.trajectory.reward for sample in samples]
-        if self._section.control == "permuted":
-            rewards = permuted(rewards, self.learner.step_number)
-        advantages = group_advantages(
-            rewards,
-            [sample.trajectory.group_id for sample in samples],
-            normalize_std=self._section.loss.normalize_std,
-        )
-        batch = pack(
-            samples,
-            advantages,
-            masked,
-            policy_version=policy_version,
-            token_budget=self._section.micro_batch_tokens,
-            borders=borders,
-        )
-        result = self.learner.step(batch)
+        advantages = self._advantages(samples)
+        batch, result = self._step(samples, advantages, masked, policy_version, borders)
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
         seconds = time.monotonic() - started_s
         reach(CrashPoint.FORWARD_AFTER)
@@ -136,6 +137,91 @@ class Training:
             advantages=[float(a) for a in advantages],
             seconds=seconds,
         )
+
+    def try_train(
+        self, payloads: Sequence[Payload], masked: Sequence[MaskedSegment], policy_version: int
+    ) -> Trained | tuple[Culprit, ...]:
+        """As `train`; or the samples, in batch order, without which it may work. Deterministic.
+
+        Raises:
+            NumericsError: as `train`, and the weights are at fault, or no sample alone is.
+        """
+        try:
+            return self.train(payloads, masked, policy_version)
+        except SampleTooLargeError as err:
+            return (Culprit(index=err.index, reason=Reason.MEMORY, detail=err.told),)
+        except NumericsError as err:
+            samples = [payload.scored for payload in payloads]
+            culprits = self._culprits(samples, masked, policy_version)
+            blame(err, samples, culprits, self.learner.weights())
+            return culprits
+
+    def _culprits(
+        self,
+        samples: Sequence[ScoredTrajectory],
+        masked: Sequence[MaskedSegment],
+        policy_version: int,
+    ) -> tuple[Culprit, ...]:
+        """Each sample by itself, forward and backward: about as much work as the step was."""
+        found = []
+        for index, (sample, advantage) in enumerate(
+            zip(samples, self._advantages(samples), strict=True)
+        ):
+            own = masks_of(sample, masked)
+            if len(own) == len(sample.scores):
+                continue  # nothing of it is learnt from
+            batch = pack(
+                [sample],
+                np.array([advantage], np.float32),
+                own,
+                policy_version=policy_version,
+                token_budget=self._section.micro_batch_tokens,
+            )
+            try:
+                problem, reason = self.learner.probe(batch), Reason.NUMERICS
+            except ExhaustedError as err:
+                problem, reason = err.told, Reason.MEMORY
+            if problem:
+                found.append(Culprit(index=index, reason=reason, detail=problem))
+        return tuple(found)
+
+    def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Float32s:
+        rewards = [sample.trajectory.reward for sample in samples]
+        if self._section.control == "permuted":
+            rewards = permuted(rewards, self.learner.step_number)
+        return group_advantages(
+            rewards,
+            [sample.trajectory.group_id for sample in samples],
+            normalize_std=self._section.loss.normalize_std,
+            lone=self._section.loss.lone,
+        )
+
+    def _step(
+        self,
+        samples: Sequence[ScoredTrajectory],
+        advantages: Float32s,
+        masked: Sequence[MaskedSegment],
+        policy_version: int,
+        borders: Sequence[int] | None,
+    ) -> tuple[Batch, StepResult]:
+        """The step, with borders that fit in memory."""
+        while True:
+            batch = pack(
+                samples,
+                advantages,
+                masked,
+                policy_version=policy_version,
+                token_budget=self._section.micro_batch_tokens,
+                borders=borders,
+            )
+            try:
+                return batch, self.learner.step(batch)
+            except ExhaustedError as err:
+                failed, told = err.index, err.told
+            widths = [micro_batch.token_ids_BT.shape[1] for micro_batch in batch.micro_batches]
+            borders = smaller_borders(batch.borders, widths, failed)
+            if borders == batch.borders:
+                raise SampleTooLargeError(sum(borders[:failed]), told)
 
     def save(self, store: CheckpointStore, manifest: Manifest, keep: int) -> None:
         """Write a checkpoint of the present state; older ones go."""
@@ -157,6 +243,44 @@ class Training:
             )
         self.learner.load(weights, optimizer, manifest.step)
         self.weight_hash = actual
+
+
+def masks_of(
+    sample: ScoredTrajectory, masked: Sequence[MaskedSegment]
+) -> tuple[MaskedSegment, ...]:
+    """Those of one sample."""
+    own = (sample.trajectory.group_id, sample.trajectory.sample)
+    return tuple(mask for mask in masked if (mask.group_id, mask.sample) == own)
+
+
+def blame(
+    error: NumericsError,
+    samples: Sequence[ScoredTrajectory],
+    culprits: Sequence[Culprit],
+    weights: Mapping[str, Tensor],
+) -> None:
+    """Return if dropping the culprits' groups may help.
+
+    Raises:
+        NumericsError: it would not: no sample alone is at fault, or the weights are.
+    """
+    if not culprits:
+        raise NumericsError(
+            f"{error}; each sample by itself gives finite numbers: lower trainer.optimizer.lr, or "
+            "look at the batch with `rlstreams inspect`"
+        ) from error
+    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise NumericsError(
+            f"{error}; the weights are at fault: {broken[0]} is not finite"
+        ) from error
+    groups = {sample.trajectory.group_id for sample in samples}
+    blamed = {samples[culprit.index].trajectory.group_id for culprit in culprits}
+    if len(groups) > 1 and blamed == groups:
+        raise NumericsError(
+            f"{error}; so does every group of the batch by itself: the weights are at fault, not "
+            "a sample"
+        ) from error
 
 
 def permuted(rewards: Sequence[float], step: int) -> list[float]:

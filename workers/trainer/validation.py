@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 
 from schemas.events import TRAIN, DeadLetter, ScoredTrajectory, SegmentScore, Trajectory
+from workers.config.across import MIN_TEMPERATURE
 from workers.loop.validation import check_logprobs, check_trajectory, is_group_number
 
-MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
 ANCHORS = ("sampled", "nearby", "behavior")
 
 

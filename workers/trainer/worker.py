@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -23,10 +23,10 @@ from workers.trainer.facts import make_claim, versions
 from workers.trainer.intake import Intake
 from workers.trainer.ledger import Ledger
 from workers.trainer.office import Office
-from workers.trainer.payloads import Payloads
+from workers.trainer.payloads import Payload, Payloads
 from workers.trainer.recovery import Recovery
 from workers.trainer.redo import Life, Redone, drift_error
-from workers.trainer.training import Trained, Training
+from workers.trainer.training import Culprit, Trained, Training
 from workers.weights.channel import WeightError, WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
@@ -84,6 +84,7 @@ class TrainerWorker:
         self._state = "redo"
         self._draining = False
         self._next_drop = 0.0
+        self._num_micro_batches = 0  # as it was counted last
         self._life: Life[None] = self._live()
         self._waits_for: Future[Any] | None = None
         self._done = False
@@ -96,6 +97,7 @@ class TrainerWorker:
         self._drop()
         self._serve()
         self._live_on()
+        self._count_progress()
         self._heartbeat()
 
     def drain(self) -> None:
@@ -130,9 +132,12 @@ class TrainerWorker:
             self._tell("training", f"step {self._step + 1}")
             payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
             yield self._compute(self._server.before_change)
-            trained: Trained = yield self._compute(
-                self._training.train, payloads, plan.masked, plan.policy_version
+            trained: Trained | tuple[Culprit, ...] = yield self._compute(
+                self._training.try_train, payloads, plan.masked, plan.policy_version
             )
+            if not isinstance(trained, Trained):
+                self._set_aside(plan, payloads, trained)
+                continue
             self._complete(plan, trained)
             self._recovery.used(payload.raw for payload in payloads)
             yield from self._publish()
@@ -219,6 +224,26 @@ class TrainerWorker:
             duration_s=round(trained.seconds, 4),
         )
 
+    def _set_aside(
+        self, plan: Plan, payloads: Sequence[Payload], culprits: Sequence[Culprit]
+    ) -> None:
+        """No step can be made with these samples: their groups go, the others are planned anew.
+
+        In the log before the next step, so whoever comes back plans that one alike.
+        """
+        refused: dict[str, tuple[str, str]] = {}
+        for culprit in culprits:
+            sample = payloads[culprit.index].scored.trajectory
+            told = f"sample {sample.sample}: {culprit.detail}"
+            refused.setdefault(sample.group_id, (str(culprit.reason), told))
+            self._intake.set_aside(payloads[culprit.index], culprit.reason, culprit.detail)
+            self._log.warning("set_aside", group=sample.group_id, reason=culprit.reason, what=told)
+        for payload in payloads:
+            self._payloads.put(payload)
+        self._admission.give_back(plan, refused)
+        self._next_drop = 0.0
+        self._drop()
+
     def _drop(self) -> None:
         """Drops never wait for a step: a dropped group lets `prompts` issue another one."""
         now = time.monotonic()
@@ -235,6 +260,13 @@ class TrainerWorker:
         self._payloads.release(self._admission.positions_of(ids))
         self._admission.close(ids)
         self._reporter.count(dropped_groups=len(groups), dead_letters=len(letters))
+
+    def _count_progress(self) -> None:
+        """Also within a long step: whoever watches sees that it goes on."""
+        done = self._training.learner.num_micro_batches
+        if done > self._num_micro_batches:
+            self._reporter.count(micro_batches=done - self._num_micro_batches)
+            self._num_micro_batches = done
 
     def _serve(self) -> None:
         for record in self._foreign.readable(self._pulls.poll(100, 0.0)):

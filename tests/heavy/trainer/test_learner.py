@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from tests.unit.trainer.trainer_builders import TinyModel, random_samples
-from workers.config.trainer import LossSection, OptimizerSection
+from workers.config.loss import LossSection
+from workers.config.trainer import OptimizerSection
 from workers.engines.model import configure_torch
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.loss import clipped_losses
+from workers.trainer.loss import policy_losses
 from workers.trainer.optimizer import Learner, NumericsError, lr_at
 from workers.trainer.packing import pack
 from workers.weights.channel import WeightError
@@ -126,11 +127,12 @@ def test_the_loss_is_that_of_each_sample_alone():
             logprobs = torch.log_softmax(logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
             answer = torch.from_numpy(micro.loss_mask_BT[row, 1:num])
             total += float(
-                clipped_losses(
+                policy_losses(
                     logprobs[answer],
                     torch.from_numpy(micro.proximal_logprobs_BT[row, 1:num])[answer],
                     torch.from_numpy(micro.behavior_logprobs_BT[row, 1:num])[answer],
                     torch.tensor(micro.advantages_B[row]),
+                    [int(answer.sum())],
                     LossSection(),
                 ).losses_N.sum()
             )
@@ -158,6 +160,7 @@ def test_metrics_are_complete_and_finite():
     """A step reports what the ledger and the report show."""
     result = learner().step(batch_of())
     expected = {"entropy", "clip_fraction", "weight_mean", "kl", "mismatch_mean", "mismatch_max"}
+    expected |= {"ratio_max", "ess"}
     expected |= {"grad_norm", "lr", "num_loss_tokens"}
     assert set(result.metrics) == expected
     assert np.isfinite(list(result.metrics.values())).all()

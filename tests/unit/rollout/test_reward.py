@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import ConfigError
-from workers.config.reward import RewardSection
+from workers.config.reward import RewardPart, RewardSection
 from workers.rollout import verifier_process
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.reward import Judgement, RewardError, Verifier
@@ -315,3 +315,28 @@ def test_close_ends_the_children(tmp_path: Path) -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("1e39", r"the reward must be finite and within 1e\+09 of 0, got 1e\+39"),
+        ("(0.0, {'speed': -1.7e308})", r"part 'speed' of the reward must be .* got -1.7e\+308"),
+    ],
+)
+def test_a_reward_that_no_step_could_take_is_refused(
+    tmp_path: Path, returned: str, told: str
+) -> None:
+    """It is a number in Python and an infinity where it would be learnt from."""
+    file = user_file(tmp_path, f"return {returned}")
+    with verifier(file) as one, pytest.raises(RewardError, match=told):
+        judge(one, "15", "15")
+
+
+def test_the_bound_holds_for_every_verifier() -> None:
+    """A weight can make too much of an honest number."""
+    parts = (RewardPart(verifier="numeric", weight=1e10),)
+    with make_verifier(RewardSection(verifier="sum", parts=parts)) as one:
+        assert 0.0 == judge(one, "14", "15").reward
+        with pytest.raises(RewardError, match=r"got 10000000000\.0"):
+            judge(one, "15", "15")

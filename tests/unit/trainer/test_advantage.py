@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from workers.loop.validation import MAX_REWARD
 from workers.trainer.advantage import group_advantages
 
 
@@ -27,14 +28,31 @@ def test_equal_rewards_teach_nothing(reward):
     np.testing.assert_array_equal(group_advantages([reward] * 3, ["a"] * 3), np.zeros(3))
 
 
-def test_a_group_of_one_keeps_its_reward():
-    """Without siblings mean 0 and deviation 1 stand in."""
-    np.testing.assert_allclose(group_advantages([0.5], ["a"]), [0.5], rtol=1e-5)
+def test_a_lone_sample_teaches_nothing_unless_asked():
+    """Without siblings there is nothing to compare; on demand mean 0 and deviation 1 stand in."""
+    np.testing.assert_array_equal(group_advantages([0.5], ["a"]), [0.0])
+    asked = group_advantages([0.5, 3.0, 1.0], ["a", "b", "b"], lone="reward")
+    np.testing.assert_allclose(asked, [0.5, np.sqrt(0.5), -np.sqrt(0.5)], rtol=1e-5)
+    bare = group_advantages([0.5], ["a"], lone="reward", normalize_std=False)
+    np.testing.assert_array_equal(bare, [0.5])
+
+
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_the_largest_rewards_give_finite_advantages(normalize_std):
+    """What the bound lets through is no infinity in float32, nor is its square."""
+    rewards = [MAX_REWARD, -MAX_REWARD, 0.0]
+    advantages = group_advantages(rewards, ["a"] * 3, normalize_std=normalize_std)
+    assert np.isfinite(advantages * np.float32(np.exp(20)) * 2).all()
+    assert np.isfinite(np.square(advantages * np.float32(np.exp(20)) * 2)).all()
 
 
 @pytest.mark.parametrize(
     ("rewards", "message"),
-    [([1.0], "1 rewards, but 2 group_ids"), ([1.0, float("nan")], r"rewards\[1\].*nan")],
+    [
+        ([1.0], "1 rewards, but 2 group_ids"),
+        ([1.0, float("nan")], r"rewards\[1\].*nan"),
+        ([1e39, 0.0], r"rewards\[0\] must be finite and within 1e\+09 of 0, got 1e\+39"),
+    ],
 )
 def test_unusable_rewards_are_refused(rewards, message):
     """The index and the value are named."""

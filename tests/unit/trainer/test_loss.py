@@ -4,11 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from workers.config.trainer import LossSection
+from workers.config.loss import LossSection
 from workers.engines.token_scores import TokenScores, score_tokens
-from workers.trainer.loss import LossTotals, clipped_losses
+from workers.trainer.loss import policy_losses
+from workers.trainer.loss_totals import LossTotals
 
-SECTION = LossSection(clip_low=0.2, clip_high=0.28, weight_cap=2.0)
+SECTION = LossSection(clip_low=0.2, clip_high=0.28, weight_cap=2.0, clip_dual=0.0)
+
+
+def clipped_losses(policy, proximal, behavior, advantages, section):
+    """Of tokens whose rows do not matter."""
+    return policy_losses(policy, proximal, behavior, advantages, [len(policy)], section)
 
 
 def random_tokens(num=200, seed=0, spread=0.5):

@@ -26,6 +26,11 @@ def with_answer(**changes):
     return scored((PROMPT, replace(ANSWER, **changes)))
 
 
+def with_parts(**parts):
+    whole = scored((PROMPT, ANSWER))
+    return replace(whole, trajectory=replace(whole.trajectory, reward_parts=parts))
+
+
 def with_score(**changes):
     return scored(scores=(replace(score(1, [-0.6, -0.9]), **changes),))
 
@@ -50,8 +55,10 @@ def test_good_ones_pass():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (scored(reward=NAN), "reward must be finite, got nan"),
-        (scored(reward=-INF), "reward must be finite, got -inf"),
+        (scored(reward=NAN), "reward must be finite and within 1e.09 of 0, got nan"),
+        (scored(reward=-INF), "reward must be finite .* got -inf"),
+        (scored(reward=1e39), r"reward must be finite .* got 1e\+39"),
+        (with_parts(right=0.0, speed=-1.7e308), r"reward_parts\['speed'\] must be .*-1.7e\+308"),
         (scored(sample=8), "sample must be below group_size 8, got 8"),
         (with_answer(token_ids=ids([3, 12])), r"segments\[1\].token_ids\[1\] .* 12, got 12"),
         (with_answer(token_ids=ids([-1, 3])), r"segments\[1\].token_ids\[0\] .* got -1"),

@@ -9,6 +9,7 @@ import pytest
 
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
+from workers.config.across import start_warning
 from workers.config.load import (
     from_json,
     load,
@@ -82,6 +83,12 @@ def test_override_types():
         ("[trainer]\nmin_group_samples = 9", r"trainer.min_group_samples is 9, but prompts.group"),
         ("[prompts]\nevaluate_every = 2", r"prompts.evaluate_every is 2, but data.held_out is em"),
         ("[broker]\nreplication = 3", r"broker.replication is 3, but broker.bootstrap is empty"),
+        ("[rollout]\ntemperature = 0", r":2:1: rollout.temperature is 0: the likeliest token"),
+        ("[prompts]\ngroup_size = 1", r":2:1: prompts.group_size is 1: a sample without siblings"),
+        ("[rollout]\nsample_deadline_s = 700", r":2:1: trainer.group_deadline_s is 1200, but ro"),
+        ("[trainer.loss]\nclip_dual = 1", r":2:1: trainer.loss.clip_dual must be above 1, or 0"),
+        ("[trainer.loss]\nreduce = 'constant'", r"'constant' with trainer.loss.constant_tokens 0"),
+        ("[trainer.loss]\nconstant_tokens = 9", r":2:1: trainer.loss.reduce is 'token' with tra"),
         ("[rollout]\nmax_new_tokens = 20000", r"the longest sample would fit no micro-batch"),
         ("[broker.options]\n'sasl.password' = 'x'", r"'?sasl.password is a secret: give it as env"),
         ("[broker]\nsasl_mechanism = 'PLAIN'", r"broker.sasl_mechanism; broker has bootstrap, "),
@@ -207,6 +214,38 @@ def test_json_round_trip(tmp_path):
     config = load([write(tmp_path, text)], ["trainer.optimizer.lr=1e-3"])
     assert config == from_json(resolved_json(config))
     assert resolved_json(config) == resolved_json(from_json(resolved_json(config)))
+
+
+def test_a_recorded_configuration_is_what_was_computed_with():
+    """Of a version that knew fewer fields: the values that it had, and no check of a start."""
+    tree = json.loads(resolved_json(RunConfig()))
+    del tree["trainer"]["loss"]["clip_dual"], tree["trainer"]["loss"]["lone"]
+    tree["trainer"]["group_deadline_s"] = 600.0
+    recorded = from_json(json.dumps(tree))
+    assert (0.0, "reward") == (recorded.trainer.loss.clip_dual, recorded.trainer.loss.lone)
+    assert 600.0 == recorded.trainer.group_deadline_s
+    assert (3.0, "zero") == (RunConfig().trainer.loss.clip_dual, RunConfig().trainer.loss.lone)
+
+
+def test_one_answer_a_problem_is_asked_for_by_name():
+    """A group of one learns from its bare reward, if somebody says so."""
+    config = load([], ["prompts.group_size=1", "trainer.loss.lone=reward"])
+    assert (1, "reward") == (config.prompts.group_size, config.trainer.loss.lone)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("rollout.top_p=0.9", "rollout.top_p is 0.9 and rollout.top_k is 0: the sampler's log-pro"),
+        ("rollout.top_k=40", "rollout.top_p is 1 and rollout.top_k is 40: the sampler's log-probs"),
+        ("rollout.temperature=0.7", ""),
+    ],
+)
+def test_a_start_is_warned_of_a_cut_distribution(override, told):
+    """It runs, and its gradient is biased."""
+    warning = start_warning(load([], [override]))
+    assert told == warning[: len(told)]
+    assert bool(told) == bool(warning)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_progress_begins_the_count_anew() -> None:
         looks(it, 10, 1, "working", samples=1.0, busy_s=9.0)
 
 
+def test_a_long_step_lives_on_its_micro_batches() -> None:
+    """A first step may take longer than `stall_s`, as long as it comes forward."""
+    it = watch()
+    for done in range(4):
+        looks(it, 4 * done, 4, "working", micro_batches=float(done))
+    with pytest.raises(StuckError):
+        looks(it, 16, 3, "working", micro_batches=3.0)
+
+
 def test_a_worker_that_waits_only_says_so() -> None:
     """Somebody else is stuck: it is told once per `stall_s`, and never ends for it."""
     assert [

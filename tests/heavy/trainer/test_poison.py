@@ -1,0 +1,309 @@
+"""A sample that no step can take: its group is dropped, the step is made of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, StepCompleted, Tensor
+from streams.memory.log import MemoryLog
+from streams.topics import DEAD_LETTERS, SCORED, STEPS
+from tests.heavy.trainer.trainer_stand import (
+    DEADLINE_S,
+    bury,
+    make_config,
+    make_log,
+    make_trainer,
+    read,
+    run_steps,
+    scored,
+    send,
+    steps,
+    turn_until,
+)
+from workers.trainer.optimizer import NumericsError
+from workers.trainer.training import Culprit, Trained, Training
+
+BAD = 101  # a token that the samples of `scored` never have
+LONG = 40  # tokens
+
+
+class Numbers(Training):
+    """A model that is NaN wherever a sequence has the token BAD."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.learner._model.register_forward_hook(_spoil, with_kwargs=True)
+
+
+def _spoil(_model: object, _args: object, kwargs: dict[str, Any], output: Any) -> None:
+    is_bad_B = (kwargs["input_ids"] == BAD).any(dim=1)
+    output.logits = torch.where(is_bad_B[:, None, None], torch.nan, output.logits)
+
+
+class Found(Numbers):
+    """Has found what is wrong, and did not come to say so."""
+
+    is_found: threading.Event
+    go_on: threading.Event
+
+    def try_train(self, *args: Any) -> Trained | tuple[Culprit, ...]:
+        result = super().try_train(*args)
+        self.is_found.set()
+        assert self.go_on.wait(DEADLINE_S)
+        return result
+
+
+class Memory(Training):
+    """An accelerator with room for this many tokens at a time."""
+
+    room = 16
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.learner._model.register_forward_pre_hook(self._allocate, with_kwargs=True)
+
+    def _allocate(self, _model: object, _args: object, kwargs: dict[str, Any]) -> None:
+        if kwargs["input_ids"].numel() > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+class Roomy(Memory):
+    """The same with room for everything."""
+
+    room = 1 << 30
+
+
+def answered(group: int, sample: int, token_ids: list[int]) -> ScoredTrajectory:
+    """A sample with this answer."""
+    plain = scored(group, sample, 0)
+    logprobs = Tensor.of(np.full(len(token_ids), -1.0, np.float32))
+    prompt, policy = plain.trajectory.segments
+    policy = dataclasses.replace(
+        policy, token_ids=Tensor.of(np.array(token_ids, np.int32)), behavior_logprobs=logprobs
+    )
+    (score,) = plain.scores
+    return dataclasses.replace(
+        plain,
+        trajectory=dataclasses.replace(plain.trajectory, segments=(prompt, policy)),
+        scores=(dataclasses.replace(score, proximal_logprobs=logprobs),),
+    )
+
+
+def letters(log: MemoryLog) -> list[DeadLetter]:
+    return [event for event in read(log, DEAD_LETTERS.name) if isinstance(event, DeadLetter)]
+
+
+def drops(log: MemoryLog) -> list[tuple[str, str, bool]]:
+    return [
+        (group.group_id, group.reason, group.permanent)
+        for event in read(log, STEPS.name)
+        if isinstance(event, GroupsDropped)
+        for group in event.groups
+    ]
+
+
+def order(log: MemoryLog) -> list[str]:
+    kinds = (StepCompleted, GroupsDropped)
+    return [type(event).__name__ for event in read(log, STEPS.name) if isinstance(event, kinds)]
+
+
+def test_a_sample_whose_numbers_are_not_finite_costs_its_group(tmp_path: Path) -> None:
+    """Found by itself, set aside with its bytes, dropped before the step that does without it."""
+    log, config = make_log(), make_config(tmp_path, trainer__groups_per_step=2, trainer__steps=1)
+    trainer = make_trainer(log, config, hardware=Numbers)
+    send(log, scored(0, 0, 0), answered(0, 1, [5, BAD, 6]))
+    send(log, *(scored(group, sample, 0) for group in (1, 2) for sample in range(2)))
+    run_steps(log, trainer, 1)
+    trainer.close()
+    (letter,) = letters(log)
+    assert (letter.group_id, letter.sample, letter.reason) == ("0", 1, "numerics")
+    assert (letter.origin_topic, letter.origin_offset, letter.permanent) == (SCORED.name, 1, False)
+    assert letter.detail == "loss is nan"
+    assert drops(log) == [("0", "numerics", False)]
+    assert order(log) == ["GroupsDropped", "StepCompleted"]
+    (step,) = steps(log)
+    assert [(ref.group_id, ref.sample) for ref in step.samples] == [
+        ("1", 0), ("1", 1), ("2", 0), ("2", 1)
+    ]  # fmt: skip
+    assert step.closed.watermark == 3
+
+
+def test_a_restart_between_finding_and_dropping_finds_it_again(tmp_path: Path) -> None:
+    """Nothing of it was written: the successor plans the same batch, and drops the same group."""
+    log, config = make_log(), make_config(tmp_path, trainer__groups_per_step=2, trainer__steps=2)
+    Found.is_found, Found.go_on = threading.Event(), threading.Event()
+    first = make_trainer(log, config, hardware=Found)
+    send(log, scored(0, 0, 0), answered(0, 1, [5, BAD, 6]))
+    send(log, *(scored(1, sample, 0) for sample in range(2)))
+    turn_until(first, Found.is_found.is_set)
+    Found.go_on.set()
+    bury(first)
+    assert drops(log) == []
+    second = make_trainer(log, config, "two", takeover=True, hardware=Numbers)
+    send(log, *(scored(2, sample, 0) for sample in range(2)))
+    run_steps(log, second, 1)
+    bury(second)
+    third = make_trainer(log, config, "three", takeover=True, hardware=Numbers)
+    send(log, *(scored(group, sample, 1) for group in (3, 4) for sample in range(2)))
+    run_steps(log, third, 2)  # the first one was done again with an equal hash
+    third.close()
+    assert drops(log) == [("0", "numerics", False)]
+    assert len(letters(log)) == 1
+
+
+def test_weights_that_are_at_fault_stop_the_trainer(tmp_path: Path) -> None:
+    """Where every group fails by itself, dropping them all would hide it."""
+    log, config = make_log(), make_config(tmp_path, trainer__groups_per_step=2)
+    trainer = make_trainer(log, config, hardware=Numbers)
+    send(log, *(answered(group, sample, [5, BAD]) for group in (0, 1) for sample in range(2)))
+    with pytest.raises(NumericsError, match="step 1: loss is nan; so does every group"):
+        turn_until(trainer, lambda: False)
+    trainer.close()
+    assert drops(log) == []
+
+
+def test_a_broken_weight_is_named(tmp_path: Path) -> None:
+    """No sample is asked for what a parameter did."""
+    log, config = make_log(), make_config(tmp_path)
+    trainer = make_trainer(log, config)
+    name, weight = next(iter(trainer._training.learner.weights().items()))
+    weight.view(-1)[:] = torch.inf
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    with pytest.raises(NumericsError, match=f"weights are at fault: {name} is not finite"):
+        turn_until(trainer, lambda: False)
+    trainer.close()
+    assert drops(log) == []
+
+
+def test_a_batch_that_does_not_fit_is_cut_and_redone_alike(tmp_path: Path) -> None:
+    """The borders in force are the step's: whoever has more memory cuts there too, bit for bit."""
+    log, config = make_log(), make_config(tmp_path, trainer__groups_per_step=2, trainer__steps=2)
+    first = make_trainer(log, config, hardware=Memory)
+    send(log, *(scored(group, sample, 0) for group in (0, 1) for sample in range(2)))
+    run_steps(log, first, 1)
+    bury(first)
+    assert [step.micro_batches for step in steps(log)] == [(2, 2)]
+    second = make_trainer(log, config, "two", takeover=True, hardware=Roomy)
+    send(log, *(scored(group, sample, 1) for group in (2, 3) for sample in range(2)))
+    run_steps(log, second, 2)  # `redo = "exact"` would have stopped it
+    second.close()
+    assert [step.micro_batches for step in steps(log)] == [(2, 2), (4,)]
+    assert (drops(log), letters(log)) == ([], [])
+
+
+def test_a_sample_that_does_not_fit_alone_costs_its_group(tmp_path: Path) -> None:
+    """No cut helps: it is set aside like a poison record."""
+    log, config = make_log(), make_config(tmp_path, trainer__groups_per_step=2, trainer__steps=1)
+    trainer = make_trainer(log, config, hardware=Memory)
+    send(log, scored(0, 0, 0), answered(0, 1, [5] * LONG))
+    send(log, *(scored(group, sample, 0) for group in (1, 2) for sample in range(2)))
+    run_steps(log, trainer, 1)
+    trainer.close()
+    (letter,) = letters(log)
+    assert (letter.group_id, letter.sample, letter.reason) == ("0", 1, "memory")
+    assert letter.detail.startswith("CUDA out of memory")
+    assert drops(log) == [("0", "memory", False)]
+    assert [step.micro_batches for step in steps(log)] == [(2, 2)]
+
+
+def test_a_reward_beyond_the_bound_is_set_aside(tmp_path: Path) -> None:
+    """A foreign record may hold any number; none becomes an infinite advantage."""
+    log = make_log()
+    config = make_config(tmp_path, trainer__steps=1, trainer__loss__normalize_std="false")
+    trainer = make_trainer(log, config)
+    send(log, scored(0, 0, 0, reward=1e39), scored(0, 1, 0))
+    send(log, *(scored(1, sample, 0) for sample in range(2)))
+    run_steps(log, trainer, 1)
+    trainer.close()
+    (letter,) = letters(log)
+    assert (letter.sample, letter.reason) == (0, "validation")
+    assert drops(log) == [("0", "dead_samples", False)]
+
+
+def test_a_group_without_signal_makes_room_for_another(tmp_path: Path) -> None:
+    """Dropped before the step, for good; a redo comes to the same plan and the same weights."""
+    log = make_log()
+    config = make_config(tmp_path, trainer__steps=2, trainer__equal_rewards="drop")
+    first = make_trainer(log, config)
+    send(log, *(scored(0, sample, 0, reward=1.0) for sample in range(2)))
+    send(log, *(scored(1, sample, 0) for sample in range(2)))
+    run_steps(log, first, 1)
+    bury(first)
+    second = make_trainer(log, config, "two", takeover=True)
+    send(log, *(scored(2, sample, 1) for sample in range(2)))
+    run_steps(log, second, 2)
+    second.close()
+    assert drops(log) == [("0", "no_signal", True)]
+    trained = [sorted({ref.group_id for ref in step.samples}) for step in steps(log)]
+    assert trained == [["1"], ["2"]]
+
+
+def test_a_truncated_sample_is_compared_and_not_learnt_from(tmp_path: Path) -> None:
+    """Its segment is masked in the ledger, its advantage is there, and the redo agrees."""
+    log = make_log()
+    config = make_config(tmp_path, trainer__steps=2, trainer__loss__mask_truncated="true")
+    first = make_trainer(log, config)
+    cut = scored(0, 1, 0)
+    prompt, policy = cut.trajectory.segments
+    segments = (prompt, dataclasses.replace(policy, finish_reason="length"))
+    cut = dataclasses.replace(
+        cut, trajectory=dataclasses.replace(cut.trajectory, segments=segments)
+    )
+    send(log, scored(0, 0, 0), cut)
+    run_steps(log, first, 1)
+    bury(first)
+    second = make_trainer(log, config, "two", takeover=True)
+    send(log, *(scored(1, sample, 1) for sample in range(2)))
+    run_steps(log, second, 2)
+    second.close()
+    step = steps(log)[0]
+    assert [(m.sample, m.segment, m.staleness) for m in step.masked] == [(1, 1, 0)]
+    assert [ref.advantage > 0 for ref in step.samples] == [False, True]
+    assert step.staleness == {"0": 5}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trainer__loss__kind": "gspo", "trainer__loss__reduce": "sequence"},
+        {"trainer__loss__kind": "cispo"},
+        {"trainer__loss__reduce": "constant", "trainer__loss__constant_tokens": 8},
+    ],
+)
+def test_every_loss_is_redone_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+    """With micro-batches of one and two samples; the successor's exact redo would stop."""
+    log = make_log()
+    config = make_config(
+        tmp_path, trainer__steps=2, trainer__groups_per_step=2,
+        rollout__max_new_tokens=5, trainer__micro_batch_tokens=16, **options,
+    )  # fmt: skip
+    first = make_trainer(log, config)
+    send(log, *(scored(group, sample, 0) for group in (0, 1) for sample in range(2)))
+    run_steps(log, first, 1)
+    bury(first)
+    second = make_trainer(log, config, "two", takeover=True)
+    send(log, *(scored(group, sample, 1) for group in (2, 3) for sample in range(2)))
+    run_steps(log, second, 2)
+    second.close()
+    assert steps(log)[0].micro_batches == (2, 2)
+    assert np.isfinite(steps(log)[1].loss)
+
+
+def test_a_long_step_tells_of_its_micro_batches(tmp_path: Path) -> None:
+    """Progress that the stall watches see, also before the first step is done."""
+    log, config = make_log(), make_config(tmp_path, trainer__steps=1)
+    trainer = make_trainer(log, config)
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    deadline = time.monotonic() + 60
+    while not trainer._reporter._counters["micro_batches"]:
+        assert time.monotonic() < deadline, "no micro-batch was told of"
+        trainer.turn()
+    trainer.close()

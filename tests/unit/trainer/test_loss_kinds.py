@@ -1,0 +1,204 @@
+"""Every loss and reduction against a plain numpy version, gradients against finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tests.unit.trainer.test_loss import of, random_tokens
+from workers.config.loss import LossSection
+from workers.trainer.loss import TokenScores, policy_losses, reduced
+from workers.trainer.loss_totals import LossTotals
+
+COUNTS = [7, 1, 30, 22]
+NUM = sum(COUNTS)
+Floats = npt.NDArray[np.float64]
+
+
+def rows(values: Floats) -> list[Floats]:
+    return np.split(values, np.cumsum(COUNTS)[:-1])
+
+
+def weight(prox: float, mu: float, by: LossSection) -> float:
+    return min(math.exp(min(20.0, max(-20.0, prox - mu))), by.weight_cap)
+
+
+def clip(ratio: float, by: LossSection) -> float:
+    return min(max(ratio, 1 - by.clip_low), 1 + by.clip_high)
+
+
+def ppo(pi: float, prox: float, mu: float, a: float, by: LossSection) -> float:
+    rho = math.exp(min(20.0, max(-20.0, pi - prox)))
+    loss = max(-rho * a, -clip(rho, by) * a)
+    if a < 0 and by.clip_dual:
+        loss = min(loss, -by.clip_dual * a)
+    return weight(prox, mu, by) * loss
+
+
+def gspo(
+    policy: Floats, proximal: Floats, behavior: Floats, advantages: Floats, by: LossSection
+) -> Floats:
+    """Values; `policy` of a row decides its s."""
+    out = []
+    for pi, prox, mu, a in zip(*map(rows, (policy, proximal, behavior, advantages)), strict=True):
+        s = math.exp(min(10.0, float(np.mean(np.clip(pi - prox, -20, 20)))))
+        for token in range(len(pi)):
+            loss = max(-s * a[token], -clip(s, by) * a[token])
+            out.append(weight(prox[token], mu[token], by) * loss)
+    return np.array(out)
+
+
+def reference(tokens: list[Floats], by: LossSection) -> Floats:
+    if by.kind == "gspo":
+        return gspo(*tokens, by)
+    each = zip(*tokens, strict=True)
+    if by.kind == "ppo":
+        return np.array([ppo(*token, by) for token in each])
+    return np.array(
+        [-weight(prox, mu, by) * clip(math.exp(pi - prox), by) * a * pi for pi, prox, mu, a in each]
+    )
+
+
+def differences(tokens: list[Floats], by: LossSection) -> Floats:
+    """The gradient of the summed loss in each token's log-prob, as the papers have it."""
+    policy, *rest = tokens
+    if by.kind == "cispo":  # a policy gradient whose weight is constant
+        return reference(tokens, by) / policy
+    step, out = 1e-6, []
+    for token in range(NUM):
+        moved = []
+        for sign in (1, -1):
+            near = policy.copy()
+            near[token] += sign * step
+            moved.append(reference([near, *rest], by))
+        out.append((moved[0] - moved[1]).sum() / (2 * step))
+    return np.array(out)
+
+
+BY = {
+    "ppo": LossSection(clip_dual=0.0),
+    "dual": LossSection(clip_dual=1.5),
+    "gspo": LossSection(kind="gspo", clip_low=0.05, clip_high=0.08),
+    "cispo": LossSection(kind="cispo"),
+}
+
+
+@pytest.mark.parametrize("name", BY)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_values_equal_the_formula(name: str, seed: int) -> None:
+    """Token by token, in float64."""
+    tokens = list(random_tokens(num=NUM, seed=seed))
+    actual = policy_losses(*of(*tokens), COUNTS, BY[name])
+    np.testing.assert_allclose(actual.losses_N, reference(tokens, BY[name]), rtol=1e-12, atol=1e-12)
+
+
+def gradient(tokens: list[Floats], by: LossSection) -> Floats:
+    leaf = torch.tensor(tokens[0], requires_grad=True)
+    policy_losses(leaf, *of(*tokens[1:]), COUNTS, by).losses_N.sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad.numpy()
+
+
+@pytest.mark.parametrize("name", ["ppo", "dual", "cispo"])
+def test_gradients_equal_finite_differences(name: str) -> None:
+    """Through the clip, on both of its sides and inside."""
+    tokens = list(random_tokens(num=NUM))
+    actual, expected = gradient(tokens, BY[name]), differences(tokens, BY[name])
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_sequence_s_gradient_is_shared_by_its_tokens() -> None:
+    """GSPO-token: of equal advantages and weights in a row, tokens share the row's gradient."""
+    policy, proximal, _, advantages = random_tokens(num=NUM)
+    per_row = [np.full(len(row), row[0]) for row in rows(advantages)]
+    tokens = [policy, proximal, proximal, np.concatenate(per_row)]
+    expected = differences(tokens, BY["gspo"])
+    np.testing.assert_allclose(gradient(tokens, BY["gspo"]), expected, rtol=1e-5, atol=1e-7)
+    assert (expected == 0).any()
+    assert (expected != 0).any()
+
+
+def test_dual_clip_bounds_what_a_bad_token_can_weigh() -> None:
+    """A ratio of 100 with a negative advantage: without it 100 times the advantage; no gradient."""
+    policy = torch.tensor([math.log(100.0), math.log(2.0)], requires_grad=True)
+    zeros, bad = torch.zeros(2), torch.tensor([-1.0, -1.0])
+    free = policy_losses(policy, zeros, zeros, bad, [2], LossSection(clip_dual=0.0))
+    held = policy_losses(policy, zeros, zeros, bad, [2], LossSection(clip_dual=3.0))
+    np.testing.assert_allclose(free.losses_N.detach(), [100.0, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(held.losses_N.detach(), [3.0, 2.0], rtol=1e-6)
+    assert held.is_clipped_N.tolist() == [True, False]
+    held.losses_N.sum().backward()
+    np.testing.assert_allclose(policy.grad, [0.0, 2.0], rtol=1e-6)
+
+
+def test_cispo_keeps_the_gradient_of_a_clipped_token() -> None:
+    """Where ppo has none, the token learns with the clipped weight."""
+    policy = torch.tensor([math.log(5.0)], requires_grad=True)
+    zero, one = torch.zeros(1), torch.ones(1)
+    losses = policy_losses(policy, zero, zero, one, [1], LossSection(kind="cispo"))
+    losses.losses_N.sum().backward()
+    np.testing.assert_allclose(policy.grad, [-1.28], rtol=1e-6)
+    assert losses.is_clipped_N.tolist() == [True]
+
+
+@pytest.mark.parametrize("reduce", ["token", "sequence", "constant"])
+def test_shares_of_micro_batches_add_up_to_the_reduction(reduce: str) -> None:
+    """Mean of tokens, mean of rows' means, or rows' sums over one length; wherever it is cut."""
+    by = LossSection(reduce=reduce, constant_tokens=40 if reduce == "constant" else 0)  # type: ignore[arg-type]
+    losses = np.random.default_rng(0).normal(size=NUM)
+    expected = {
+        "token": losses.mean(),
+        "sequence": np.mean([row.mean() for row in rows(losses)]),
+        "constant": np.mean([row.sum() / 40 for row in rows(losses)]),
+    }[reduce]
+    shares = [
+        reduced(*of(part), counts, by, num_batch_tokens=NUM, num_batch_rows=4)
+        for part, counts in ((losses[:8], COUNTS[:2]), (losses[8:], COUNTS[2:]))
+    ]
+    assert float(sum(shares)) == pytest.approx(expected, rel=1e-12)
+
+
+def totals(tokens: list[Floats], is_after_pull: npt.NDArray[np.bool_]) -> dict[str, float]:
+    found = LossTotals()
+    for part in np.split(np.arange(NUM), [8]):
+        policy, proximal, behavior, advantages = of(*(values[part] for values in tokens))
+        losses = policy_losses(
+            policy, proximal, behavior, advantages, [len(part)], LossSection(clip_dual=0.0)
+        )
+        found.add(
+            losses,
+            TokenScores(policy, torch.ones(len(part))),
+            proximal,
+            behavior,
+            torch.ones(len(part), dtype=torch.bool),
+            torch.from_numpy(is_after_pull[part]),
+        )
+    return found.means()
+
+
+def test_ratio_and_effective_sample_size() -> None:
+    """The largest policy / proximal, and how many tokens the weights leave of all."""
+    tokens = list(random_tokens(num=NUM))
+    policy, proximal, behavior, _ = tokens
+    ratio = np.exp(policy - proximal)
+    applied = np.minimum(np.exp(proximal - behavior), 2.0) * ratio
+    means = totals(tokens, np.zeros(NUM, np.bool_))
+    assert means["ratio_max"] == pytest.approx(ratio.max(), rel=1e-12)
+    assert means["ess"] == pytest.approx(applied.sum() ** 2 / (NUM * (applied**2).sum()), rel=1e-12)
+    assert totals([policy] * 3 + [tokens[3]], np.zeros(NUM, np.bool_))["ess"] == 1.0
+
+
+def test_mismatch_behind_a_pull_is_a_number_of_its_own() -> None:
+    """Old keys and values spoil what the engine is to be judged by."""
+    tokens = list(random_tokens(num=NUM))
+    behind = np.arange(NUM) % 3 == 0
+    distance = np.abs(tokens[1] - tokens[2])
+    means = totals(tokens, behind)
+    assert means["mismatch_mean"] == pytest.approx(distance[~behind].mean(), rel=1e-12)
+    assert means["mismatch_max"] == pytest.approx(distance[~behind].max(), rel=1e-12)
+    assert means["mismatch_after_pull_mean"] == pytest.approx(distance[behind].mean(), rel=1e-12)
+    assert "mismatch_after_pull_mean" not in totals(tokens, np.zeros(NUM, np.bool_))

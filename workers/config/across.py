@@ -1,0 +1,92 @@
+"""What one section of a configuration asks of another, and what a start is warned of. Pure."""
+
+from __future__ import annotations
+
+from streams.errors import ConfigError
+from workers.config.run import RunConfig
+
+MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
+GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample
+
+
+def check_across(config: RunConfig) -> None:
+    """What one section asks of another.
+
+    Raises:
+        ConfigError: names both fields and their values.
+    """
+    trainer, prompts, longest = config.trainer, config.prompts, config.rollout.max_new_tokens
+    if trainer.min_group_samples > prompts.group_size:
+        raise ConfigError(
+            f"trainer.min_group_samples is {trainer.min_group_samples}, "
+            f"but prompts.group_size is {prompts.group_size}: no group could be trained"
+        )
+    if prompts.evaluate_every and not config.data.has_held_out:
+        raise ConfigError(
+            f"prompts.evaluate_every is {prompts.evaluate_every}, "
+            "but data.held_out is empty: there is nothing to evaluate on; name a file, or set "
+            "data.held_out_rows or data.held_out_fraction"
+        )
+    if 0 < len(config.engine.urls) < config.rollout.workers:
+        raise ConfigError(
+            f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
+            f"{config.rollout.workers}: a server belongs to one worker"
+        )
+    if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
+        raise ConfigError(
+            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes at most 2"
+        )
+    if config.rollout.engine == "sglang" and (config.rollout.top_p < 1 or config.rollout.top_k):
+        raise ConfigError(
+            "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
+            "reports log-probs of the uncut distribution, not of the one that it samples from"
+        )
+    if trainer.micro_batch_tokens <= longest:
+        raise ConfigError(
+            f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "
+            f"but rollout.max_new_tokens is {longest}: the longest sample would fit no micro-batch"
+        )
+
+
+def check_start(config: RunConfig) -> None:
+    """What lets a run start and then learn nothing, or something else than was meant.
+
+    A recorded configuration is not held to it: what it made is there.
+
+    Raises:
+        ConfigError: names the field, its value and what to set.
+    """
+    trainer, rollout = config.trainer, config.rollout
+    if rollout.temperature < MIN_TEMPERATURE:
+        raise ConfigError(
+            f"rollout.temperature is {rollout.temperature:g}: the likeliest token has no "
+            "probability to learn from, and the trainer would refuse every sample; set at least "
+            f"{MIN_TEMPERATURE:g}, 1 is usual"
+        )
+    if config.prompts.group_size == 1 and trainer.loss.lone == "zero":
+        raise ConfigError(
+            "prompts.group_size is 1: a sample without siblings has nothing to be compared with, "
+            "its advantage is 0 and nothing would be learnt; set at least 2, or "
+            'trainer.loss.lone = "reward" to learn from the bare reward'
+        )
+    least_s = GROUP_DEADLINES * rollout.sample_deadline_s
+    if trainer.group_deadline_s < least_s:
+        raise ConfigError(
+            f"trainer.group_deadline_s is {trainer.group_deadline_s:g}, but "
+            f"rollout.sample_deadline_s is {rollout.sample_deadline_s:g}: a group's clock starts "
+            "with its first scored sample, so one slow sample would drop its finished siblings; "
+            f"set at least {least_s:g}, or a shorter deadline of a sample"
+        )
+
+
+def start_warning(config: RunConfig) -> str:
+    """What a run can be started with and should not; "": nothing."""
+    rollout = config.rollout
+    if rollout.top_p < 1 or rollout.top_k:
+        return (
+            f"rollout.top_p is {rollout.top_p:g} and rollout.top_k is {rollout.top_k}: the "
+            "sampler's log-probs are of the cut distribution, the scorer's of the whole one, so "
+            "each importance weight is off by the share that was kept and the gradient is biased; "
+            "set both off (1 and 0) to train"
+        )
+    return ""
