@@ -11,7 +11,7 @@ import torch
 
 from tests.unit.trainer.test_loss import of, random_tokens
 from workers.config.loss import LossSection
-from workers.trainer.loss import TokenScores, policy_losses, reduced
+from workers.trainer.loss import policy_losses, reduced
 from workers.trainer.loss_totals import LossTotals
 
 COUNTS = [7, 1, 30, 22]
