@@ -159,9 +159,8 @@ def _prompts(context: Context) -> Role:
 
 
 def _rollout(context: Context) -> Role:
-    from workers.engines.base import Sampling
     from workers.rollout.make_verifier import make_verifier
-    from workers.rollout.sampling import Sampler, judging_threads
+    from workers.rollout.sampling import Sampler, judging_threads, sampling_of
     from workers.rollout.worker import make_worker
     from workers.tokenizer import Tokenizer
 
@@ -171,12 +170,8 @@ def _rollout(context: Context) -> Role:
         engine=engine,
         verifier=make_verifier(context.config.reward),
         tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
-        sampling=Sampling(
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            max_new_tokens=config.max_new_tokens,
-        ),
+        sampling=sampling_of(config),
+        evaluation=sampling_of(context.config.evaluation),
         max_attempts=config.max_attempts,
         deadline_s=config.sample_deadline_s,
         judging=judging_threads(context.config.reward.num_at_once),

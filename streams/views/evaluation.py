@@ -14,6 +14,8 @@ class EvaluationPoint:
 
     policy_version: int
     accuracy: float  # mean reward over the samples so far; 0 without any
+    best: float  # the best answer to each row, their mean; with one answer a row the accuracy
+    num_rows: int  # with an answer
     num_samples: int
     num_issued: int
     num_dead: int
@@ -59,6 +61,7 @@ class _Tally:
     answered: set[tuple[int, int]] = field(default_factory=set)
     dead: set[tuple[int, int]] = field(default_factory=set)
     reward: float = 0.0
+    best: dict[int, float] = field(default_factory=dict)  # by row
     exact: int = 0
     tokens: int = 0
     finished_at_ms: int = 0
@@ -87,6 +90,7 @@ class EvaluationView:
         elif key not in tally.answered:
             tally.answered.add(key)
             _add(tally, event, version)
+            tally.best[row] = max(event.reward, tally.best.get(row, event.reward))
 
     @property
     def state(self) -> EvaluationState:
@@ -111,6 +115,8 @@ def _point(version: int, tally: _Tally) -> EvaluationPoint:
     return EvaluationPoint(
         policy_version=version,
         accuracy=tally.reward / num_samples if num_samples else 0.0,
+        best=sum(tally.best.values()) / len(tally.best) if tally.best else 0.0,
+        num_rows=len(tally.best),
         num_samples=num_samples,
         num_issued=len(tally.issued),
         num_dead=len(tally.dead - tally.answered),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streams.errors import ConfigError
@@ -112,15 +112,27 @@ class PromptsSection:
     """Versions between evaluations; 0: only version 0 and the last."""
     evaluate_rows: int = 0
     """Held-out rows per evaluation, from the first; 0: all."""
+    evaluate_samples: int = 1
+    """Answers to each held-out row; reported are their mean and the best of them."""
+    evaluate_temperature: float = -1.0
+    """Of held-out answers; 0 takes the likeliest token. -1: as `rollout.temperature`."""
+    evaluate_max_tokens: int = 0
+    """Longest held-out answer; 0: as `rollout.max_new_tokens`."""
     max_replacements: int = 3
     """How many times a dropped group's row is issued again."""
 
     def __post_init__(self) -> None:
-        positive("prompts", group_size=self.group_size)
+        positive("prompts", group_size=self.group_size, evaluate_samples=self.evaluate_samples)
+        if self.evaluate_temperature < 0 and self.evaluate_temperature != -1:
+            raise ConfigError(
+                "prompts.evaluate_temperature must be 0 or above, or -1 for that of training, got "
+                f"{self.evaluate_temperature}"
+            )
         not_negative(
             "prompts",
             evaluate_every=self.evaluate_every,
             evaluate_rows=self.evaluate_rows,
+            evaluate_max_tokens=self.evaluate_max_tokens,
             max_replacements=self.max_replacements,
         )
 
@@ -259,6 +271,17 @@ class RunConfig:
     def folder(self) -> str:
         """The run's folder."""
         return self.run.dir.replace("{id}", self.run.id)
+
+    @property
+    def evaluation(self) -> RolloutSection:
+        """`rollout` as it holds for held-out rows."""
+        asked, usual = self.prompts, self.rollout
+        has_own = asked.evaluate_temperature >= 0
+        return replace(
+            usual,
+            temperature=asked.evaluate_temperature if has_own else usual.temperature,
+            max_new_tokens=asked.evaluate_max_tokens or usual.max_new_tokens,
+        )
 
     @property
     def has_gpus(self) -> bool:

@@ -97,6 +97,7 @@ def _step_row(point: StepPoint) -> Row:
 
 def _evaluation_row(point: EvaluationPoint, step: int) -> Row:
     values: dict[str, float] = {
+        "evaluation/best_reward": point.best,
         "evaluation/dead": point.num_dead,
         "evaluation/mean_reward": point.accuracy,
         "evaluation/samples": point.num_samples,

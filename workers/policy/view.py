@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from schemas.events import NO_VERSION, PolicyPublished
 from streams.bus import Bus
@@ -13,6 +14,7 @@ from workers.loop.foreign import ForeignRecords
 from workers.policy.ledger import PolicyLedger
 
 SETTLE_EVERY_S = 1.0
+KEPT = 64  # newest versions that are kept beside those that are served
 
 
 class PolicyView:
@@ -22,6 +24,9 @@ class PolicyView:
     same number with the same hash under a newer epoch only brings new endpoints. A number that is
     announced with two contents is *disputed*, and to be pulled by nobody until `settle` says which
     one the ledger means.
+
+    A run makes versions without end, so old ones that nobody serves are forgotten, and a layout,
+    which says the same of each version, is held once.
     """
 
     def __init__(self) -> None:
@@ -37,6 +42,9 @@ class PolicyView:
             return False
         self._epoch = event.epoch
         version = event.policy_version
+        newest = self.newest
+        if newest is not None and newest.layout == event.layout:
+            event = replace(event, layout=newest.layout)
         known = self._by_version.get(version)
         if version in self._rivals:
             self._rivals[version].append(event)
@@ -44,7 +52,15 @@ class PolicyView:
             self._rivals[version] = [self._by_version.pop(version), event]
         else:
             self._by_version[version] = event
+            self._forget()
         return True
+
+    def _forget(self) -> None:
+        """One whose number comes again is new, and harmless: it is neither newest nor served."""
+        if len(self._by_version) <= 2 * KEPT:
+            return
+        needed = {*sorted(self._by_version)[-KEPT:], *self.served}
+        self._by_version = {v: event for v, event in self._by_version.items() if v in needed}
 
     @property
     def disputed(self) -> Sequence[int]:

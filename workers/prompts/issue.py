@@ -54,17 +54,19 @@ class PromptWriter:
         )
         return [dataclasses.replace(first, sample=sample) for sample in range(group_size)]
 
-    def evaluation(self, version: int, row: int) -> Prompt:
-        """One held-out row, to be answered under `version`."""
+    def evaluation(self, version: int, row: int, num_samples: int = 1) -> list[Prompt]:
+        """All samples of a held-out row, to be answered under `version`."""
         assert self._held_out is not None
         prompt = prompt_of(
             self._held_out.row(row),
             self._encoder,
             self._seed,
             group_id=f"e{version}-{row}",
+            group_size=num_samples,
             version=version,
         )
-        return dataclasses.replace(prompt, purpose=EVALUATE)
+        first = dataclasses.replace(prompt, purpose=EVALUATE)
+        return [dataclasses.replace(first, sample=sample) for sample in range(num_samples)]
 
 
 def prompt_of(

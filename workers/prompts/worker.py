@@ -199,7 +199,8 @@ class PromptsWorker:
 
     def _evaluate(self) -> bool:
         version, rows = self._evaluation_version(), self._evaluation_rows()
-        prompts = [self._writer.evaluation(version, row) for row in rows]
+        size = self._config.prompts.evaluate_samples
+        prompts = [p for row in rows for p in self._writer.evaluation(version, row, size)]
         records = [
             outgoing(PROMPTS, prompt, partition=prompt.row % self._num_partitions)
             for prompt in prompts
@@ -207,7 +208,7 @@ class PromptsWorker:
         if not rows or not self._commit(records):
             return False
         self._issued.evaluate(version, rows)
-        self._reporter.count(evaluation_samples=len(rows))
+        self._reporter.count(evaluation_samples=len(prompts))
         return True
 
     def _evaluation_version(self) -> int:

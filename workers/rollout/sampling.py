@@ -16,7 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from schemas.events import Prompt
+from schemas.events import EVALUATE, Prompt
+from workers.config.run import RolloutSection
 from workers.engines.base import (
     Engine,
     EngineError,
@@ -41,6 +42,16 @@ class Rollout:
     finished_s: float
 
 
+def sampling_of(section: RolloutSection) -> Sampling:
+    """What an engine is asked for."""
+    return Sampling(
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        max_new_tokens=section.max_new_tokens,
+    )
+
+
 def judging_threads(num_at_once: int = 4) -> ThreadPoolExecutor:
     """A thread for each judgement that may be waited for; they are started as they are needed."""
     return ThreadPoolExecutor(max_workers=num_at_once, thread_name_prefix="judge")
@@ -54,6 +65,7 @@ class Sampler:
     verifier: Verifier
     tokenizer: Tokenizer
     sampling: Sampling
+    evaluation: Sampling | None = None  # of held-out rows; None: as all others
     max_attempts: int
     deadline_s: float
     # Its own: answers that wait for a slow verifier must not hold up a pull, which needs a thread.
@@ -109,6 +121,9 @@ class Sampler:
                 f"{self.engine.name} within {self.deadline_s:g} s"
             ) from None
 
+    def _sampling_of(self, prompt: Prompt) -> Sampling:
+        return (prompt.purpose == EVALUATE and self.evaluation) or self.sampling
+
     async def _attempts(
         self, prompt: Prompt, prompt_ids: np.ndarray[tuple[int], np.dtype[np.int32]]
     ) -> tuple[int, list[GeneratedSegment]]:
@@ -133,7 +148,7 @@ class Sampler:
                 group_id=prompt.group_id,
                 token_ids=np.concatenate([prompt_ids, *(s.token_ids for s in segments)]),
                 prompt_tokens=len(prompt_ids),
-                sampling=self.sampling,
+                sampling=self._sampling_of(prompt),
                 seed=prompt.seed,
             )
             begun = len(segments)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from schemas.events import Prompt, Segment, Tensor, Trajectory
+from schemas.events import EVALUATE, Prompt, Segment, Tensor, Trajectory
 from streams.codec import now_ms
 from streams.record import Position
 from workers.config.run import RolloutSection
@@ -32,6 +32,8 @@ def trajectory_of(
     """
     experts, mask = stitch_experts(rollout.segments, num_rows=_num_tokens(prompt, rollout) - 1)
     finished_ms = now_ms()
+    config = context.config
+    sampled_as = config.evaluation if prompt.purpose == EVALUATE else config.rollout
     return Trajectory(
         group_id=prompt.group_id,
         sample=prompt.sample,
@@ -43,7 +45,7 @@ def trajectory_of(
         replacement=prompt.replacement,
         segments=(
             Segment(author="prompt", token_ids=prompt.token_ids),
-            *(_segment(s, loads, context.config.rollout) for s in rollout.segments),
+            *(_segment(s, loads, sampled_as) for s in rollout.segments),
         ),
         reward=rollout.judgement.reward,
         reward_parts=rollout.judgement.parts,

@@ -36,6 +36,7 @@ from workers.trainer.training import Trained
 from workers.weights.channel import Manifest, WeightServer
 
 HEARTBEAT_S = 2.0
+_ROUTINE = ("training", "waiting")  # who goes from one to the other tells it when it is time
 MAX_ABORTS = 5
 
 
@@ -53,11 +54,14 @@ class Office:
         self._told = ""
 
     def heartbeat(self, state: str, next_step: int, detail: str = "") -> None:
-        """Say that the owner lives, every two seconds and at each change of state."""
+        """Say that the owner lives: two seconds after it last wrote to `steps`.
+
+        And at each change of state, but for those that come with every step: `steps` is kept for
+        ever, and what is written into it anyway tells as much.
+        """
         records = self._reporter.due()
-        now = time.monotonic()
-        if now >= self._next_heartbeat or state != self._told:
-            self._next_heartbeat = now + HEARTBEAT_S
+        has_changed = state != self._told and not (state in _ROUTINE and self._told in _ROUTINE)
+        if time.monotonic() >= self._next_heartbeat or has_changed:
             self._told = state
             event = TrainerHeartbeat(
                 run=self._context.config.run.id,
@@ -198,6 +202,8 @@ class Office:
                         f"{MAX_ABORTS} transactions in a row were aborted: {err}"
                     ) from err
             else:
+                if any(record.topic == STEPS.name for record in records):
+                    self._next_heartbeat = time.monotonic() + HEARTBEAT_S
                 return
 
 

@@ -77,7 +77,6 @@ def evaluation() -> list[tuple[Topic, Event]]:
 
 def rows_of(log: MemoryLog) -> list[Row]:
     kept = Kept()
-    assert len(kept.rows) == 0
     read_rows(MemoryBus(log, "run"), kept, follow=False, has_held_out=True)
     return kept.rows
 
@@ -98,6 +97,24 @@ def test_a_row_for_each_step_and_each_evaluation() -> None:
         "evaluation/samples": 1,
     }.items() <= evaluated.values.items()
     assert rows_of(log) == [first, second, evaluated]
+
+
+def test_several_answers_to_a_row_have_a_mean_and_a_best() -> None:
+    """avg@k over all answers, and the best of each row."""
+    log = begun(1)
+    of_version = {"purpose": EVALUATE, "group_size": 2}
+    for row, rewards in enumerate(((0.0, 1.0), (0.0, 0.5))):
+        for sample, reward in enumerate(rewards):
+            values = {**of_version, "group_id": f"e1-{row}", "sample": sample}
+            send(
+                log,
+                (PROMPTS, factories.prompt(**values)),
+                (TRAJECTORIES, factories.trajectory(**values, reward=reward)),
+            )
+    evaluated = rows_of(log)[-1].values
+    assert (0.375, 0.75, 4) == tuple(
+        evaluated[f"evaluation/{name}"] for name in ("mean_reward", "best_reward", "samples")
+    )
 
 
 def test_what_does_not_count_in_the_log_is_no_row() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import ClosedGroups
+from schemas.events import TRAIN, ClosedGroups
 from streams.codec import outgoing
 from streams.errors import ConfigError, FencedError
 from streams.memory.log import Fault
@@ -248,3 +248,15 @@ def test_a_model_folder_without_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"model\.path: cannot read .*config\.json"):
         world.worker()
+
+
+def test_each_held_out_row_may_have_several_answers(tmp_path: Path) -> None:
+    """`evaluate_samples` of each, numbered, and a restart issues none of them twice."""
+    world = World(tmp_path, evaluate_samples=2, evaluate_rows=2)
+    world.says(started())
+    for _ in range(2):
+        worker = world.worker()
+        turns(worker)
+        worker.close()
+    issued = [(p.group_id, p.sample, p.group_size) for _, p in world.issued() if p.purpose != TRAIN]
+    assert [(f"e0-{row}", sample, 2) for row in range(2) for sample in range(2)] == sorted(issued)

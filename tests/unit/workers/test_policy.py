@@ -13,7 +13,7 @@ from streams.topics import POLICY_VERSIONS, STEPS
 from tests.factories import policy_published, redo_drifted, step_completed, trainer_started
 from tests.logs import made_log
 from workers.policy.ledger import VersionHashes
-from workers.policy.view import PolicyFollower
+from workers.policy.view import KEPT, PolicyFollower, PolicyView
 
 
 class Site:
@@ -109,3 +109,16 @@ def test_the_ledger_of_versions_follows_claims_steps_and_drifts() -> None:
     ):
         hashes.apply(event)
     assert {0: "model", 1: "a", 2: "drifted", 3: "b"} == hashes.by_version
+
+
+def test_a_long_run_does_not_fill_the_memory() -> None:
+    """Kept are the newest versions, whatever is served, and one text of the layout they share."""
+    view, last, served = PolicyView(), 10 * KEPT, (3, 10 * KEPT)
+    for version in range(last + 1):
+        layout = "".join(["[", "]"])  # as a decoder makes it: equal, and another object each time
+        view.apply(policy_published(version, layout=layout, versions_served=served))
+    held = [event for v in range(last + 1) if (event := view.get(v)) is not None]
+    assert (last, [3, last]) == (view.newest_version, list(view.served))
+    assert 3 == held[0].policy_version
+    assert KEPT < len(held) <= 2 * KEPT + 1
+    assert 1 == len({id(event.layout) for event in held})
