@@ -152,8 +152,8 @@ def _answer(when: str, answer: Answer, given: LiveInput) -> Text:
 def workers(given: LiveInput) -> RenderableType:
     """Process, what it does, the version that it holds, its rate, its restarts."""
     table = Table.grid(padding=(0, 1), expand=True)
-    for _ in range(2):
-        table.add_column(no_wrap=True, overflow="ellipsis")
+    for least in (9, 7):  # "rollout-0", "working"
+        table.add_column(no_wrap=True, overflow="ellipsis", min_width=least)
     for _ in range(3):
         table.add_column(no_wrap=True, overflow="ellipsis", justify="right")
     titles = ("worker", "state", "version", "rate", "restarts")

@@ -24,10 +24,14 @@ _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2
 _FOOTER = 2
 _FEWEST_ROWS = 24
+_FEWEST_COLUMNS = 64
 
 
 class Screen:
-    """One screenful: header, learning beside the problem, workers beside the topics, footer."""
+    """One screenful: header, learning beside the problem, workers beside the topics, footer.
+
+    A narrow one leaves out the problem and the topics.
+    """
 
     def __init__(self, given: LiveInput) -> None:
         self._given = given
@@ -47,6 +51,10 @@ class Screen:
         left = width // 2
         layout = Layout()
         upper, lower = Layout(size=top), Layout(size=bottom)
+        if width < _FEWEST_COLUMNS:  # side by side neither of two could be read
+            upper.update(_framed("learning", learning(given, width - _FRAME - 2, top - _FRAME)))
+            lower.update(_framed("workers", workers(given)))
+            return self._stacked(layout, upper, lower)
         curve = learning(given, left - _FRAME - 2, top - _FRAME)
         upper.split_row(
             Layout(_framed("learning", curve), size=left),
@@ -56,6 +64,10 @@ class Screen:
             Layout(_framed("workers", workers(given)), size=width * 2 // 3),
             Layout(_framed("topics", queues(given, bottom - _FRAME))),
         )
+        return self._stacked(layout, upper, lower)
+
+    def _stacked(self, layout: Layout, upper: Layout, lower: Layout) -> Layout:
+        given = self._given
         layout.split_column(
             Layout(header(given), size=_HEADER), upper, lower, Layout(footer(given), size=_FOOTER)
         )

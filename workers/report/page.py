@@ -95,7 +95,7 @@ def _head(given: ReportInput) -> str:
     if not run.claims:
         seconds = 0.0
     figures = [
-        (gain, f"held-out accuracy{f', {over(curve[0], curve[-1])}' if len(curve) > 1 else ''}"),
+        (gain, "held-out accuracy"),
         (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
         (f"{sum(p.num_samples for p in steps):,}", "samples trained"),
         (clock(seconds), "time, claim to last step"),
@@ -137,7 +137,8 @@ def _learning(given: ReportInput) -> str:
     )
     # Shrunk to a phone its letters could not be read, so a phone gets a chart of its own.
     narrow = replace(frame, marks=[(k.step, k.worker) for k in given.kills])
-    keys = [("held-out accuracy", "a"), ("reward of the training batch", "b")]
+    answers = f", {over(curve[0], curve[-1])}" if len(curve) > 1 else ""
+    keys = [(f"held-out accuracy{answers}", "a"), ("reward of the training batch", "b")]
     keys += [("process killed", "kill")] if given.kills else []
     redone = "".join(f"<p class=muted>{escape(line)}</p>" for line in redone_lines(run.redone))
     return (

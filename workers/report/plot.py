@@ -66,7 +66,7 @@ def _title(given: ReportInput) -> str:
     if len(curve) < 2:
         return f"Run {given.run}"
     num = len(given.kills)
-    killed = f", {num} process{'es' if num > 1 else ''} killed on the way" if num else ""
+    killed = f"; {num} process{'es' if num > 1 else ''} killed" if num else ""
     first, last = curve[0].accuracy, curve[-1].accuracy
     answers = over(curve[0], curve[-1])
     return f"Held-out accuracy {first:.2f} to {last:.2f}, {answers}{killed}"

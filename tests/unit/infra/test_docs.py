@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -10,9 +11,12 @@ from typing import Any, get_type_hints
 import pytest
 
 from tests import families
+from workers.__main__ import parser_of_all, split_overrides
 from workers.config.run import RunConfig
 
 DOCS = Path(__file__).parents[3] / "infra" / "docs"
+PAGES = [DOCS.parents[1] / "README.md", *sorted(DOCS.glob("*.md"))]
+FILES = {"run.toml", "reward.py"}  # of a project; they look like fields
 SECTIONS = {field.name for field in fields(RunConfig)}
 
 
@@ -44,15 +48,35 @@ def test_fields_that_the_page_for_others_names_exist() -> None:
     assert [] == [name for name in sorted(named) if not is_field(name)]
 
 
-@pytest.mark.parametrize("name", ["models.md", "from-other-trainers.md"])
-def test_fields_in_the_text_exist(name: str) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_fields_in_the_text_exist(page: Path) -> None:
     """Wherever a section of ours stands before a dot, outside of tables."""
     text = "\n".join(
-        line for line in (DOCS / name).read_text("utf-8").splitlines() if not line.startswith("|")
+        line for line in page.read_text("utf-8").splitlines() if not line.startswith("|")
     )
     named = re.findall(r"`([a-z_]+(?:\.[a-z_0-9]+)+)(?: = [^`]*)?`", text)
-    ours = [n for n in named if n.partition(".")[0] in SECTIONS]
+    ours = [n for n in named if n.partition(".")[0] in SECTIONS and n not in FILES]
     assert [] == [n for n in ours if not is_field(n)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_a_page_names_can_be_typed(page: Path) -> None:
+    """In blocks that run, in those that do not, and in the middle of a sentence."""
+    found = re.findall(r"(?:^|`)(rlstreams [a-z][^`\n#>]*)", page.read_text("utf-8"), re.MULTILINE)
+    for command in found:
+        words, _ = split_overrides(shlex.split(command.replace("\\", ""))[1:])
+        if words[1:]:  # else it is the name of a command, not a line to type
+            _, unknown = parser_of_all().parse_known_args(words)
+            assert [] == unknown, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    """Of the repository, by their path from its root."""
+    named = re.findall(
+        r"`((?:tests|workers|streams|schemas|infra)/[A-Za-z0-9_./-]+)`", page.read_text("utf-8")
+    )
+    assert [] == [name for name in named if not (DOCS.parents[1] / name).exists()]
 
 
 def test_the_families_that_are_listed_are_tested() -> None:

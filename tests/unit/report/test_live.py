@@ -64,6 +64,14 @@ def test_the_screen_fills_the_terminal_and_no_more(width: int, height: int) -> N
     assert max(map(len, lines)) <= width
 
 
+def test_a_narrow_terminal_shows_who_does_what() -> None:
+    """At 40 columns names and states are whole; what had no room is left out."""
+    text = "\n".join(drawn(live_input(), 40, 24))
+    for word in (*WORKERS, "working", "down", "held-out"):
+        assert word in text
+    assert "the same problem" not in text
+
+
 def test_a_small_terminal_shows_all_that_matters() -> None:
     """Step, accuracy, every worker, the lag, staleness, both answers, the key."""
     text = "\n".join(drawn(live_input()))

@@ -11,6 +11,7 @@ import torch
 
 from tests.unit.trainer.test_loss import of, random_tokens
 from workers.config.loss import LossSection
+from workers.engines.token_scores import TokenScores
 from workers.trainer.loss import policy_losses, reduced
 from workers.trainer.loss_totals import LossTotals
 
