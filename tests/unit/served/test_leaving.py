@@ -71,7 +71,7 @@ def test_all_tokens_of_an_answer_count_whoever_listens(world: World) -> None:
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)
         answer = engine.generate(long_request("0/0/0"))
-        first = asyncio.create_task(anext(answer))
+        first = asyncio.ensure_future(anext(answer))
         await until_sampling(server)
         (job,) = server.core.jobs.values()
         await engine.pull(world.publish(1), world.channel)
