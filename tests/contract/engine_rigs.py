@@ -335,6 +335,13 @@ async def until_sampled(engine: Engine, num_tokens: int) -> None:
         await asyncio.sleep(0.001)
 
 
+async def until_waiting(engine: Engine, num: int) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while (await engine.health()).waiting != num:
+        assert time.monotonic() < until_s, f"not {num} requests wait"
+        await asyncio.sleep(0.001)
+
+
 async def until_idle(engine: Engine) -> None:
     until_s = time.monotonic() + DEADLINE_S
     while (await engine.health()).running:

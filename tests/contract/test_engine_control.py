@@ -23,6 +23,7 @@ from tests.contract.engine_rigs import (
     request,
     rows_of,
     tokens,
+    until_waiting,
 )
 from workers.engines.base import (
     Engine,
@@ -232,6 +233,69 @@ def test_closing_ends_every_request(rig: Rig) -> None:
         assert not (await engine.health()).ready
         with pytest.raises(EngineError, match="closed"):
             await collect(engine, request())
+
+    drive(rig.engine(slots=2), scenario)
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig, is_paused: bool) -> None:
+    """Neither while all places are taken nor while the engine is paused; what runs is not
+    disturbed, and nothing was sampled for it."""
+
+    async def scenario(engine: Engine) -> None:
+        await engine.pull(rig.publish(0), rig.channel)
+        running = asyncio.create_task(collect(engine, rig.endless_request()))
+        await rig.until_sampling(engine)
+        if is_paused:
+            await engine.pause(PauseMode.KEEP)
+        waiting = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in (1, 2)]
+        await until_waiting(engine, 2)
+        for task in waiting:
+            task.cancel()
+        await engine.abort("1/0/0")  # of one that has left and has not withdrawn yet
+        assert [True, True] == [
+            isinstance(found, asyncio.CancelledError)
+            for found in await asyncio.gather(*waiting, return_exceptions=True)
+        ]
+        await until_waiting(engine, 0)
+        if is_paused:
+            await engine.resume()
+        await engine.abort(rig.long)
+        segments = await running
+        rig.hasten()
+        assert engine.num_sampled >= len(tokens(segments)) > 0
+        assert await collect(engine, request("3/0/0"))
+        assert 0 == (await engine.health()).running
+
+    drive(rig.engine(slots=1), scenario)
+
+
+def test_requests_that_are_given_up_together_free_their_places(rig: Rig) -> None:
+    """As after a rebalance: running and waiting ones, all at once, while another one goes on; a
+    pause that waits for what runs ends, and as many as before can run."""
+
+    async def scenario(engine: Engine) -> None:
+        await engine.pull(rig.publish(0), rig.channel)
+        given_up = [
+            asyncio.create_task(collect(engine, rig.endless_request(f"{i}/0/0"))) for i in range(6)
+        ]
+        await rig.until_sampling(engine)
+        await until_waiting(engine, 4)
+        later = asyncio.create_task(collect(engine, request("7/0/0")))
+        await until_waiting(engine, 5)
+        before = engine.num_sampled
+        for task in given_up:
+            task.cancel()
+        await asyncio.gather(*given_up, return_exceptions=True)
+        rig.hasten()
+        segments = await later
+        assert segments[-1].finish_reason in ("length", "stop")
+        await engine.pause(PauseMode.WAIT)
+        assert (0, 0) == ((await engine.health()).running, (await engine.health()).waiting)
+        await engine.resume()
+        assert engine.num_sampled >= before + len(tokens(segments))
+        both = [asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in (8, 9)]
+        assert all(await asyncio.gather(*both))
 
     drive(rig.engine(slots=2), scenario)
 

@@ -31,18 +31,22 @@ ROOT = Path(__file__).parents[2]
 START_S = 240.0  # of a Python process with torch, on a busy machine
 
 
-def command(port: int) -> StartCommand:
+def command(port: int, *files: Path) -> StartCommand:
     argv = (sys.executable, "-m", "tests.servers.serve", "vllm-0.32.0", str(port))
+    argv += tuple(str(file) for file in files)
     return StartCommand(argv=argv, environment={"PYTHONPATH": str(ROOT)})
 
 
 class Spawned:
     """An engine with one server of its own."""
 
-    def __init__(self, folder: Path, argv: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, argv: tuple[str, ...] = (), hangs: Path | None = None) -> None:
+        """Args: hangs: while this file is there, the server hangs of a load."""
         port = free_port("127.0.0.1")
         self.notes: list[str] = []
-        start = StartCommand(argv=argv, environment={}) if argv else command(port)
+        start = command(port) if hangs is None else command(port, hangs)
+        if argv:
+            start = StartCommand(argv=argv, environment={})
         self.process = ServerProcess(start, folder / "server.log")
         model = model_folder(folder)
         chosen = settings("vllm", model, silent_s=2.0, start_s=START_S)

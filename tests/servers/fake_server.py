@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.servers.fake_piece import FakePiece
 from tests.servers.host import Answer
 from tests.servers.markov import Job, MarkovServer
 from tests.servers.sglang_routes import SglangRoutes
@@ -23,19 +24,31 @@ from tests.servers.vllm_routes import VllmRoutes
 Spoil = Callable[[Answer], Answer]
 _DEADLINE_S = 60.0
 _TURNS = 10  # of the loop, until whoever was accepted is known to the server
+_LOADING = (
+    "/collective_rpc",
+    "/update_weights",
+    "/update_weights_from_disk",
+    "/update_weights_from_tensor",
+)
+# What a front end answers by itself, whatever its engine does.
+_FRONT = ("/health", "/openapi.json", "/version", "/v1/models", "/get_world_size")
 VERSIONS = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23", "sglang-0.5.17")
 
 
 class FakeServer:
     """One server on a port of loopback."""
 
-    def __init__(self, flavour: str, *, step_s: float = 0.0, port: int = 0) -> None:
+    def __init__(
+        self, flavour: str, *, step_s: float = 0.0, port: int = 0, has_piece: bool = False
+    ) -> None:
         """Starts it.
 
         Args:
             flavour: one of VERSIONS.
             port: 0: a free one.
+            has_piece: whether our piece is in it.
         """
+        self.has_piece = has_piece
         self.kind, _, self.version = flavour.partition("-")
         self.has_spans = self.version in ("0.32.0", "0.5.23")
         self.core = MarkovServer(step_s=step_s)
@@ -46,6 +59,8 @@ class FakeServer:
         self.statuses: list[int] = []  # of the next generate requests, instead of an answer
         self.ranks = self.replicas = 1  # what it says of its processes
         self.dies_of_loading = False
+        self.hangs_of_loading = False
+        self.is_stuck = False  # its engine hangs: the front end alone answers
         self.hangs = False  # generate never answers
         self.breaks_off = False  # generate ends in the middle
         self.slow_routes: dict[str, float] = {}  # control route -> seconds
@@ -91,7 +106,10 @@ class FakeServer:
     async def _start(self) -> None:
         app = web.Application(middlewares=[self._note])
         routes_of = VllmRoutes if self.kind == "vllm" else SglangRoutes
+        self.is_stuck = False
         app.add_routes(routes_of(self).routes())
+        if self.has_piece:
+            app.add_routes(FakePiece(self.core).routes(self.kind))
         routes = app.router.routes()
         paths: Answer = {r.resource.canonical: {} for r in routes if r.resource}
 
@@ -124,9 +142,13 @@ class FakeServer:
         self.num_looks += path == "/health"
         if path not in ("/generate", "/inference/v1/generate", "/health", "/openapi.json"):
             self.called.append(request.path_qs)
-        if self.dies_of_loading and path in ("/collective_rpc", "/update_weights_from_disk"):
+        if self.dies_of_loading and path in _LOADING:
             self.dies_of_loading = False
             self.kill_soon()
+            await asyncio.Event().wait()
+        if self.hangs_of_loading and path in _LOADING:
+            self.hangs_of_loading, self.is_stuck = False, True
+        if self.is_stuck and path not in _FRONT:
             await asyncio.Event().wait()
         await asyncio.sleep(self.slow_routes.get(path, 0.0))
         if path in self.broken_routes:

@@ -14,10 +14,12 @@ from workers.engines.base import PauseMode
 from workers.engines.served.delivery import FolderDelivery
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import Kind
+from workers.engines.served.piece_delivery import PieceDelivery
 from workers.engines.served.router import Router
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
+from workers.weights.desk import Desk
 
 
 def model_folder(folder: Path) -> Path:
@@ -58,6 +60,23 @@ def served_engine(
     """An engine of stand-in servers, which are looked at all the time."""
     changes = {"beat_s": STAND_IN_BEAT_S, **changes}
     return engine_of_urls(fakes[0].kind, [fake.url for fake in fakes], folder, router, **changes)
+
+
+def piece_engine(
+    fake: FakeServer, desk: Desk, folder: Path, *, probe_s: float, **changes: Any
+) -> ServedEngine:
+    """An engine of one stand-in server that weights reach by its piece, if it has one.
+
+    Args:
+        probe_s: longest answer to a probe.
+    """
+    model = model_folder(folder)
+    chosen = settings(fake.kind, model, **changes)
+    shape = read_shape(model)
+    by_folder = FolderDelivery(model, folder / "versions", probe_s=probe_s)
+    delivery = PieceDelivery(desk, by_folder, "0", probe_s=probe_s)
+    server = Server(fake.url, chosen, shape, delivery)
+    return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)])
 
 
 def engine_of_urls(

@@ -24,8 +24,10 @@ class World:
         self.weights = FileWeightServer(folder / "weights", keep=9)
         self.servers: list[FakeServer] = []
 
-    def serve(self, flavour: str = "vllm-0.32.0", *, step_s: float = 0.0) -> FakeServer:
-        self.servers.append(FakeServer(flavour, step_s=step_s))
+    def serve(
+        self, flavour: str = "vllm-0.32.0", *, step_s: float = 0.0, has_piece: bool = False
+    ) -> FakeServer:
+        self.servers.append(FakeServer(flavour, step_s=step_s, has_piece=has_piece))
         return self.servers[-1]
 
     def publish(self, version: int) -> PolicyPublished:

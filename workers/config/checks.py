@@ -39,5 +39,5 @@ def check_urls(name: str, urls: Sequence[str]) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ConfigError(f"{name} must be like http://host:port, got {url!r}")
-    if len(set(urls)) != len(urls):
+    if len({url.rstrip("/") for url in urls}) != len(urls):
         raise ConfigError(f"{name} names a server twice: {list(urls)}")

@@ -126,6 +126,10 @@ class Engine(Protocol):
     def num_sampled(self) -> int:
         """Tokens sampled since it was made, those of abandoned requests included where it knows."""
 
+    @property
+    def trouble(self) -> str:
+        """What is out of service and why, for people; empty: nothing. Asked from any thread."""
+
     def wants(self, published: PolicyPublished) -> bool:
         """Whether a pull of `published` would bring it forward now; asked from any thread.
 

@@ -134,6 +134,11 @@ class BuiltinEngine:
         """Tokens sampled since it was made."""
         return self._scheduler.num_sampled
 
+    @property
+    def trouble(self) -> str:
+        """None: it is here, or the worker ends."""
+        return ""
+
     def wants(self, published: PolicyPublished) -> bool:
         """Whether `published` is newer than what it holds, or of another content."""
         held = self._scheduler.held

@@ -124,6 +124,11 @@ class FakeEngine:
         """Tokens sampled since it was made."""
         return self._num_sampled
 
+    @property
+    def trouble(self) -> str:
+        """None."""
+        return ""
+
     def wants(self, published: PolicyPublished) -> bool:
         """Whether `published` is newer than what it holds."""
         return published.policy_version > self.policy_version

@@ -187,7 +187,9 @@ class RolloutStage:
             ]
         )
         self._running.update(one.position for one in begun)
-        self._reporter.state(*self._state(held))
+        state, detail = self._state(held)
+        told = [line for line in (detail, self._engine.trouble) if line]
+        self._reporter.state(state, "; ".join(told))
 
     def _on_end(self, record: Record[Prompt], task: asyncio.Task[Rollout]) -> None:
         self._ended.put((record, task))

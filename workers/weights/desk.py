@@ -25,17 +25,27 @@ from workers.weights.listening import accept_all
 HANDSHAKE_S = 5.0
 REPORT_GRACE_S = 10.0  # after the order's deadline
 DESCRIBE_S = 30.0
+SILENT = "silent"  # the server did not answer the call that carried the order
+UNREPORTED = "unreported"  # it answered, or had the time to, and a rank said nothing
 
 Report = Mapping[str, Any]
 
 
 class ServerPullError(WeightError):
-    """A server did not load a version. `touched`: its old weights may be damaged."""
+    """A server did not load a version.
+
+    `touched`: its old weights may be damaged. `kind`: of a `PullError`, or `SILENT`, `UNREPORTED`.
+    """
 
     def __init__(self, text: str, *, kind: str, touched: bool) -> None:
         super().__init__(text)
         self.kind = kind
         self.touched = touched
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether nobody knows what the server does: it may hang."""
+        return self.kind in (SILENT, UNREPORTED)
 
 
 class Desk:
@@ -89,11 +99,11 @@ class Desk:
         link.close()
 
 
-def describe() -> dict[str, object]:
+def describe(deadline_s: float = DESCRIBE_S) -> dict[str, object]:
     """An order that asks a server what it is; touches nothing."""
     from workers.weights.link import PROTOCOL
 
-    return {"rlstreams": PROTOCOL, "deadline_s": DESCRIBE_S}
+    return {"rlstreams": PROTOCOL, "deadline_s": deadline_s}
 
 
 class Errand:
@@ -117,8 +127,8 @@ class Errand:
         self._desk = desk
         self._wanted = {name: order.get(name) for name in ("policy_version", "weight_hash")}
         self._ranks = ranks
-        self._deadline_s = float(str(order["deadline_s"])) + REPORT_GRACE_S
         self._started_s = time.monotonic()
+        self._until_s = self._started_s + float(str(order["deadline_s"])) + REPORT_GRACE_S
         self._reports: dict[int, Report] = {}
         self._changed = threading.Condition()
 
@@ -139,9 +149,16 @@ class Errand:
             self._reports[rank] = report
             self._changed.notify_all()
 
-    def give_up(self, reason: str) -> None:
-        """The server died or refused the HTTP call: nobody will report."""
-        said = {"ok": False, "kind": "server", "error": reason, "touched": True}
+    def answered(self) -> None:
+        """The server has answered all calls, so its ranks are done: a report that is not here soon
+        was lost."""
+        with self._changed:
+            self._until_s = min(self._until_s, time.monotonic() + REPORT_GRACE_S)
+            self._changed.notify_all()
+
+    def give_up(self, reason: str, *, kind: str = "server") -> None:
+        """The server died, refused the HTTP call or is silent: nobody will report."""
+        said = {"ok": False, "kind": kind, "error": reason, "touched": True}
         for rank in range(self._ranks):
             with self._changed:
                 self._reports.setdefault(rank, said)
@@ -154,14 +171,18 @@ class Errand:
             ServerPullError: a rank failed, or said nothing in time.
         """
         with self._changed:
-            left_s = self._started_s + self._deadline_s - time.monotonic()
-            self._changed.wait_for(lambda: len(self._reports) >= self._ranks, max(0.0, left_s))
+            while len(self._reports) < self._ranks:
+                left_s = self._until_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
             found = dict(self._reports)
         silent = [rank for rank in range(self._ranks) if rank not in found]
         if silent:
             raise ServerPullError(
-                f"ranks {silent} of {self._ranks} did not report within {self._deadline_s:g} s",
-                kind="deadline",
+                f"ranks {silent} of {self._ranks} did not report to {self._desk.address} within "
+                f"{self._until_s - self._started_s:.0f} s",
+                kind=UNREPORTED,
                 touched=True,
             )
         touched = any(bool(report.get("touched")) for report in found.values())

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import DeadLetter, PolicyLoaded, PullRequested, Trajectory
-from streams.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES
+from schemas.events import DeadLetter, PolicyLoaded, PullRequested, Trajectory, WorkerReport
+from streams.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES, WORKER_EVENTS
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 from workers.engines.fake import FakeEngine
 from workers.loop.stage import StageLoop
@@ -189,3 +189,25 @@ def test_what_goes_to_another_worker_is_given_up(tmp_path: Path) -> None:
     assert [("0", 0), ("0", 1), ("1", 0), ("1", 1)] == sorted(
         (t.group_id, t.sample) for t in trajectories(stand)
     )
+
+
+class Troubled(FakeEngine):
+    """One of its servers is out of service."""
+
+    @property
+    def trouble(self) -> str:
+        return "server http://a:1: does not answer since"
+
+
+def test_a_report_names_what_the_engine_has_lost(tmp_path: Path) -> None:
+    """Beside what the worker waits for."""
+    stand = Stand(tmp_path)
+    rollout = make_rollout(stand, Troubled())
+    stand.issue("0", 1)
+
+    def told() -> list[str]:
+        return [report.detail for report in stand.read(WORKER_EVENTS.name, WorkerReport)]
+
+    wanted = "for policy version 0, holds -1; server http://a:1: does not answer since"
+    turn_until(rollout, lambda: wanted in told())
+    rollout.close()

@@ -112,6 +112,7 @@ def test_a_secret_of_the_servers_is_not_written_down() -> None:
     [
         (("engine.urls=['nowhere']",), "engine.urls must be like http://host:port"),
         (("engine.urls=['http://a:1','http://a:1']",), "names a server twice"),
+        (("engine.urls=['http://a:1','http://a:1/']",), "names a server twice"),
         (("engine.urls=['http://a:1']", "rollout.workers=2"), "a server belongs to one worker"),
         (("engine.host=0.0.0.0",), "control routes ask for no key"),
         (("rollout.engine=sglang", "rollout.top_k=5"), "uncut distribution"),

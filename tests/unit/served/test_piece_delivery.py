@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -25,7 +26,8 @@ def test_a_delivery_that_is_cancelled_waits_for_no_report(world: World) -> None:
         http = ServerHttp(server.url)
         delivery = PieceDelivery(desk, None, "0")  # type: ignore[arg-type]
         with desk.open(ORDER, ranks=1) as errand:
-            run = delivery._run(errand, http, [("/update_weights", {})], DEADLINE_S)
+            until_s = time.monotonic() + DEADLINE_S
+            run = delivery._run(errand, http, [("/update_weights", {})], until_s, errand.wait)
             running = asyncio.create_task(run)
             await until(lambda: "/update_weights" in server.called, "not called")
             running.cancel()

@@ -79,6 +79,8 @@ def point(version: int, accuracy: float, num_samples: int) -> EvaluationPoint:
     return EvaluationPoint(
         policy_version=version,
         accuracy=accuracy,
+        best=accuracy,
+        num_rows=num_samples,
         num_samples=num_samples,
         num_issued=256,
         num_dead=256 - num_samples,

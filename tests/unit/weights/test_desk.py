@@ -127,7 +127,7 @@ def test_a_rank_that_the_server_has_not_is_nobody(
         tell(errand, DONE, rank=1)
         with pytest.raises(ServerPullError, match=r"ranks \[0\] of 2 did not report") as caught:
             errand.wait()
-    assert (True, "deadline") == (caught.value.touched, caught.value.kind)
+    assert (True, "unreported") == (caught.value.touched, caught.value.kind)
 
 
 def test_a_server_that_died_is_given_up(desk: Desk) -> None:

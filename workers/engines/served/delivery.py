@@ -17,24 +17,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from schemas.events import PolicyPublished
+from workers.engines.base import PauseMode
 from workers.engines.served.answer import Held
 from workers.engines.served.dialect import Dialect
-from workers.engines.served.facts import ServerFacts
-from workers.engines.served.http import ServerError, ServerHttp
+from workers.engines.served.facts import ServerFacts, ask_facts
+from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from workers.weights.channel import WeightChannel, WeightError
 from workers.weights.link.experts import each_expert
 
 if TYPE_CHECKING:
     import torch
 
+PROBE_S = 40.0
+
 
 class DeliveryError(WeightError):
     """A version did not reach a server."""
 
-    def __init__(self, message: str, *, touched: bool) -> None:
-        """Args: touched: whether the server's old weights may be damaged."""
+    def __init__(self, message: str, *, touched: bool, silent: bool = False) -> None:
+        """
+        Args:
+            touched: whether the server's old weights may be damaged.
+            silent: whether the server did not say how it went, and may hang.
+        """
         super().__init__(message)
         self.touched = touched
+        self.silent = silent
 
 
 class Delivery(Protocol):
@@ -45,7 +53,20 @@ class Delivery(Protocol):
         """How weights travel, for people: `piece` or `folder`."""
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
-        """What has to be said once to a server that just became ready."""
+        """What has to be said once to a server that just became ready.
+
+        Raises:
+            ServerGoneError: it does not answer; it is not ready after all.
+            ServerError: weights cannot reach it.
+        """
+
+    async def probe(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+        """Whether those who would take a version still answer; a server whose pull hangs may answer
+        `/health` all the same. Nothing is changed.
+
+        Raises:
+            ServerGoneError: they do not.
+        """
 
     async def deliver(self, order: Order) -> int:
         """Have the paused server take the version; returns the bytes that it took.
@@ -85,10 +106,16 @@ class FolderDelivery:
 
     name = "folder"
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        """Args: model: the run's model folder. folder: where versions are written."""
+    def __init__(self, model: Path, folder: Path, *, probe_s: float = PROBE_S) -> None:
+        """
+        Args:
+            model: the run's model folder.
+            folder: where versions are written.
+            probe_s: longest answer to a probe.
+        """
         self._model = model
         self._folder = folder
+        self._probe_s = probe_s
         self._is_clean = False
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
@@ -96,6 +123,12 @@ class FolderDelivery:
         if not self._is_clean:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         self._is_clean = True
+
+    async def probe(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+        """A pause, which a server with a broken pull is in anyway: the engine behind a vLLM's front
+        end has to answer it, and that behind an SGLang's for its facts."""
+        await ask_facts(http, self._probe_s)
+        await dialect.pause(http, PauseMode.ABORT, keep_cache=False, deadline_s=self._probe_s)
 
     async def deliver(self, order: Order) -> int:
         """Received and checked by hash into the folder first, so a broken pull touches nothing."""
@@ -106,7 +139,8 @@ class FolderDelivery:
                 order.http, order.facts, str(target.resolve()), order.left_s
             )
         except ServerError as err:
-            raise DeliveryError(str(err), touched=True) from err
+            silent = isinstance(err, ServerGoneError)
+            raise DeliveryError(str(err), touched=True, silent=silent) from err
         finally:
             await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
         return num_bytes

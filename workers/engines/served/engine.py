@@ -44,6 +44,14 @@ class _Ticket:
     request: SampleRequest
     server: asyncio.Future[Server | None]  # None: cut before it left
 
+    def answer(self, server: Server | None) -> bool:
+        """Whether anybody still asks: who was cancelled in this turn of the loop withdraws in the
+        next."""
+        if self.server.done():
+            return False
+        self.server.set_result(server)
+        return True
+
 
 class ServedEngine:
     """Samples by way of servers."""
@@ -77,7 +85,6 @@ class ServedEngine:
         self._waiting: deque[_Ticket] = deque()
         self._tasks: list[asyncio.Task[None]] = []
         self._pulls: dict[Server, asyncio.Task[Pulled]] = {}
-        self._num_sampled = 0
         self._is_closed = False
 
     @property
@@ -111,8 +118,9 @@ class ServedEngine:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens received; those of requests that broke off are not known."""
-        return self._num_sampled
+        """Tokens received; of requests that broke off those that were heard, of a server that does
+        not stream none."""
+        return sum(server.num_sampled for server in self._servers)
 
     def wants(self, published: PolicyPublished) -> bool:
         """Whether a server that could pull it now does not hold it, or something newer.
@@ -127,6 +135,12 @@ class ServedEngine:
         if len(failures) == len(self._keepers):
             raise EngineError("\n".join(failures))
         return bool(self._behind(published))
+
+    @property
+    def trouble(self) -> str:
+        """Servers that fell out of service, each with the reason."""
+        told = [f"server {server.url}: {server.trouble}" for server in self._servers]
+        return "; ".join(line for line, s in zip(told, self._servers, strict=True) if s.trouble)
 
     def up(self) -> list[str]:
         """Urls of the servers that answer."""
@@ -157,9 +171,9 @@ class ServedEngine:
             yield empty_segment(self._newest_held(), FinishReason.ABORT)
             return
         if room(request, self.max_tokens) < 1:  # resumed with nothing left to sample
-            yield empty_segment(server.held, FinishReason.LENGTH)
             server.release()
             self.dispatch()
+            yield empty_segment(server.held, FinishReason.LENGTH)
             return
         try:
             segments = await server.ask(request)
@@ -172,7 +186,6 @@ class ServedEngine:
         finally:
             self.dispatch()
         for segment in segments:
-            self._num_sampled += len(segment.token_ids)
             yield segment
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
@@ -211,7 +224,7 @@ class ServedEngine:
         """End the requests of a sample, on their way or waiting."""
         for ticket in [t for t in self._waiting if t.request.sample_id == sample_id]:
             self._waiting.remove(ticket)
-            ticket.server.set_result(None)
+            ticket.answer(None)
         await asyncio.gather(*(server.abort(sample_id) for server in self._servers))
 
     async def health(self) -> Health:
@@ -236,7 +249,7 @@ class ServedEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
         while self._waiting:
-            self._waiting.popleft().server.set_result(None)
+            self._waiting.popleft().answer(None)
         await asyncio.gather(*(server.close() for server in self._servers))
         await asyncio.gather(*(asyncio.to_thread(keeper.close) for keeper in self._keepers))
         if self._router is not None:
@@ -258,8 +271,8 @@ class ServedEngine:
             if url is None:
                 return
             server = next(server for server in self._servers if server.url == url)
-            server.reserve()
-            self._waiting.popleft().server.set_result(server)
+            if self._waiting.popleft().answer(server):
+                server.reserve()
 
     @property
     def _servers(self) -> list[Server]:
@@ -334,10 +347,7 @@ class ServedEngine:
         return [
             server
             for server in self._servers
-            if server.is_up
-            and not server.is_pulling
-            and server not in self._pulls
-            and _is_older(server.held, published)
+            if server.may_pull and server not in self._pulls and _is_older(server.held, published)
         ]
 
 

@@ -1,8 +1,9 @@
 """Keeps one server in service: starts it, meets it, looks at it, gives it up and begins again.
 
-A server that died or fell silent is shut at once and its requests end with an error, so that they
-are asked elsewhere. It comes back at no version: only a pull opens its gate again. One of ours is
-spoken to only while its process runs: what listens at its address else is somebody else's.
+A server that died, fell silent or hangs in a pull is shut at once and its requests end with an
+error, so that they are asked elsewhere. It comes back at no version: only a pull opens its gate
+again. One of ours is spoken to only while its process runs: what listens at its address else is
+somebody else's.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Keeper:
     async def _turn(self) -> None:
         if self._process is not None:
             await self._mind(self._process)
-        if self.failure or (self._process is not None and not self._process.is_running):
+        if self.failure or (self._process is not None and not self._process.is_serving):
             return
         if self.server.is_up:
             await self._check()
@@ -83,7 +84,8 @@ class Keeper:
         if self.server.held is not None:
             process.in_service()
         if why := process.ended():
-            self._lose(why)
+            before = self.server.trouble  # what we ended it for, or what its pull saw of its end
+            self._lose(f"{before}; {why}" if before else why)
             if process.num_failures >= MAX_FAILED_STARTS:
                 self._fail(f"{process.num_failures} starts failed; the last time {why}")
         if process.may_start and not self.failure and not await self._is_taken():
@@ -133,6 +135,11 @@ class Keeper:
             self._fail(f"not ready within {self._settings.start_s:g} s: {self._why_not}")
 
     async def _check(self) -> None:
+        if self.server.hang:
+            ours = self._process is not None
+            cure = "it is started again" if ours else "it stays shut until it answers: restart it"
+            self._give_up(f"{self.server.hang}; {cure}")
+            return
         if await self.server.is_alive(min(self._settings.answer_s, self._settings.look_s)):
             self._silent_since_s = None
             self._on_change()  # the gate may have been shut and opened while it was looked at
@@ -146,7 +153,10 @@ class Keeper:
             self._look.set()  # again at once: between two looks a dead one answers nobody
             await asyncio.sleep(self._settings.beat_s / 10)
             return
-        self._lose(f"did not answer /health for {now_s - self._silent_since_s:.1f} s")
+        self._give_up(f"did not answer /health for {now_s - self._silent_since_s:.1f} s")
+
+    def _give_up(self, why: str) -> None:
+        self._lose(why)
         if self._process is not None:
             self._process.kill()
 

@@ -9,30 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from workers.engines.served.delivery import Delivery, DeliveryError, Order
+from workers.engines.served.delivery import PROBE_S, Delivery, DeliveryError, Order
 from workers.engines.served.dialect import Dialect
 from workers.engines.served.facts import Kind, ServerFacts
-from workers.engines.served.http import ServerError, ServerHttp
+from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.ranks import ask_ranks, refuse
 from workers.weights import payloads
-from workers.weights.channel import Pulled, WeightError
-from workers.weights.desk import Desk, Errand, Report, ServerPullError, describe
+from workers.weights.channel import WeightError
+from workers.weights.desk import SILENT, Desk, Errand, Report, ServerPullError, describe
 
-_ASK_S = 40.0
+T = TypeVar("T")
+Calls = Sequence[tuple[str, Mapping[str, object]]]
 _ALREADY = "already active"  # how vLLM refuses a second session
 
 
 class PieceDelivery:
     """Puts versions into one server; by `other` where the server has no piece."""
 
-    def __init__(self, desk: Desk, other: Delivery, server: str) -> None:
-        """Args: desk: of this worker. server: which of the worker's servers, a receiver's name."""
+    def __init__(
+        self, desk: Desk, other: Delivery, server: str, *, probe_s: float = PROBE_S
+    ) -> None:
+        """
+        Args:
+            desk: of this worker.
+            server: which of the worker's servers, a receiver's name.
+            probe_s: longest answer to what touches no weights.
+        """
         self._desk = desk
         self._other = other
         self._server = server
+        self._probe_s = probe_s
         self._ranks = 1
         self._has_piece = False
 
@@ -43,7 +54,7 @@ class PieceDelivery:
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
         """Greet the piece, and ask how many processes hold a part of the model."""
-        ranks = await ask_ranks(http, facts, _ASK_S)
+        ranks = await ask_ranks(http, facts, self._probe_s)
         refuse(http.url, ranks, facts.kind)
         self._ranks = ranks.total
         self._has_piece = await self._answers(http, facts)
@@ -52,51 +63,78 @@ class PieceDelivery:
         elif facts.kind is Kind.VLLM and ranks.total > 1:
             refuse(http.url, replace(ranks, stages=await self._stages(http, facts)), facts.kind)
 
+    async def probe(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+        """Have every rank describe itself; what it says does not matter."""
+        if not self._has_piece:
+            await self._other.probe(http, dialect, facts)
+            return
+        try:
+            await self._described(http, facts)
+        except ServerPullError as err:
+            if err.is_silence:
+                raise ServerGoneError(str(err)) from err
+
     async def deliver(self, order: Order) -> int:
         """Have the piece receive; see `Delivery.deliver`."""
         if not self._has_piece:
             return await self._other.deliver(order)
+        left_s = order.left_s
         try:
-            text = order.channel.order(order.published, order.left_s, server=self._server)
+            text = order.channel.order(order.published, left_s, server=self._server)
         except WeightError as err:
             raise DeliveryError(str(err), touched=False) from err
         try:
             with self._desk.open(text, ranks=self._ranks) as errand:
                 calls = self._calls(errand, order.facts)
-                pulled = await self._run(errand, order.http, calls, order.left_s)
+                until_s = time.monotonic() + left_s + self._probe_s
+                pulled = await self._run(errand, order.http, calls, until_s, errand.wait)
         except ServerPullError as err:
             version = order.published.policy_version
             raise DeliveryError(
-                f"server {order.http.url}: policy version {version}: {err}", touched=err.touched
+                f"server {order.http.url}: policy version {version}: {err}",
+                touched=err.touched,
+                silent=err.is_silence,
             ) from err
         return pulled.num_bytes
 
     async def _answers(self, http: ServerHttp, facts: ServerFacts) -> bool:
-        """Whether the piece is there: vLLM takes its greeting, SGLang runs it for a description."""
+        """Whether the piece is there: vLLM takes its greeting, SGLang runs it for a description.
+
+        Raises:
+            ServerGoneError: the server is silent, which tells nothing of its piece.
+        """
         try:
             if facts.kind is Kind.VLLM:
-                await http.post("/init_weight_transfer_engine", payloads.VLLM_INIT, _ASK_S)
+                await http.post("/init_weight_transfer_engine", payloads.VLLM_INIT, self._probe_s)
                 return True
             await self._described(http, facts)
-        except (ServerError, ServerPullError):
+        except ServerPullError as err:
+            if err.kind == SILENT:
+                raise ServerGoneError(str(err)) from err
+            return False
+        except ServerError as err:
+            if isinstance(err, ServerGoneError):
+                raise
             return False
         return True
 
     async def _described(self, http: ServerHttp, facts: ServerFacts) -> list[Report]:
-        with self._desk.open(describe(), kind="describe", ranks=self._ranks) as errand:
-            for route, body in self._calls(errand, facts):
-                await http.post(route, body, _ASK_S)
-            return await asyncio.to_thread(errand.reports)
+        order = describe(self._probe_s)
+        with self._desk.open(order, kind="describe", ranks=self._ranks) as errand:
+            calls = self._calls(errand, facts)
+            until_s = time.monotonic() + self._probe_s
+            return await self._run(errand, http, calls, until_s, errand.reports)
 
     async def _stages(self, http: ServerHttp, facts: ServerFacts) -> int:
         """Of a pipeline: its ranks know how many share a stage."""
         try:
             reports = await self._described(http, facts)
         except ServerPullError as err:
-            raise ServerError(f"server {http.url}: its piece does not answer: {err}") from err
+            kind = ServerGoneError if err.kind == SILENT else ServerError
+            raise kind(f"server {http.url}: its piece does not answer: {err}") from err
         return self._ranks // int(reports[0]["ranks"])
 
-    def _calls(self, errand: Errand, facts: ServerFacts) -> list[tuple[str, Mapping[str, object]]]:
+    def _calls(self, errand: Errand, facts: ServerFacts) -> Calls:
         """The routes to call, in order."""
         if facts.kind is Kind.VLLM:
             return [
@@ -113,49 +151,54 @@ class PieceDelivery:
         self,
         errand: Errand,
         http: ServerHttp,
-        calls: list[tuple[str, Mapping[str, object]]],
-        deadline_s: float,
-    ) -> Pulled:
-        """Call the routes while the reports come in."""
-
-        calling = asyncio.create_task(self._call(errand, http, calls, deadline_s))
+        calls: Calls,
+        until_s: float,
+        reports: Callable[[], T],
+    ) -> T:
+        """Call the routes while the reports come in; what `reports` makes of them."""
+        calling = asyncio.create_task(self._call(errand, http, calls, until_s))
         try:
-            pulled = await asyncio.to_thread(errand.wait)
+            found = await asyncio.to_thread(reports)
+            await calling
         except ServerPullError:
-            # A session that was begun is also ended, or the next pull would be refused.
-            await asyncio.wait({calling}, timeout=_ASK_S)
+            # A session that was begun is also ended, or the next pull would be refused. Whoever
+            # does not answer that either is left alone: not to be told of the end in a later pull.
+            await asyncio.wait({calling}, timeout=self._probe_s)
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
             raise
         except asyncio.CancelledError:
             calling.cancel()
             errand.give_up("the worker ends")  # or its thread would wait for the report
             raise
-        try:
-            await calling
         except ServerError as err:
-            raise ServerPullError(str(err), kind="server", touched=True) from err
-        return pulled
+            raise ServerPullError(str(err), kind=_kind_of(err), touched=True) from err
+        return found
 
-    async def _call(
-        self,
-        errand: Errand,
-        http: ServerHttp,
-        calls: list[tuple[str, Mapping[str, object]]],
-        deadline_s: float,
-    ) -> None:
+    async def _call(self, errand: Errand, http: ServerHttp, calls: Calls, until_s: float) -> None:
         begun = False
         try:
             for route, body in calls:
                 try:
-                    await http.post(route, body, deadline_s + _ASK_S)
+                    await http.post(route, body, _left_s(until_s))
                 except ServerError as err:
                     if begun or _ALREADY not in str(err):
                         raise
-                    await http.post(calls[-1][0], calls[-1][1], _ASK_S)  # a session left open
-                    await http.post(route, body, _ASK_S)
+                    await http.post(calls[-1][0], calls[-1][1], self._probe_s)  # one left open
+                    await http.post(route, body, _left_s(until_s))
                 begun = True
         except ServerError as err:
-            errand.give_up(str(err))
+            errand.give_up(str(err), kind=_kind_of(err))
             if begun and len(calls) > 1:
                 with contextlib.suppress(ServerError):
-                    await http.post(calls[-1][0], calls[-1][1], _ASK_S)
+                    await http.post(calls[-1][0], calls[-1][1], self._probe_s)
             raise
+        errand.answered()
+
+
+def _left_s(until_s: float) -> float:
+    return max(0.1, until_s - time.monotonic())
+
+
+def _kind_of(err: ServerError) -> str:
+    return SILENT if isinstance(err, ServerGoneError) else "server"

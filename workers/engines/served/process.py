@@ -41,6 +41,7 @@ class ServerProcess:
         self._failures = 0
         self._quick_ends = 0
         self._was_in_service = False
+        self._is_killed = False
         self._started_s = 0.0
         self._not_before_s = 0.0
 
@@ -48,6 +49,11 @@ class ServerProcess:
     def is_running(self) -> bool:
         """Whether the process is there."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it runs and was not told to end: a dying server may still answer."""
+        return self.is_running and not self._is_killed
 
     @property
     def num_failures(self) -> int:
@@ -71,7 +77,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start it."""
         self._close_pipe()
-        self._was_in_service = False
+        self._was_in_service = self._is_killed = False
         self.log.parent.mkdir(parents=True, exist_ok=True)
         reading, writing = os.pipe()
         guard = [sys.executable, "-P", str(_GUARD), str(reading), str(pid_file(self.log))]
@@ -118,6 +124,7 @@ class ServerProcess:
     def kill(self) -> None:
         """It hangs: end it at once. `ended` tells the rest."""
         if self._process is not None:
+            self._is_killed = True
             self._process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A request on its way: what was heard of it, and which version each of its tokens came from.
+"""Requests on their way: what was heard of each, and which version each of its tokens came from.
 
 A server that reports spans says it itself. For others the pauses of our pulls are the borders:
 whatever was heard until the server fell silent belongs to the version before.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from workers.engines.base import GeneratedSegment
@@ -80,3 +80,62 @@ class Running:
             )
         begun = self.borders[-1].end if self.borders else 0
         return [*self.borders, Span(last.label, begun, num_tokens)]
+
+
+class Requests:
+    """Those of one server; iterated as they are at that moment."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.num_sampled = 0  # tokens received, of all that there ever were
+        self._running: set[Running] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(list(self._running))
+
+    def begin(self, running: Running) -> None:
+        """It leaves."""
+        self._running.add(running)
+        self._idle.clear()
+
+    def end(self, running: Running) -> None:
+        """It was answered, or nobody waits for it any more."""
+        if running.task is not None:
+            running.task.cancel()
+        self.num_sampled += running.num_tokens
+        self._running.discard(running)
+        if not self._running:
+            self._idle.set()
+
+    def cut(self) -> None:
+        """Whatever they are answered with is as far as they come."""
+        for running in self._running:
+            running.is_aborted = True
+
+    async def ended(self, deadline_s: float | None = None) -> None:
+        """Until there are none.
+
+        Raises:
+            TimeoutError: there still are after `deadline_s`.
+        """
+        await asyncio.wait_for(self._idle.wait(), deadline_s)
+
+    async def fall_silent(self, settle_s: float, deadline_s: float) -> None:
+        """Until no stream has spoken for `settle_s`, counted from now.
+
+        Raises:
+            TimeoutError: one still does after `deadline_s`.
+        """
+        begun_s = time.monotonic()
+        while time.monotonic() < begun_s + deadline_s:
+            last_s = max((running.heard_s for running in self._running), default=0.0)
+            silent_s = time.monotonic() - max(last_s, begun_s)
+            if silent_s >= settle_s:
+                return
+            await asyncio.sleep(settle_s - silent_s)
+        raise TimeoutError

@@ -8,6 +8,7 @@ was lost, restarted or damaged stays shut until it has pulled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from schemas.events import PolicyPublished
@@ -19,7 +20,7 @@ from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
 from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.request import wanted_of
 from workers.engines.served.router import Router
-from workers.engines.served.running import Running
+from workers.engines.served.running import Requests, Running
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.wire import Answer, AnswerError, joined
 from workers.weights.channel import Pulled, WeightChannel, WeightError
@@ -44,6 +45,8 @@ class Server:
         self.why_shut = "not asked yet"
         self.is_pulling = False
         self.is_gone = False  # nobody listens at its address, as of the last look
+        self.hang = ""  # why it is to be given up though it answers looks; empty: it is not
+        self.trouble = ""  # what put it out of service and was not mended since, for people
         self._settings = settings
         self._shape = shape
         self._delivery = delivery
@@ -52,10 +55,9 @@ class Server:
             router.servers.append(self.http)
         self._dialect: Dialect = dialect_of(settings.kind)
         self._labels: dict[str, Held] = {}
-        self._running: set[Running] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._requests = Requests()
         self._num_reserved = 0
+        self._leaving: set[asyncio.Task[None]] = set()  # tell it of requests that nobody awaits
         self._is_held_back = False  # paused by `pause`, until `resume`
         self._is_doubted = False  # it broke off, and was not looked at since
 
@@ -70,6 +72,11 @@ class Server:
         return self.facts is not None
 
     @property
+    def may_pull(self) -> bool:
+        """Whether a pull may begin."""
+        return self.is_up and not self.is_pulling and not self.hang
+
+    @property
     def is_open(self) -> bool:
         """Whether a request may leave for it now."""
         is_shut = self.is_pulling or self._is_held_back or self._is_doubted
@@ -78,7 +85,12 @@ class Server:
     @property
     def in_flight(self) -> int:
         """Requests that left, or are about to, and were not answered."""
-        return len(self._running) + self._num_reserved
+        return len(self._requests) + self._num_reserved
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens received; of requests that broke off, those that were heard."""
+        return self._requests.num_sampled
 
     def reserve(self) -> None:
         """Keep a place for a request that is about to leave: `ask` or `release` follows."""
@@ -109,7 +121,7 @@ class Server:
         await self._delivery.prepare(self.http, self._dialect, facts)
         self.held, self._labels = None, self._no_labels()
         self.facts, self.why_shut = facts, "holds no version that we gave it"
-        self._is_doubted = False
+        self._is_doubted, self.hang, self.trouble = False, "", ""
 
     async def is_alive(self, deadline_s: float) -> bool:
         """Whether it answers `/health` as one that works: see `Dialect.alive`."""
@@ -127,9 +139,10 @@ class Server:
 
     def lose(self, why: str) -> None:
         """It died or does not answer: shut it, and end what it was asked."""
-        self.facts, self.held, self.why_shut = None, None, why
+        self.facts, self.hang = None, ""
+        self._void(why)
         self._labels = self._no_labels()
-        for running in list(self._running):
+        for running in self._requests:
             if running.task is not None:
                 running.task.cancel(why)
 
@@ -144,36 +157,52 @@ class Server:
         self.release()
         wanted = wanted_of(request, self._settings, self._shape, self._max_tokens, self.held.label)
         running = Running(request.sample_id, wanted, self.held)
-        self._running.add(running)
-        self._idle.clear()
+        self._requests.begin(running)
         try:
             running.task = asyncio.ensure_future(self._answer(running))
             answer = await self._heard(running)
+            running.num_tokens = len(answer.token_ids)
             return running.segments(answer, self.held, self._labels, self._shape)
+        except (asyncio.CancelledError, ServerGoneError):
+            self._leave(running)
+            raise
         except AnswerError as err:
             if isinstance(err, UnknownVersionError) and self._router is None:
-                self.held, self.why_shut = None, f"answered with weights that are not ours: {err}"
+                self._void(f"answered with weights that are not ours: {err}")
             raise ServerError(
                 f"server {self.url}: request {request.sample_id} ({wanted.request_id}): {err}"
             ) from err
         finally:
-            if running.task is not None:
-                running.task.cancel()
-            self._running.discard(running)
-            if not self._running:
-                self._idle.set()
+            self._requests.end(running)
 
     async def abort(self, sample_id: str) -> None:
         """End the requests of a sample early; they are answered with what they have."""
-        for running in [r for r in self._running if r.sample_id == sample_id]:
+        for running in [r for r in self._requests if r.sample_id == sample_id]:
             running.is_aborted = True
-            if self.facts is None:
-                continue
-            request_id, answer_s = running.wanted.request_id, self._settings.answer_s
-            for http in (self.http,) if self._router is None else self._router.servers:
-                told = await self._dialect.abort(http, self.facts, request_id, answer_s)
-                if not told and running.task is not None:
-                    running.task.cancel()
+            if not await self._abort(running) and running.task is not None:
+                running.task.cancel()
+
+    async def _abort(self, running: Running) -> bool:
+        """Have whoever may sample it end it; False: there is no way to but hanging up."""
+        told = True
+        for http in (self.http,) if self._router is None else self._router.servers:
+            if self.facts is not None:
+                request_id, answer_s = running.wanted.request_id, self._settings.answer_s
+                told &= await self._dialect.abort(http, self.facts, request_id, answer_s)
+        return told
+
+    def _leave(self, running: Running) -> None:
+        """Nobody waits for it any more. Hanging up says so too, but SGLang looks for that every few
+        seconds, and a router may keep it to itself."""
+
+        async def tell() -> None:
+            with contextlib.suppress(ServerError):  # then it samples to its end, for nobody
+                await self._abort(running)
+
+        if self.is_up:
+            task = asyncio.create_task(tell())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling, and shut the gate until `resume`."""
@@ -198,17 +227,22 @@ class Server:
             return await self._pull(published, channel, started_s)
         except ServerError as err:
             self._void(f"failed in the middle of a pull: {err}")
+            if isinstance(err, ServerGoneError):
+                await self._probe()
             raise WeightError(str(err)) from err
         finally:
             self.is_pulling = False
 
     async def close(self) -> None:
         """End what it was asked, let it go on for others, and hang up."""
-        for running in list(self._running):
-            running.is_aborted = True
+        self._requests.cut()
+        for running in self._requests:
             if running.task is not None:
                 running.task.cancel()
-        await self._idle.wait()
+        await self._requests.ended()
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
         await self.http.close()
 
     @property
@@ -254,18 +288,19 @@ class Server:
     async def _pull(
         self, published: PolicyPublished, channel: WeightChannel, started_s: float
     ) -> Pulled:
-        assert self.facts is not None
+        if not self._is_held_back:
+            await self._stop(self._settings.on_pull)
+        stopped_s = time.monotonic()
+        if self.facts is None:
+            raise ServerGoneError(f"server {self.url} was lost before its pull: {self.why_shut}")
         order = Order(
             http=self.http,
             dialect=self._dialect,
             facts=self.facts,
             published=published,
             channel=channel,
-            until_s=started_s + self._settings.pull_s,
+            until_s=stopped_s + self._settings.pull_s,  # requests that finish first take none of it
         )
-        if not self._is_held_back:
-            await self._stop(self._settings.on_pull)
-        stopped_s = time.monotonic()
         if not self.facts.reports_spans:
             await self._fall_silent()
         try:
@@ -277,6 +312,7 @@ class Server:
             self.http, self.facts, order.held.label, self._settings.answer_s
         )
         self._labels[order.held.label] = self.held = order.held
+        self.trouble = ""
         if not self._is_held_back:
             await self._dialect.resume(self.http, self._settings.answer_s)
         ended_s = time.monotonic()
@@ -295,21 +331,32 @@ class Server:
                 await self._dialect.resume(self.http, self._settings.answer_s)
             return
         self._void(f"a pull broke off: {err}")
-        # What was sampled before the pause is whole: it is answered as far as it came.
-        for running in self._running:
-            running.is_aborted = True
-        await self._stop_server(PauseMode.ABORT)
+        self._requests.cut()  # what was sampled before the pause is whole
+        if err.silent:
+            await self._probe()
+        if not self.hang:
+            await self._stop_server(PauseMode.ABORT)
+
+    async def _probe(self) -> None:
+        """A pull was met with silence: whether the server hangs, or did not hear of that one."""
+        if self.facts is None:
+            return  # lost meanwhile
+        try:
+            await self._delivery.probe(self.http, self._dialect, self.facts)
+        except ServerGoneError as err:
+            self.hang = f"a pull broke off, and it does not answer since: {err}"
+        except ServerError:
+            return  # it refuses: no hang
 
     def _void(self, why: str) -> None:
-        self.held, self.why_shut = None, why
+        self.held, self.why_shut, self.trouble = None, why, why
 
     async def _stop(self, mode: PauseMode) -> None:
         if mode is PauseMode.WAIT:
             await self._drained()
             mode = PauseMode.KEEP
         if mode is PauseMode.ABORT:
-            for running in self._running:
-                running.is_aborted = True
+            self._requests.cut()
         await self._stop_server(mode)
         if mode is PauseMode.ABORT:
             await self._drained()
@@ -329,25 +376,19 @@ class Server:
             ServerError: something still does after the longest time of a request.
         """
         try:
-            await asyncio.wait_for(self._idle.wait(), self._settings.request_s)
+            await self._requests.ended(self._settings.request_s)
         except TimeoutError:
             raise ServerError(
-                f"server {self.url}: {len(self._running)} requests still run "
+                f"server {self.url}: {len(self._requests)} requests still run "
                 f"{self._settings.request_s:g} s after they were to end"
             ) from None
 
     async def _fall_silent(self) -> None:
         """Mark the border between two versions in every open stream, once all have said all."""
-        settle_s = self._settings.settle_s
-        paused_s = time.monotonic()
-        until_s = paused_s + self._settings.answer_s
-        while time.monotonic() < until_s:
-            last_s = max((r.heard_s for r in self._running), default=0.0)
-            silent_s = time.monotonic() - max(last_s, paused_s)
-            if silent_s >= settle_s:
-                break
-            await asyncio.sleep(settle_s - silent_s)
-        else:
-            raise ServerError(f"server {self.url}: still samples after it was paused")
-        for running in self._running:
+        try:
+            await self._requests.fall_silent(self._settings.settle_s, self._settings.answer_s)
+        except TimeoutError:
+            message = f"server {self.url}: still samples after it was paused"
+            raise ServerError(message) from None
+        for running in self._requests:
             running.end_version(self.held)

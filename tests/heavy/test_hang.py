@@ -1,0 +1,130 @@
+"""A server that hangs in a pull and answers looks at its health all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.contract.engine_rigs import collect, drive, long_request, request
+from tests.heavy.test_spawned_server import START_S, Spawned
+from tests.servers.served import piece_engine
+from tests.servers.world import World
+from tests.unit.served.test_gate import until, until_sampling
+from workers.engines.base import EngineError
+from workers.engines.served.delivery import FolderDelivery
+from workers.engines.served.engine import ServedEngine
+from workers.engines.served.piece_delivery import PieceDelivery
+from workers.weights import desk as desk_module
+from workers.weights.channel import WeightError
+from workers.weights.desk import Desk
+
+FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
+LONG_S = 60.0
+SHORT_S = 2.0  # of what is known to hang, and of what comes before
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr(desk_module, "REPORT_GRACE_S", LONG_S)
+    made = Desk()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("has_piece", [True, False])
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_running_server_that_hangs_is_shut_and_named(
+    world: World, desk: Desk, flavour: str, has_piece: bool
+) -> None:
+    """Its requests end with an error, it takes no pull by whatever way, until somebody restarts
+    it."""
+    server = world.serve(flavour, has_piece=has_piece)
+
+    async def scenario(engine: ServedEngine) -> None:
+        way = engine._keepers[0].server
+        await engine.pull(world.publish(0), world.channel)
+        assert way.delivery_name.startswith("piece" if has_piece else "folder")
+        running = asyncio.create_task(collect(engine, long_request("0/0/0")))
+        await until_sampling(server)
+        server.hangs_of_loading = True
+        hurry(engine)
+        with pytest.raises(WeightError):
+            await engine.pull(world.publish(1), world.channel)
+        with pytest.raises(EngineError, match="does not answer since"):
+            await running
+        await until(lambda: not engine.up(), "still in service")
+        assert not engine.wants(world.publish(1))
+        assert f"{server.url}: a pull broke off, and it does not answer since" in engine.trouble
+        looks = server.num_looks
+        await until(lambda: server.num_looks > looks + 1, "it is not looked at")
+        assert not engine.up()
+        server.kill()
+        server.restart()
+        hurry(engine, LONG_S)
+        await until(lambda: engine.wants(world.publish(1)), "not met again")
+        await engine.pull(world.publish(1), world.channel)
+        assert way.delivery_name.startswith("piece" if has_piece else "folder")
+        assert "" == engine.trouble
+        assert {1} == {s.policy_version for s in await collect(engine, request())}
+
+    drive(piece_engine(server, desk, world.folder, probe_s=LONG_S), scenario)
+
+
+def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
+    """What is asked of a server that is known to hang need not take long."""
+    server = engine._keepers[0].server
+    server._settings = replace(server._settings, pull_s=deadline_s, answer_s=deadline_s)
+    piece = server._delivery
+    assert isinstance(piece, PieceDelivery)
+    assert isinstance(piece._other, FolderDelivery)
+    piece._probe_s = piece._other._probe_s = deadline_s
+    desk_module.REPORT_GRACE_S = deadline_s
+
+
+async def _pull_on(engine: ServedEngine, world: World) -> None:
+    """One version after the other: the server may see a little later that it is to hang."""
+    while True:
+        await engine.pull(world.publish(engine.policy_version + 1), world.channel)
+
+
+def test_a_spawned_server_that_hangs_is_started_again(tmp_path: Path) -> None:
+    """Its process is ended, and the next one is shut until it has pulled."""
+    world, hangs = World(tmp_path), tmp_path / "hangs"
+    spawned = Spawned(tmp_path, hangs=hangs)
+
+    async def scenario() -> None:
+        engine = spawned.engine
+        await engine.pull(world.publish(0), world.channel)
+        first = spawned.server_pid
+        hangs.touch()
+        server = engine._keepers[0].server
+        server._settings = replace(server._settings, pull_s=SHORT_S)
+        assert isinstance(server._delivery, FolderDelivery)
+        server._delivery._probe_s = SHORT_S
+        with pytest.raises(WeightError):
+            await _pull_on(engine, world)
+        server._settings = replace(server._settings, pull_s=LONG_S)
+        server._delivery._probe_s = LONG_S
+        await until(lambda: not engine.up(), "it was not given up")
+        assert -1 == engine.policy_version
+        early = asyncio.create_task(collect(engine, request("1/0/0")))
+        await until(lambda: bool(engine.up()), "it was not started again", START_S)
+        assert first != spawned.server_pid
+        assert not early.done()
+        await engine.pull(world.publish(9), world.channel)
+        assert {9} == {s.policy_version for s in await early}
+        assert any("does not answer since" in note for note in spawned.notes)
+
+    spawned.run(scenario)
+    assert not spawned.process.is_running
