@@ -63,7 +63,7 @@ def test_it_ends_well(finished_run: tuple[Workspace, subprocess.CompletedProcess
 
 def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     """Accuracy before and after, where every sample is, what was done again, what to try next."""
-    accuracy, fates, redone, outcome, *paths = lines[-11:-4]
+    accuracy, fates, redone, outcome, *paths = lines[-12:-4]
     assert re.fullmatch(
         r"held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d \(version 12\), "
         rf"over {ROWS} answers each",
@@ -76,7 +76,7 @@ def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
     assert 10 <= int(again[1]) < STEPS_AT_FIRST
     assert again[1] == again[2] == again[3]
     assert "run demo: complete" == outcome
-    assert ["report:", "curve:", "logs:"] == [path.split()[0] for path in paths]
+    assert ["report:", "curve:", "logs:", "model:"] == [path.split()[0] for path in paths]
     assert "try next:" == lines[-4]
     assert all(line.startswith("  rlstreams ") for line in lines[-3:])
     assert "  rlstreams audit runs/demo" == lines[-2]
@@ -128,6 +128,22 @@ def test_the_commands_to_try_next_are_commands(workspace: Workspace, lines: list
     assert 0 == done.returncode, done.stdout
     assert "ok: every sample accounted for" in done.stdout
     assert {} == workspace.processes(), "the broker that was started for a look lives on"
+
+
+def test_the_trained_model_comes_out(workspace: Workspace, lines: list[str]) -> None:
+    """The line about the model is a command, and the library loads the last version from it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (line,) = [line for line in lines if line.startswith("model:")]
+    done = workspace.run(*shlex.split(line)[1:])
+    assert 0 == done.returncode, done.stdout
+    out = workspace.folder / "runs/demo/export"
+    facts = json.loads((out / "rlstreams.json").read_text("utf-8"))
+    made = [event for event in steps(workspace) if isinstance(event, StepCompleted)]
+    assert made[-1].weight_hash == facts["weight_hash"]
+    model = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert model.config.vocab_size >= len(tokenizer)
 
 
 def test_a_run_that_has_steps_is_not_begun_again(workspace: Workspace) -> None:
