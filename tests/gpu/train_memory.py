@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
-from workers.config.trainer import LoraSection, LossSection, OptimizerSection
+from workers.config.loss import LossSection
+from workers.config.trainer import LoraSection, OptimizerSection
 from workers.engines.attention import attention_of
 from workers.engines.base import LOGITS_BYTES
 from workers.engines.model import configure_torch
@@ -88,9 +89,11 @@ def batch_of(args: argparse.Namespace, seed: int) -> Batch:
                 behavior_logprobs_BT=np.zeros(shape, np.float32),
                 proximal_logprobs_BT=np.zeros(shape, np.float32),
                 is_true_anchor_BT=loss_mask_BT,
+                is_after_pull_BT=np.zeros(shape, np.bool_),
                 temperature_BT=np.ones(shape, np.float32),
                 advantages_B=random.standard_normal(1).astype(np.float32),
                 num_batch_loss_tokens=num_loss_tokens,
+                num_batch_rows=args.sequences,
                 trajectories=(),
             )
         )
