@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
-from workers.config.trainer import LoraSection, LossSection, OptimizerSection
+from workers.config.loss import LossSection
+from workers.config.trainer import LoraSection, OptimizerSection
 from workers.engines.attention import attention_of
 from workers.engines.base import LOGITS_BYTES
 from workers.engines.model import configure_torch
