@@ -40,12 +40,18 @@ class Numbers(Training):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.learner._model.register_forward_hook(_spoil, with_kwargs=True)
+        embedding_of(self).register_forward_hook(_spoil)
 
 
-def _spoil(_model: object, _args: object, kwargs: dict[str, Any], output: Any) -> None:
-    is_bad_B = (kwargs["input_ids"] == BAD).any(dim=1)
-    output.logits = torch.where(is_bad_B[:, None, None], torch.nan, output.logits)
+def embedding_of(training: Training) -> torch.nn.Module:
+    """What every forward begins with, whichever way the head is called."""
+    model: Any = training.learner._model
+    embedding: torch.nn.Module = model.get_input_embeddings()
+    return embedding
+
+
+def _spoil(_module: object, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    return torch.where((args[0] == BAD)[..., None], torch.nan, output)
 
 
 class Found(Numbers):
@@ -68,10 +74,10 @@ class Memory(Training):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.learner._model.register_forward_pre_hook(self._allocate, with_kwargs=True)
+        embedding_of(self).register_forward_pre_hook(self._allocate)
 
-    def _allocate(self, _model: object, _args: object, kwargs: dict[str, Any]) -> None:
-        if kwargs["input_ids"].numel() > self.room:
+    def _allocate(self, _module: object, args: tuple[torch.Tensor]) -> None:
+        if args[0].numel() > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
