@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 def test_a_signal_unwinds_what_a_command_began(number):
     """So a broker that was started for a look is stopped; the status names the signal."""
     stopped = []
-    before = signal.getsignal(number)
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup a hang-up is ignored
 
     def command() -> None:
         with unwound_by_signals():
@@ -31,10 +31,13 @@ def test_a_signal_unwinds_what_a_command_began(number):
             finally:
                 stopped.append(True)
 
-    with pytest.raises(SystemExit) as ended:
-        command()
-    assert (128 + number, [True]) == (ended.value.code, stopped)
-    assert before == signal.getsignal(number)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command()
+        assert (128 + number, [True]) == (ended.value.code, stopped)
+        assert signal.SIG_DFL == signal.getsignal(number)
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_hang_up_that_is_ignored_stays_so():
