@@ -136,12 +136,17 @@ def test_the_command_lists_what_it_created(
 def test_without_a_broker_the_command_says_how_to_start_one(
     run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No address and no embedded broker: a configuration error with the way out."""
+    """No address and no embedded broker: a configuration error with the way out.
+
+    `list` would start the stopped broker of a run; of one that never ran it says that.
+    """
     config = tmp_path / "run.toml"
     config.write_text(f'[run]\nid = "{run_id}"\ndir = "{tmp_path}"\n', "utf-8")
 
-    assert main(["topics", "list", str(config)]) == 78
+    assert main(["topics", "apply", str(config)]) == 78
     assert f"rlstreams broker start --dir {tmp_path}/broker" in capsys.readouterr().err
+    assert main(["topics", "list", str(config)]) == 78
+    assert f"run {run_id} has left no log under {tmp_path}" in capsys.readouterr().err
 
 
 def test_a_broker_that_is_down_is_named() -> None:
