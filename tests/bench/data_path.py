@@ -62,7 +62,7 @@ class Plan:
     light_share: float  # of the messages of a full latency round
 
 
-FULL = Plan(rounds=9, send_s=2.5, light_share=1.0)
+FULL = Plan(rounds=7, send_s=2.5, light_share=1.0)
 QUICK = Plan(rounds=3, send_s=1.5, light_share=0.4)
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 8_000_000_000  # a round writes up to 4 GB, and the one before is just removed

@@ -11,6 +11,7 @@ starts.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -225,10 +226,13 @@ class OurSender:
         self._outbox.commit()
 
     def finish(self) -> None:
-        """Wait for the transaction that is under way."""
-        while not self._outbox.settle(IDLE_S):
-            pass
-        assert self._outbox.is_empty, "a transaction was aborted"
+        """Wait for the transaction that is under way; an aborted one is sent again, as roles do."""
+        deadline_s = time.monotonic() + ANSWER_S
+        while not (self._outbox.settle(IDLE_S) and self._outbox.is_empty):
+            assert time.monotonic() < deadline_s, "nothing but aborts"
+            if not self._outbox.is_in_flight:
+                self._consumer.poll(0, IDLE_S)
+                self._outbox.commit()
 
 
 def _never(done: Finished, why: str, _with_bytes: bool) -> Finished:
