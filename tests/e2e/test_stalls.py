@@ -63,8 +63,8 @@ def test_a_stopped_worker_is_named_and_ends_the_run(workspace: Workspace) -> Non
     )
     # Where it was stopped is chance: between two transactions, or in the middle of one.
     assert re.search(
-        "blocked at logprob: (no report from logprob-0 for .* unscored|logprob-0 stands in the "
-        "middle of a transaction)",
+        "blocked at logprob: (no report from logprob-0 for .* unscored|logprob-0 has had a "
+        "transaction open for)",
         reason,
     )
     page = (workspace.folder / "runs/demo/report.html").read_text("utf-8")
