@@ -116,15 +116,15 @@ class Learner:
         self._adam.clear()
         totals = LossTotals()
         for index, micro_batch in enumerate(batch.micro_batches):
-            told = ""
+            told = None
             try:
                 if micro_batch.num_loss_tokens:
                     self._accumulate(micro_batch, totals)
             except (RuntimeError, MemoryError) as err:
                 if not is_exhaustion(err):
                     raise
-                told = str(err)
-            if told:  # out here, for the caught error's frames hold the tensors
+                told = str(err) or type(err).__name__  # a MemoryError says nothing
+            if told is not None:  # out here, for the caught error's frames hold the tensors
                 self._adam.clear()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()

@@ -10,6 +10,7 @@ from workers.config.trainer import OptimizerSection
 from workers.engines.model import configure_torch
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest
+from workers.trainer.exhaustion import ExhaustedError
 from workers.trainer.loss import policy_losses
 from workers.trainer.optimizer import Learner, NumericsError, lr_at
 from workers.trainer.packing import pack
@@ -190,3 +191,20 @@ def test_a_checkpoint_of_another_model_is_refused():
     with pytest.raises(ValueError, match="unknown parameter: 'tail:exp_avg'"):
         taught.load(taught.weights(), {"tail:exp_avg": torch.zeros(1)}, step=1)
     assert (weight_hash(taught.weights()), taught.step_number) == (expected, 0)
+
+
+def test_memory_that_ran_out_without_a_word_is_no_step():
+    """Python's own error says nothing; the micro-batch is not left out in silence."""
+    short = learner()
+    before = weight_hash(short.weights())
+
+    def allocate(_module: object, _args: object) -> None:
+        raise MemoryError
+
+    hook = short._model.embed.register_forward_pre_hook(allocate)
+    with pytest.raises(ExhaustedError, match="micro-batch 0: MemoryError"):
+        short.step(batch_of())
+    assert (0, before) == (short.step_number, weight_hash(short.weights()))
+    hook.remove()
+    short.step(batch_of())
+    assert weight_hash(short.weights()) == hash_after(learner(), [0])
