@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from schemas.events import Endpoint, PolicyPublished, PullRequested
 from workers.weights.channel import Manifest, VersionGoneError, WeightError
 from workers.weights.layout import (
-    WeightHash,
     dtype_name,
     layout_of,
     parse_layout,
@@ -206,6 +205,8 @@ class FileWeightChannel:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors in name order, mapped from the file; see `WeightChannel.pull`."""
         from safetensors import SafetensorError, safe_open
+
+        from workers.weights.link.weight_hash import WeightHash
 
         until_s = time.monotonic() + deadline_s
         path = self._find(published)

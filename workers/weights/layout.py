@@ -6,16 +6,13 @@ functions, so a hash computed anywhere means the same content everywhere.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workers.weights.channel import WeightError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
 
 _SHOWN = 3  # differences named in a message
@@ -75,51 +72,11 @@ def layout_difference(*, expected: str, found: str) -> str:
     return "; ".join(lines[:_SHOWN]) + more
 
 
-def tensor_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The tensor's row-major little-endian bytes; a view where it is contiguous on the CPU."""
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    view: npt.NDArray[np.uint8] = flat.view(torch.uint8).numpy()
-    return view
-
-
-class WeightHash:
-    """SHA-256 over, for each tensor in name order, a line `["name","dtype",[shape]]` and bytes."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._last = ""
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """One more tensor.
-
-        Raises:
-            WeightError: out of name order.
-        """
-        if self._last and name <= self._last:
-            raise WeightError(f"tensor {name!r} came after {self._last!r}: not in name order")
-        self._last = name
-        row = [name, dtype_name(tensor), list(tensor.shape)]
-        self._digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
-        self._digest.update(tensor_bytes(tensor).data)
-
-    def hexdigest(self) -> str:
-        """The hash of what was added."""
-        return self._digest.hexdigest()
-
-
 def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
-    """The hash of a version: of names, dtypes, shapes and bytes. 64 hexadecimal digits."""
+    """The hash of a version, as `workers/weights/link/weight_hash.py` defines it."""
+    from workers.weights.link.weight_hash import hash_of
+
     return hash_of((name, weights[name]) for name in sorted(weights))
-
-
-def hash_of(ordered: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The same for pairs that are in name order already."""
-    digest = WeightHash()
-    for name, tensor in ordered:
-        digest.add(name, tensor)
-    return digest.hexdigest()
 
 
 def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from workers.weights.link import PROTOCOL
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import UNPROVEN_BYTES, Connection
 from workers.weights.link.trust import Hello, admit, introduce, receiver_key
@@ -81,7 +82,7 @@ def test_a_trainer_that_does_not_know_the_key_is_refused() -> None:
     server, client = links()
 
     def answer() -> None:
-        server.send({"rlstreams": 1, "nonce": "00"})
+        server.send({"rlstreams": PROTOCOL, "nonce": "00"})
         server.receive(time.monotonic() + WAIT_S)
         server.send({"type": "admitted", "proof": "00"})
 

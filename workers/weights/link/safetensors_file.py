@@ -1,12 +1,11 @@
 """Reads a safetensors file without the library: 8 bytes of length, a JSON header, then the data.
 
 Format: https://huggingface.co/docs/safetensors, section Format. Content is checked against the hash
-that was published (workers/weights/layout.py defines it) before a tensor is handed out.
+that was published (`weight_hash.py`) before a tensor is handed out.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import mmap
@@ -18,6 +17,7 @@ import torch
 from .errors import PullError
 from .pieces import SIZES
 from .target import Row
+from .weight_hash import hash_of
 
 _DTYPES = {
     "F64": "float64",
@@ -56,7 +56,7 @@ def read(path: Path, weight_hash: str) -> dict[str, torch.Tensor]:
         raise PullError("gone", f"{path} is not there: no longer served") from err
     except (OSError, *_MALFORMED) as err:
         raise PullError("checksum", f"{path} is no whole safetensors file: {err}") from err
-    found = _hash(tensors)
+    found = hash_of(tensors.items())
     if found != weight_hash:
         raise PullError("checksum", f"{path} has content {found}, {weight_hash} was published")
     return tensors
@@ -83,13 +83,3 @@ def _tensors(header: dict[str, dict[str, object]], data: memoryview) -> dict[str
         flat = torch.frombuffer(data[start:end], dtype=torch.uint8)
         tensors[name] = flat.view(getattr(torch, dtype)).view(shape)
     return tensors
-
-
-def _hash(tensors: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, dtype, shape in rows(tensors):
-        digest.update(
-            json.dumps([name, dtype, list(shape)], separators=(",", ":")).encode() + b"\n"
-        )
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
