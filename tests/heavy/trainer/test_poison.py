@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, StepCompleted, Tensor
+from schemas.events import (
+    DeadLetter,
+    GroupsDropped,
+    MaskedSegment,
+    ScoredTrajectory,
+    StepCompleted,
+    Tensor,
+)
+from streams.codec import outgoing
+from streams.memory.bus import MemoryBus
 from streams.memory.log import MemoryLog
 from streams.topics import DEAD_LETTERS, SCORED, STEPS
 from tests.heavy.trainer.trainer_stand import (
@@ -29,7 +38,9 @@ from tests.heavy.trainer.trainer_stand import (
     turn_until,
 )
 from workers.trainer.optimizer import NumericsError
+from workers.trainer.payloads import payload_of
 from workers.trainer.training import Culprit, Trained, Training
+from workers.trainer.validation import validate
 
 BAD = 101  # a token that the samples of `scored` never have
 LONG = 40  # tokens
@@ -163,6 +174,38 @@ def test_a_restart_between_finding_and_dropping_finds_it_again(tmp_path: Path) -
     third.close()
     assert drops(log) == [("0", "numerics", False)]
     assert len(letters(log)) == 1
+
+
+def test_a_sample_of_which_nothing_is_learnt_is_nobodys_fault(tmp_path: Path) -> None:
+    """What it said is masked, and of its second answer no token came: it is not tried alone."""
+    config = make_config(tmp_path)
+    training = Numbers(Path(config.model.path), config.trainer, threads=1)
+    silent = scored(0, 0, 0)
+    empty = Tensor.of(np.zeros(0, np.float32))
+    nothing = dataclasses.replace(
+        silent.trajectory.segments[1],
+        token_ids=Tensor.of(np.zeros(0, np.int32)),
+        behavior_logprobs=empty,
+    )
+    silent = dataclasses.replace(
+        silent,
+        trajectory=dataclasses.replace(
+            silent.trajectory, segments=(*silent.trajectory.segments, nothing)
+        ),
+        scores=(
+            *silent.scores,
+            dataclasses.replace(silent.scores[0], segment=2, proximal_logprobs=empty),
+        ),
+    )
+    validate(silent, training.vocab_size)
+    records = [outgoing(SCORED, event) for event in (silent, answered(1, 0, [5, BAD]))]
+    log = make_log()
+    MemoryBus(log, "demo").producer("logprob.0").commit(records)
+    raws = MemoryBus(log, "demo").reader(MemoryBus(log, "demo").beginnings(SCORED.name))
+    payloads = [payload_of(raw) for raw in raws.poll(10, 0.0)]
+    masked = [MaskedSegment(group_id="0", sample=0, segment=1, staleness=3)]
+    found = training.try_train(payloads, masked, 3)
+    assert [culprit.index for culprit in found] == [1]
 
 
 def test_weights_that_are_at_fault_stop_the_trainer(tmp_path: Path) -> None:

@@ -114,6 +114,18 @@ def bytes_of(event: Event) -> bytes:
             "within 1e+09 of 0, got -inf",
         ),
         ({"scores": ()}, "scores must be of the policy segments [1], got []"),
+        (
+            {"scores": (factories.score(weight_hash="f0" * 32),)},
+            "scores[0].weight_hash of policy version 2 must be",
+        ),
+        (
+            {"scores": (factories.score(version=3, anchor="nearby"),)},
+            "scores[0].policy_version must be one that steps made, at most 2, got 3",
+        ),
+        (
+            {"scores": (factories.score(version=1, weight_hash=HASHES[1]),)},
+            "scores[0].policy_version must be 2 with anchor 'sampled', got 1",
+        ),
     ],
 )
 def test_a_sample_that_cannot_be_trained_on_is_set_aside(bad: dict[str, Any], told: str) -> None:
