@@ -99,7 +99,10 @@ def bytes_of(event: Event) -> bytes:
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        (with_policy(version=3), "segments[1].policy_version must be one that steps made, at most"),
+        (
+            with_policy(version=3) | {"scores": (factories.score(version=3),)},
+            "segments[1].policy_version must be one that steps made, at most",
+        ),
         (with_policy(weight_hash="f0" * 32), "segments[1].weight_hash of policy version 2 must be"),
         (with_policy(behavior_logprobs=floats(-1, float("nan"), -1)), "behavior_logprobs[1] must"),
         (with_policy(behavior_logprobs=floats(-1, 0.5, -1)), "[1] must be finite and at most 0"),
