@@ -39,6 +39,7 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from workers.trainer.optimizer import NumericsError
 from workers.trainer.payloads import payload_of
+from workers.trainer.rerun import rerun
 from workers.trainer.training import Culprit, Trained, Training
 from workers.trainer.validation import validate
 
@@ -246,6 +247,8 @@ def test_a_batch_that_does_not_fit_is_cut_and_redone_alike(tmp_path: Path) -> No
     second.close()
     assert [step.micro_batches for step in steps(log)] == [(2, 2), (4,)]
     assert (drops(log), letters(log)) == ([], [])
+    again = rerun(MemoryBus(log, "demo"), config, 1, checkpoints=[])
+    assert [finding for finding in again.findings if not finding.is_equal] == []
 
 
 def test_a_sample_that_does_not_fit_alone_costs_its_group(tmp_path: Path) -> None:
