@@ -25,6 +25,25 @@ except ConfigError as err:
     print(err)
 """
 
+RERUN = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from streams.memory.bus import MemoryBus
+from tests.heavy.trainer.trainer_stand import (
+    make_config, make_log, make_trainer, run_steps, scored, send
+)
+from workers.trainer.rerun import rerun
+log, config = make_log(), make_config(Path(sys.argv[2]))
+trainer = make_trainer(log, config)
+send(log, *(scored(0, sample, 0) for sample in range(2)))
+run_steps(log, trainer, 1)
+trainer.close()
+named = replace(config, model=replace(config.model, path=sys.argv[1]))
+found = rerun(MemoryBus(log, "demo"), named, 1, checkpoints=[])
+print([finding.is_equal for finding in found.findings])
+"""
+
 
 def cached(home: Path, repository: str, commit: str) -> Path:
     """A model as the hub's client keeps it under `HF_HOME`."""
@@ -36,11 +55,11 @@ def cached(home: Path, repository: str, commit: str) -> Path:
     return snapshot
 
 
-def told(home: Path, name: str) -> str:
+def told(home: Path, *names: str, program: str = PROGRAM) -> str:
     """In a process of its own: the client reads its variables when it is imported."""
     environment = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, name],
+        [sys.executable, "-c", program, *names],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
 
@@ -50,6 +69,13 @@ def test_a_fetched_model_is_found_by_its_name(tmp_path: Path) -> None:
     snapshot = cached(tmp_path, "some/model", "a" * 40)
     assert f"{snapshot} 263616" == told(tmp_path, "hf:some/model")
     assert f"{snapshot} 263616" == told(tmp_path, f"hf:some/model@{'a' * 40}")
+
+
+def test_a_step_is_re_run_with_a_model_by_name(tmp_path: Path) -> None:
+    """As a trainer finds it."""
+    cached(tmp_path / "home", "some/model", "a" * 40)
+    said = told(tmp_path / "home", "hf:some/model", str(tmp_path / "runs"), program=RERUN)
+    assert str([True] * 6) == said.splitlines()[-1]
 
 
 def test_a_model_that_cannot_be_fetched_is_said(tmp_path: Path) -> None:

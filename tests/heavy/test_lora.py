@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,51 @@ def test_a_checkpoint_of_another_kind_is_refused(
     first.save(store, manifest, keep=1)
     second = training(folder, read)
     with pytest.raises(ValueError, match=r"written under another trainer\.lora"):
+        second.restore(store, manifest)
+    assert second.model_hash == weight_hash(second.learner.weights())
+
+
+def merged_elsewhere(
+    first: Training, folder: Path, change: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[CheckpointStore, Manifest]:
+    """A checkpoint whose writer came to another value in one adapted weight."""
+    weights = {name: tensor.clone() for name, tensor in first.learner.weights().items()}
+    name = next(n for n in weights if n.endswith("q_proj.weight"))
+    weights[name] = change(weights[name])
+    manifest = Manifest(
+        run="r", epoch=1, step=2, policy_version=2, weight_hash=weight_hash(weights)
+    )
+    store = CheckpointStore(folder)
+    store.save(manifest, weights, first.learner.optimizer_tensors())
+    return store, manifest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_of_other_hardware_is_taken(dtype: str, tmp_path: Path) -> None:
+    """Merged there, a weight may be a rounding off: the version stays what was published, and the
+    next step goes on from the adapters."""
+    folder = families.make("Qwen3ForCausalLM", tmp_path / "model")
+    first = Training(folder, TrainerSection(lora=LORA), threads=1, dtype=dtype)
+    learned(first, range(2))
+    towards = torch.tensor(torch.inf, dtype=getattr(torch, dtype))
+    store, manifest = merged_elsewhere(
+        first, tmp_path / "checkpoints", lambda weight: torch.nextafter(weight, towards)
+    )
+    second = Training(folder, TrainerSection(lora=LORA), threads=1, dtype=dtype)
+    second.restore(store, manifest)
+    assert manifest.weight_hash == second.weight_hash == weight_hash(second.learner.weights())
+    assert learned(first, range(2, 4)) == learned(second, range(2, 4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_of_other_weights_are_refused(dtype: str, tmp_path: Path) -> None:
+    """What is more than a rounding off is another folder's; nothing is loaded."""
+    folder = families.make("Qwen3ForCausalLM", tmp_path / "model")
+    first = Training(folder, TrainerSection(lora=LORA), threads=1, dtype=dtype)
+    learned(first, range(2))
+    store, manifest = merged_elsewhere(first, tmp_path / "checkpoints", lambda weight: weight * 1.1)
+    second = Training(folder, TrainerSection(lora=LORA), threads=1, dtype=dtype)
+    with pytest.raises(ValueError, match="adapters do not make its weights"):
         second.restore(store, manifest)
     assert second.model_hash == weight_hash(second.learner.weights())
 

@@ -60,6 +60,7 @@ class Numerics:
     device: str = CPU
     attention: str = SDPA
     experts: str = EXPERTS
+    fused: bool = False  # on a GPU: attention by kernels whose gradients have no one order
 
 
 def configure_torch(threads: int, device: str = CPU, *, fused: bool = False) -> Numerics:
@@ -80,6 +81,7 @@ def configure_torch(threads: int, device: str = CPU, *, fused: bool = False) -> 
         threads=threads,
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         device=CPU if device == CPU else torch.cuda.get_device_name(),
+        fused=fused and device != CPU,
     )
 
 

@@ -76,10 +76,14 @@ class RecordedWeights:
         """Version 0 is the model folder, if it still holds what the run began with."""
         from workers.engines.base import EngineError
         from workers.engines.model import load_model, weights_of
+        from workers.hub import found_folder
         from workers.weights.layout import weight_hash
 
+        folder = found_folder(config.model.path) if config.model.path else None
+        if folder is None:
+            return
         try:
-            weights = weights_of(load_model(Path(config.model.path), config.model.dtype))
+            weights = weights_of(load_model(folder, config.model.dtype))
         except (EngineError, OSError):
             return
         if weight_hash(weights) == self._published[0].event.weight_hash:

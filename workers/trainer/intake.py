@@ -125,7 +125,7 @@ class Intake:
             scored = event
             validate(scored, self._vocab_size)
             if self._hashes is not None:
-                check_versions(scored.trajectory, self._hashes)
+                check_versions(scored, self._hashes)
             seen = SeenSample.of(scored, raw.position, len(raw.value))
             if self._admission.add(seen, now_s):
                 self._payloads.put(Payload(raw=raw, scored=scored))

@@ -24,6 +24,7 @@ from workers.config.load import from_json
 from workers.config.run import RunConfig
 from workers.device import nearest_device
 from workers.engines.base import EngineError
+from workers.hub import model_folder
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import read_ledger
 from workers.trainer.facts import versions
@@ -152,7 +153,7 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
     try:
         device = nearest_device("trainer.device", recorded.trainer.device)
         training = Training(
-            Path(config.model.path),
+            model_folder(config.model.path),
             recorded.trainer,
             recorded.model.threads,
             device,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +69,7 @@ def compare(
         Finding(
             name="micro-batches",
             recorded=str(event.micro_batches),
-            again=str(planned),
+            again=str(event.micro_batches if _is_cut_of(event, planned) else planned),
             place=_first_border(event.micro_batches, planned),
         ),
         Finding(name="loss", recorded=repr(event.loss), again=repr(again.loss)),
@@ -97,6 +98,11 @@ def _first_sample(event: StepCompleted, again: Trained, payloads: Sequence[Paylo
         if now != then:
             return f"sample {number}, {ref.group_id}/{ref.sample} at {payload.raw.position}"
     return "in fields that the step does not name (log-probs, tokens)"
+
+
+def _is_cut_of(event: StepCompleted, planned: Sequence[int]) -> bool:
+    """Whether the step's micro-batches are the planned ones, or those cut where memory ran out."""
+    return set(np.cumsum(planned).tolist()) <= set(np.cumsum(event.micro_batches).tolist())
 
 
 def _first_border(recorded: Sequence[int], now: Sequence[int]) -> str:

@@ -17,9 +17,10 @@ from torch.nn.utils import parametrize
 
 from workers.config.trainer import LoraSection
 from workers.engines.model import load_weights, weights_of
-from workers.weights.layout import weight_hash
+from workers.weights.layout import layout_of, weight_hash
 
 VALUE = "value"  # of an adapter among the optimizer's tensors
+EPS32 = torch.finfo(torch.float32).eps
 
 
 class Trainable(Protocol):
@@ -88,6 +89,11 @@ class _LowRank(nn.Module):
         """The merged weight; what is published is this, to the bit."""
         return weight + (self._scale * (self.up @ self.down)).to(weight.dtype)
 
+    def rounding(self, weight: Tensor) -> Tensor:
+        """How far the merged weight of other hardware, which adds in another order, may be off."""
+        size = weight.float().abs() + self._scale * (self.up.abs() @ self.down.abs())
+        return size * (2 * torch.finfo(weight.dtype).eps + len(self.down) * EPS32)
+
 
 class Adapters:
     """Only adapters of linear layers learn; the folder's weights stay as they are."""
@@ -115,6 +121,8 @@ class Adapters:
             low_rank = _LowRank(name, layer.weight, section)
             parametrize.register_parametrization(layer, "weight", low_rank)
             self._adapted[f"{name}.weight"] = low_rank
+        self._loaded: dict[str, Tensor] = {}  # adapters of a checkpoint ...
+        self._published: dict[str, Tensor] = {}  # ... and what other hardware merged of them
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Two a layer."""
@@ -126,8 +134,21 @@ class Adapters:
 
     @torch.no_grad()
     def weights(self) -> dict[str, Tensor]:
-        """The folder's weights, with adapters merged into copies of those that have some."""
-        return {name: self._merged(name, base) for name, base in self._base.items()}
+        """The folder's weights, with adapters merged into copies of those that have some.
+
+        Until the adapters change, those of a checkpoint are the ones that it holds: a version has
+        one content, and other hardware may merge to the last bit otherwise.
+        """
+        if self._published and not self._is_as_loaded():
+            self._loaded, self._published = {}, {}
+        return {
+            name: self._published[name] if name in self._published else self._merged(name, base)
+            for name, base in self._base.items()
+        }
+
+    def _is_as_loaded(self) -> bool:
+        own = self.parameters()
+        return all(torch.equal(own[name], tensor) for name, tensor in self._loaded.items())
 
     def extra(self) -> dict[str, Tensor]:
         """The adapters."""
@@ -135,7 +156,7 @@ class Adapters:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
-        """See `Trainable`; the merged weights must be the given ones."""
+        """See `Trainable`; merged they must be the given weights, but for rounding."""
         own = self.parameters()
         shapes = {name: tuple(parameter.shape) for name, parameter in own.items()}
         if {name: tuple(tensor.shape) for name, tensor in extra.items()} != shapes:
@@ -146,10 +167,26 @@ class Adapters:
         before = {name: parameter.clone() for name, parameter in own.items()}
         for name, parameter in own.items():
             parameter.copy_(extra[name])
-        if weight_hash(self.weights()) != weight_hash(weights):
+        if layout_of(weights) != layout_of(self._base) or not all(
+            self._is_made(name, tensor) for name, tensor in weights.items()
+        ):
             for name, parameter in own.items():
                 parameter.copy_(before[name])
             raise ValueError("the checkpoint's adapters do not make its weights of this folder's")
+        self._loaded = {name: parameter.clone() for name, parameter in own.items()}
+        self._published = {
+            name: weights[name].to(self._base[name].device)
+            for name in self._adapted
+            if not _is_same(weights[name], self._merged(name, self._base[name]))
+        }
+
+    def _is_made(self, name: str, found: Tensor) -> bool:
+        """Whether the merged weight is `found`; without an adapter to the bit."""
+        base = self._base[name]
+        if name not in self._adapted:
+            return _is_same(found, base)
+        off = (found.to(base.device).float() - self._merged(name, base).float()).abs()
+        return bool((off <= self._adapted[name].rounding(base)).all())
 
     def _merged(self, name: str, base: Tensor) -> Tensor:
         if name not in self._adapted:
@@ -157,6 +194,10 @@ class Adapters:
         low_rank = self._adapted[name]
         # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
         return low_rank.forward(base) if bool(low_rank.up.any()) else base
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return weight_hash({"": one}) == weight_hash({"": other})
 
 
 def trainable_of(model: nn.Module, section: LoraSection) -> Trainable:

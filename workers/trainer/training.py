@@ -28,7 +28,7 @@ from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.exhaustion import ExhaustedError, SampleTooLargeError, smaller_borders
 from workers.trainer.optimizer import Learner, NumericsError, StepResult
-from workers.trainer.packing import Batch, Float32s, pack
+from workers.trainer.packing import Batch, Float32s, is_sampled, pack
 from workers.trainer.payloads import Payload, batch_hash
 from workers.trainer.trainable import trainable_of
 from workers.weights.channel import WeightError
@@ -168,7 +168,7 @@ class Training:
             zip(samples, self._advantages(samples), strict=True)
         ):
             own = masks_of(sample, masked)
-            if len(own) == len(sample.scores):
+            if len(own) == sum(is_sampled(segment) for segment in sample.trajectory.segments):
                 continue  # nothing of it is learnt from
             batch = pack(
                 [sample],

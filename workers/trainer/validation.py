@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from schemas.events import TRAIN, DeadLetter, ScoredTrajectory, SegmentScore, Trajectory
+from schemas.events import TRAIN, DeadLetter, ScoredTrajectory, Segment, SegmentScore
 from workers.config.across import MIN_TEMPERATURE
 from workers.loop.validation import check_logprobs, check_trajectory, is_group_number
 
@@ -17,8 +17,8 @@ def validate(scored: ScoredTrajectory, vocab_size: int) -> None:
 
     Raises:
         ValueError: as `check_trajectory`; also scores that are not one per policy segment in order,
-            an unknown anchor, log-probs of another length or that are no log-probs, a temperature
-            of 0 or next to it.
+            an unknown anchor, one of another version than it says, log-probs of another length or
+            that are no log-probs, a temperature of 0 or next to it.
     """
     check_trajectory(scored.trajectory, vocab_size)
     for index, segment in enumerate(scored.trajectory.segments):
@@ -32,8 +32,8 @@ def validate(scored: ScoredTrajectory, vocab_size: int) -> None:
     _check_scores(scored)
 
 
-def check_versions(trajectory: Trajectory, hashes: Mapping[int, str]) -> None:
-    """Return if every policy segment was sampled by weights that the ledger knows.
+def check_versions(scored: ScoredTrajectory, hashes: Mapping[int, str]) -> None:
+    """Return if weights that the ledger knows sampled every policy segment, and scored it.
 
     Args:
         hashes: weight hash by version, of all versions that `steps` made.
@@ -41,20 +41,26 @@ def check_versions(trajectory: Trajectory, hashes: Mapping[int, str]) -> None:
     Raises:
         ValueError: a version that no step made, or that has another hash in the ledger.
     """
-    for index, segment in enumerate(trajectory.segments):
-        if segment.author != "policy":
-            continue
-        name, version = f"segments[{index}]", segment.policy_version
-        if version not in hashes:
-            raise ValueError(
-                f"{name}.policy_version must be one that steps made, at most {max(hashes)}, "
-                f"got {version}"
-            )
-        if segment.weight_hash not in ("", hashes[version]):
-            raise ValueError(
-                f"{name}.weight_hash of policy version {version} must be {hashes[version]}, "
-                f"got {segment.weight_hash}"
-            )
+    for index, segment in enumerate(scored.trajectory.segments):
+        if segment.author == "policy":
+            _check_version(f"segments[{index}]", segment, hashes)
+    for index, score in enumerate(scored.scores):
+        if score.anchor != "behavior":  # that one has no version
+            _check_version(f"scores[{index}]", score, hashes)
+
+
+def _check_version(name: str, by: Segment | SegmentScore, hashes: Mapping[int, str]) -> None:
+    version = by.policy_version
+    if version not in hashes:
+        raise ValueError(
+            f"{name}.policy_version must be one that steps made, at most {max(hashes)}, "
+            f"got {version}"
+        )
+    if by.weight_hash not in ("", hashes[version]):
+        raise ValueError(
+            f"{name}.weight_hash of policy version {version} must be {hashes[version]}, "
+            f"got {by.weight_hash}"
+        )
 
 
 def is_ours(letter: DeadLetter) -> bool:
@@ -72,6 +78,12 @@ def _check_scores(scored: ScoredTrajectory) -> None:
         name = f"scores[{index}]"
         if score.anchor not in ANCHORS:
             raise ValueError(f"{name}.anchor must be one of {ANCHORS}, got {score.anchor!r}")
+        sampled = segments[score.segment].policy_version
+        if score.anchor == "sampled" and score.policy_version != sampled:
+            raise ValueError(
+                f"{name}.policy_version must be {sampled} with anchor 'sampled', "
+                f"got {score.policy_version}"
+            )
         num_tokens = len(segments[score.segment].token_ids)
         check_logprobs(f"{name}.proximal_logprobs", score.proximal_logprobs, num_tokens)
         _check_optional(name, score, num_tokens)

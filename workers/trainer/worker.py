@@ -137,6 +137,7 @@ class TrainerWorker:
             )
             if not isinstance(trained, Trained):
                 self._set_aside(plan, payloads, trained)
+                yield from self._publish()  # as it was: its server may have let go of it
                 continue
             self._complete(plan, trained)
             self._recovery.used(payload.raw for payload in payloads)

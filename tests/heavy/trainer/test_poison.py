@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, StepCompleted, Tensor
+from schemas.events import (
+    DeadLetter,
+    GroupsDropped,
+    MaskedSegment,
+    ScoredTrajectory,
+    StepCompleted,
+    Tensor,
+)
+from streams.codec import outgoing
+from streams.memory.bus import MemoryBus
 from streams.memory.log import MemoryLog
 from streams.topics import DEAD_LETTERS, SCORED, STEPS
 from tests.heavy.trainer.trainer_stand import (
@@ -29,7 +38,12 @@ from tests.heavy.trainer.trainer_stand import (
     turn_until,
 )
 from workers.trainer.optimizer import NumericsError
+from workers.trainer.payloads import payload_of
+from workers.trainer.rerun import rerun
 from workers.trainer.training import Culprit, Trained, Training
+from workers.trainer.validation import validate
+from workers.weights.channel import Manifest
+from workers.weights.file import FileWeightServer
 
 BAD = 101  # a token that the samples of `scored` never have
 LONG = 40  # tokens
@@ -142,6 +156,31 @@ def test_a_sample_whose_numbers_are_not_finite_costs_its_group(tmp_path: Path) -
     assert step.closed.watermark == 3
 
 
+class Live(FileWeightServer):
+    """Serves the trainer's own tensors, as `weights.snapshot = "none"` does."""
+
+    is_serving = False
+
+    def before_change(self) -> None:
+        self.is_serving = False
+
+    def publish(self, *args: Any) -> Manifest:
+        self.is_serving = True
+        return super().publish(*args)
+
+
+def test_a_step_that_did_not_happen_leaves_the_version_served(tmp_path: Path) -> None:
+    """Nothing was changed: who joins can pull what samples the groups of the next try."""
+    log, config = make_log(), make_config(tmp_path)
+    server = Live(tmp_path / "weights", 4)
+    trainer = make_trainer(log, config, hardware=Numbers, server=server)
+    send(log, scored(0, 0, 0), answered(0, 1, [5, BAD, 6]))
+    turn_until(trainer, lambda: bool(drops(log)))
+    turn_until(trainer, lambda: trainer._state == "waiting")
+    assert server.is_serving
+    trainer.close()
+
+
 def test_a_restart_between_finding_and_dropping_finds_it_again(tmp_path: Path) -> None:
     """Nothing of it was written: the successor plans the same batch, and drops the same group."""
     log, config = make_log(), make_config(tmp_path, trainer__groups_per_step=2, trainer__steps=2)
@@ -163,6 +202,38 @@ def test_a_restart_between_finding_and_dropping_finds_it_again(tmp_path: Path) -
     third.close()
     assert drops(log) == [("0", "numerics", False)]
     assert len(letters(log)) == 1
+
+
+def test_a_sample_of_which_nothing_is_learnt_is_nobodys_fault(tmp_path: Path) -> None:
+    """What it said is masked, and of its second answer no token came: it is not tried alone."""
+    config = make_config(tmp_path)
+    training = Numbers(Path(config.model.path), config.trainer, threads=1)
+    silent = scored(0, 0, 0)
+    empty = Tensor.of(np.zeros(0, np.float32))
+    nothing = dataclasses.replace(
+        silent.trajectory.segments[1],
+        token_ids=Tensor.of(np.zeros(0, np.int32)),
+        behavior_logprobs=empty,
+    )
+    silent = dataclasses.replace(
+        silent,
+        trajectory=dataclasses.replace(
+            silent.trajectory, segments=(*silent.trajectory.segments, nothing)
+        ),
+        scores=(
+            *silent.scores,
+            dataclasses.replace(silent.scores[0], segment=2, proximal_logprobs=empty),
+        ),
+    )
+    validate(silent, training.vocab_size)
+    records = [outgoing(SCORED, event) for event in (silent, answered(1, 0, [5, BAD]))]
+    log = make_log()
+    MemoryBus(log, "demo").producer("logprob.0").commit(records)
+    raws = MemoryBus(log, "demo").reader(MemoryBus(log, "demo").beginnings(SCORED.name))
+    payloads = [payload_of(raw) for raw in raws.poll(10, 0.0)]
+    masked = [MaskedSegment(group_id="0", sample=0, segment=1, staleness=3)]
+    found = training.try_train(payloads, masked, 3)
+    assert [culprit.index for culprit in found] == [1]
 
 
 def test_weights_that_are_at_fault_stop_the_trainer(tmp_path: Path) -> None:
@@ -203,6 +274,8 @@ def test_a_batch_that_does_not_fit_is_cut_and_redone_alike(tmp_path: Path) -> No
     second.close()
     assert [step.micro_batches for step in steps(log)] == [(2, 2), (4,)]
     assert (drops(log), letters(log)) == ([], [])
+    again = rerun(MemoryBus(log, "demo"), config, 1, checkpoints=[])
+    assert [finding for finding in again.findings if not finding.is_equal] == []
 
 
 def test_a_sample_that_does_not_fit_alone_costs_its_group(tmp_path: Path) -> None:

@@ -99,7 +99,10 @@ def bytes_of(event: Event) -> bytes:
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        (with_policy(version=3), "segments[1].policy_version must be one that steps made, at most"),
+        (
+            with_policy(version=3) | {"scores": (factories.score(version=3),)},
+            "segments[1].policy_version must be one that steps made, at most",
+        ),
         (with_policy(weight_hash="f0" * 32), "segments[1].weight_hash of policy version 2 must be"),
         (with_policy(behavior_logprobs=floats(-1, float("nan"), -1)), "behavior_logprobs[1] must"),
         (with_policy(behavior_logprobs=floats(-1, 0.5, -1)), "[1] must be finite and at most 0"),
@@ -114,6 +117,18 @@ def bytes_of(event: Event) -> bytes:
             "within 1e+09 of 0, got -inf",
         ),
         ({"scores": ()}, "scores must be of the policy segments [1], got []"),
+        (
+            {"scores": (factories.score(weight_hash="f0" * 32),)},
+            "scores[0].weight_hash of policy version 2 must be",
+        ),
+        (
+            {"scores": (factories.score(version=3, anchor="nearby"),)},
+            "scores[0].policy_version must be one that steps made, at most 2, got 3",
+        ),
+        (
+            {"scores": (factories.score(version=1, weight_hash=HASHES[1]),)},
+            "scores[0].policy_version must be 2 with anchor 'sampled', got 1",
+        ),
     ],
 )
 def test_a_sample_that_cannot_be_trained_on_is_set_aside(bad: dict[str, Any], told: str) -> None:

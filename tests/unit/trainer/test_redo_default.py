@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from workers.config.trainer import TrainerSection
+from workers.engines.model import Numerics
+from workers.trainer.facts import versions
+from workers.trainer.redo import differences
 
 
 @pytest.mark.parametrize(
@@ -19,3 +22,14 @@ from workers.config.trainer import TrainerSection
 def test_a_redo_is_exact_where_kernels_are(device: str, redo: str, expected: bool) -> None:
     """On the CPU unless told otherwise; on a GPU only if asked for."""
     assert TrainerSection(device=device, redo=redo).is_redo_exact is expected  # type: ignore[arg-type]
+
+
+def test_a_gpu_whose_attention_was_fused_is_told_of() -> None:
+    """A redo that is asked to be exact names what it cannot repeat."""
+    before, now = (
+        versions(Numerics(torch_version="2", threads=1, cpu_capability="", device="H", fused=fused))
+        for fused in (True, False)
+    )
+    assert "fused_attention was allowed and is off" == differences(before, now)
+    plain = versions(Numerics(torch_version="2", threads=1, cpu_capability=""))
+    assert "fused_attention" not in plain
