@@ -209,9 +209,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    configure_torch(args.threads, args.device, fused=args.kernels != "math")
-    if args.kernels == "fused-deterministic":  # the kernels choose another order, or refuse
-        torch.use_deterministic_algorithms(True, warn_only=False)
+    configure_torch(
+        args.threads,
+        args.device,
+        fused=args.kernels != "math",
+        in_one_order=args.kernels != "fused",
+    )
     text = json.dumps(measured(args), indent=1)
     if args.out:
         args.out.write_text(text + "\n", encoding="utf-8")

@@ -98,7 +98,8 @@ class TrainerSection:
     """Number of newest checkpoints to keep."""
     redo: Literal["auto", "exact", "tolerate"] = "auto"
     """If a redone step has a different hash: stop the run, or continue under a new version. `auto`:
-    `exact` on the CPU. On a GPU `exact` does without the fused attention kernels."""
+    stop on the CPU, continue on a GPU. With `tolerate` a GPU adds up gradients in any order: a
+    little faster, and every redone step differs."""
     on_expired: Literal["stop", "drop"] = "stop"
     """If retention has removed samples that wait for a step: refuse to start, or close all open
     groups (reason `expired`) and continue; other groups are issued for them."""

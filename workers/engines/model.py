@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from workers.engines import one_order
 from workers.engines.attention import Attention
 from workers.engines.base import CPU, EngineError
 from workers.engines.families import SDPA, chosen_attention
@@ -60,18 +61,22 @@ class Numerics:
     device: str = CPU
     attention: str = SDPA
     experts: str = EXPERTS
-    fused: bool = False  # on a GPU: attention by kernels whose gradients have no one order
+    in_one_order: bool = True  # gradients add up so, also on a GPU
 
 
-def configure_torch(threads: int, device: str = CPU, *, fused: bool = False) -> Numerics:
+def configure_torch(
+    threads: int, device: str = CPU, *, fused: bool = False, in_one_order: bool = True
+) -> Numerics:
     """Fix thread count and deterministic kernels for this process.
 
     Args:
-        fused: on a GPU, allow the fused attention kernels, whose gradients depend on the order in
-            which blocks finish; without them attention holds the square of the length.
+        fused: on a GPU, allow the fused attention kernels; without them attention holds the square
+            of the length.
+        in_one_order: on a GPU, `one_order.backward` adds up gradients in one order.
     """
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
+    one_order.ask(in_one_order and device != CPU)  # on the CPU all is
     if device != CPU:
         _configure_cuda(fused)
     # It would write NaN into every new tensor first: an eighth of a decode step, to no effect here.
@@ -81,7 +86,7 @@ def configure_torch(threads: int, device: str = CPU, *, fused: bool = False) -> 
         threads=threads,
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         device=CPU if device == CPU else torch.cuda.get_device_name(),
-        fused=fused and device != CPU,
+        in_one_order=in_one_order or device == CPU,
     )
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from workers.engines.base import EngineError
+from workers.engines.one_order import computed_again
 
 
 def recompute_activations(model: nn.Module) -> int:
@@ -26,7 +27,11 @@ def recompute_activations(model: nn.Module) -> int:
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     for layer in layers:
         layer.forward = partial(
-            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            checkpoint,
+            layer.forward,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=computed_again,
         )
     if not layers:
         raise EngineError(

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from workers.engines.attention import Mask
 from workers.engines.base import LOGITS_BYTES
+from workers.engines.one_order import computed_again
 
 HEAD_TOLERANCE = {torch.float32: 1e-3}  # of a logit: a head of another kind is off by far more
 HEAD_TOLERANCE_LOW = 0.25  # the same in 16 bits
@@ -94,7 +95,13 @@ class TokenScorer:
         chunks = (torch.split(tensor, size) for tensor in (rows_NX, ids_N, temperature_N))
         parts = [
             # No random numbers are drawn: there is no state of a generator to keep.
-            checkpoint(score, *chunk, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(
+                score,
+                *chunk,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=computed_again,
+            )
             for chunk in zip(*chunks, strict=True)
         ]
         return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -132,7 +132,7 @@ def versions(numerics: Numerics) -> dict[str, str]:
     }
     if numerics.device != "cpu":  # a claim without it is of a CPU
         found["device"] = numerics.device
-        found["fused_attention"] = "allowed" if numerics.fused else "off"  # `trainer.redo`
+        found["gradients"] = "in one order" if numerics.in_one_order else "in any order"
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from workers.config.loss import LossSection
 from workers.config.trainer import OptimizerSection
 from workers.engines.model import causal_mask
+from workers.engines.one_order import backward
 from workers.engines.token_scores import MakeMask, TokenScorer, TokenScores
 from workers.trainer.adam import Adam
 from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
@@ -151,7 +152,7 @@ class Learner:
             num_batch_tokens=micro_batch.num_batch_loss_tokens,
             num_batch_rows=micro_batch.num_batch_rows,
         )
-        share.backward()  # type: ignore[no-untyped-call]
+        backward(share)
         totals.shares += float(share.detach())
         is_true_anchor_N = self._tensor(micro_batch.is_true_anchor_BT[mask_BT])
         is_after_pull_N = self._tensor(micro_batch.is_after_pull_BT[mask_BT])

@@ -21,6 +21,7 @@ from workers.config.trainer import TrainerSection
 from workers.engines.base import CPU
 from workers.engines.folder import read_config, vocab_size_of
 from workers.engines.model import FLOAT32, configure_torch, load_model, numerics_of, weights_of
+from workers.engines.one_order import NoOrderError
 from workers.engines.recompute import recompute_activations
 from workers.engines.selfcheck import check_scoring
 from workers.loop.dead_letters import Reason
@@ -76,7 +77,9 @@ class Training:
             device: `cpu`, or `cuda` after `claim_device`.
             dtype: `model.dtype`.
         """
-        numerics = configure_torch(threads, device, fused=not section.is_redo_exact)
+        numerics = configure_torch(
+            threads, device, fused=True, in_one_order=section.redo != "tolerate"
+        )
         self.vocab_size = vocab_size_of(read_config(folder))
         self._section = section
         model = load_model(folder, dtype)
@@ -216,6 +219,11 @@ class Training:
             )
             try:
                 return batch, self.learner.step(batch)
+            except NoOrderError as err:
+                raise ConfigError(
+                    f"trainer.redo is {self._section.redo!r}, but {str(err)[:200]}: "
+                    'set it to "tolerate"'
+                ) from err
             except ExhaustedError as err:
                 failed, told = err.index, err.told
             widths = [micro_batch.token_ids_BT.shape[1] for micro_batch in batch.micro_batches]

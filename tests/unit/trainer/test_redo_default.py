@@ -24,12 +24,16 @@ def test_a_redo_is_exact_where_kernels_are(device: str, redo: str, expected: boo
     assert TrainerSection(device=device, redo=redo).is_redo_exact is expected  # type: ignore[arg-type]
 
 
-def test_a_gpu_whose_attention_was_fused_is_told_of() -> None:
+def test_a_gpu_whose_gradients_had_no_one_order_is_told_of() -> None:
     """A redo that is asked to be exact names what it cannot repeat."""
     before, now = (
-        versions(Numerics(torch_version="2", threads=1, cpu_capability="", device="H", fused=fused))
-        for fused in (True, False)
+        versions(
+            Numerics(
+                torch_version="2", threads=1, cpu_capability="", device="H", in_one_order=ordered
+            )
+        )
+        for ordered in (False, True)
     )
-    assert "fused_attention was allowed and is off" == differences(before, now)
+    assert "gradients was in any order and is in one order" == differences(before, now)
     plain = versions(Numerics(torch_version="2", threads=1, cpu_capability=""))
-    assert "fused_attention" not in plain
+    assert "gradients" not in plain

@@ -1,0 +1,57 @@
+"""Gradients that add up in one order on a GPU, so that a step made again has the same bits.
+
+The fused attention kernels have such a backward, but torch takes it only where an operation without
+one would be refused, not merely told of. Forwards are not held to that: torch refuses sums of
+integers, which come out alike in any order. So the backward is strict, and what a backward computes
+forward again is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+
+class NoOrderError(RuntimeError):
+    """An operation of this model has no kernel that adds up gradients in one order; names it."""
+
+
+_is_asked = False  # of this process, as torch's own switches are
+
+
+def ask(is_asked: bool) -> None:
+    """Whether the gradients of this process are to add up in one order."""
+    global _is_asked  # noqa: PLW0603
+    _is_asked = is_asked
+
+
+def backward(loss: torch.Tensor) -> None:
+    """`loss.backward()`, in one order if that was asked.
+
+    Raises:
+        NoOrderError: an operation of this model has no such kernel; names it.
+    """
+    try:
+        with _warn_only(False) if _is_asked else nullcontext():
+            loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as err:
+        if not _is_asked or "deterministic" not in str(err):
+            raise
+        raise NoOrderError(str(err)) from err
+
+
+def computed_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For `torch.utils.checkpoint`: around a forward, and around the same in a backward."""
+    return nullcontext(), _warn_only(True) if _is_asked else nullcontext()
+
+
+@contextmanager
+def _warn_only(is_so: bool) -> Iterator[None]:
+    before = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=is_so)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=before)
