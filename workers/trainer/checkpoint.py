@@ -7,7 +7,6 @@ are synced around one rename. The ledger decides which one is loaded, never the 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streams.crash_points import CrashPoint, reach
+from workers.trainer.file_hash import file_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class Manifest:
     weight_hash: str
     rng: str = ""  # hexadecimal
     versions: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # name -> SHA-256
+    files: dict[str, str] = field(default_factory=dict)  # name -> `file_hash`
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ class CheckpointStore:
             for name, tensors in ((MODEL_FILE, weights), (OPTIMIZER_FILE, optimizer)):
                 plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
                 save_file(plain, temporary / name)
-            hashes = {name: _sha256(temporary / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
+            hashes = {name: file_hash(temporary / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
             whole = Manifest(**(asdict(manifest) | {"files": hashes}))
             text = json.dumps(asdict(whole), indent=2, sort_keys=True)
             (temporary / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
@@ -193,12 +193,12 @@ class CheckpointStore:
         for name in (MODEL_FILE, OPTIMIZER_FILE):
             expected = manifest.files.get(name, "")
             try:
-                actual = _sha256(self._folder / manifest.name / name)
+                actual = file_hash(self._folder / manifest.name / name)
             except OSError as err:
                 raise CheckpointError(f"cannot read {name}: {err}") from err
             if actual != expected:
                 raise CheckpointError(
-                    f"{name} has SHA-256 {actual[:12]}, the manifest says {expected[:12]}"
+                    f"{name} has hash {actual[:12]}, the manifest says {expected[:12]}"
                 )
 
     def _remove(self, name: str) -> None:
@@ -221,11 +221,6 @@ class CheckpointStore:
 def _epoch_and_step(name: str) -> tuple[int, int]:
     epoch, _, step = name.partition("-")
     return int(epoch), int(step)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fsync(path: Path) -> None:

@@ -18,7 +18,8 @@ from workers.weights.layout import (
     size_bytes,
     weight_hash,
 )
-from workers.weights.link.weight_hash import PIECE_BYTES, WeightHash
+from workers.weights.link.hash_pieces import PIECE_BYTES
+from workers.weights.link.weight_hash import WeightHash
 
 
 def test_the_hash_is_the_documented_one() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -18,8 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-PIECE_BYTES = 4 << 20
-_MAX_THREADS = 16  # what copies from one GPU keep busy
+from .hash_pieces import PIECE_BYTES, num_threads
+
 _MAX_AHEAD = 64  # pieces under way: what is kept of tensors that their owner has let go
 
 
@@ -103,13 +102,6 @@ def hash_of(ordered: Iterable[tuple[str, torch.Tensor]]) -> str:
     for name, tensor in ordered:
         digest.add(name, tensor)
     return digest.hexdigest()
-
-
-def num_threads() -> int:
-    """Cores that this process may use, within reason."""
-    of_process = getattr(os, "sched_getaffinity", None)
-    cores = len(of_process(0)) if of_process else os.cpu_count() or 1
-    return min(cores, _MAX_THREADS)
 
 
 def _sha256(piece: torch.Tensor) -> bytes:
