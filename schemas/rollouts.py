@@ -87,7 +87,8 @@ class SegmentScore:
     weight_hash: str = ""
     load_id: str = ""
     entropy: Tensor | None = None  # float32 [tokens], nats; None for anchor "behavior"
-    reference_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None  # float32 [tokens], nats; None: not asked for
+    reference_hash: str = ""  # of the reference's weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

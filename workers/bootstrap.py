@@ -15,7 +15,7 @@ from streams.errors import ConfigError
 from streams.run_folder import BROKER_FOLDER
 from streams.secrets import resolve_secret
 from streams.topic_plan import TopicPlan
-from workers.config.run import RunConfig
+from workers.config.run import START, RunConfig
 from workers.context import Context
 from workers.hub import model_folder
 from workers.loop.runtime import Role
@@ -23,6 +23,7 @@ from workers.loop.runtime import Role
 if TYPE_CHECKING:
     from streams.broker.embedded import EmbeddedBroker
     from workers.engines.base import Engine
+    from workers.logprob.reference import Reference
     from workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
@@ -204,15 +205,51 @@ def _logprob(context: Context) -> Role:
     from workers.engines.builtin_scorer import BuiltinScorer
     from workers.logprob.worker import make_worker
 
+    device = claim_device("logprob.device", context.config.logprob.device)
     scorer = BuiltinScorer(
         model_folder(context.config.model.path),
         versions_held=context.config.logprob.versions_held,
         pull_deadline_s=context.config.weights.pull_deadline_s,
         threads=context.config.model.threads,
-        device=claim_device("logprob.device", context.config.logprob.device),
+        device=device,
         dtype=context.config.model.dtype,
     )
-    return make_worker(context, context.bus, scorer, _channel(context))
+    reference = None
+    if context.config.trainer.loss.kl_coef:
+        reference = _reference(context.config, device, scorer.vocab_size)
+    return make_worker(context, context.bus, scorer, _channel(context), reference)
+
+
+def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
+    """The model that `trainer.loss.kl_coef` keeps the policy close to.
+
+    Raises:
+        ConfigError: it has another vocabulary.
+    """
+    from workers.engines.builtin_scorer import BuiltinScorer
+    from workers.engines.folder_channel import FolderChannel
+    from workers.logprob.reference import Reference
+
+    path = config.model.path if config.logprob.reference == START else config.logprob.reference
+    folder = model_folder(path)
+    channel = FolderChannel(folder, config.model.dtype)
+    scorer = BuiltinScorer(
+        folder,
+        versions_held=1,
+        threads=config.model.threads,
+        device=device,
+        dtype=config.model.dtype,
+    )
+    if scorer.vocab_size != vocab_size:
+        raise ConfigError(
+            f"logprob.reference is {config.logprob.reference!r}, whose vocabulary has "
+            f"{scorer.vocab_size} tokens; {config.model.path} has {vocab_size}: name a model of "
+            "the same tokenizer"
+        )
+    pulled = scorer.pull(channel.published, channel)
+    return Reference(
+        scorer=scorer, policy_version=pulled.policy_version, weight_hash=pulled.weight_hash
+    )
 
 
 def _trainer(context: Context) -> Role:

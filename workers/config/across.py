@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streams.errors import ConfigError
-from workers.config.run import RunConfig
+from workers.config.run import START, RunConfig
 
 MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
 GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample
@@ -40,6 +40,12 @@ def check_across(config: RunConfig) -> None:
         raise ConfigError(
             "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
             "reports log-probs of the uncut distribution, not of the one that it samples from"
+        )
+    if config.logprob.reference != START and not trainer.loss.kl_coef:
+        raise ConfigError(
+            f"logprob.reference is {config.logprob.reference!r}, but trainer.loss.kl_coef is 0: "
+            "nothing would be kept close to it; set trainer.loss.kl_coef, or leave it at "
+            f"{START!r}"
         )
     if trainer.micro_batch_tokens <= longest:
         raise ConfigError(

@@ -27,6 +27,7 @@ from workers.config.fields import (
     wanted,
     wrong,
 )
+from workers.config.run import START
 from workers.config.toml_places import Place, place_of, toml_places
 from workers.project import CONFIG_FILE
 
@@ -35,8 +36,9 @@ Tree = dict[str, Any]
 EXTENDS = "extends"
 _PATHS = frozenset(
     {"data.train", "data.held_out", "data.template", "model.path", "broker.jars_dir"}
-    | {"reward.options.schema_file"}
+    | {"reward.options.schema_file", "logprob.reference"}
 )
+_WORDS = {"logprob.reference": START}  # what stands for a path and is none
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
     r"|^engine\.env\.(?i:.*(token|secret|password|key))$"
@@ -248,7 +250,8 @@ def _where_in(why: str) -> str:
 def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
     """`value`, with a path in it made absolute against the folder of who set it."""
     if name in _PATHS:
-        return value if not value or value.startswith((HUB, GYM)) else _absolute(value, folder)
+        is_name = value in ("", _WORDS.get(name)) or value.startswith((HUB, GYM))
+        return value if is_name else _absolute(value, folder)
     if name == "engine.python" and "/" in value:  # else it is looked up in PATH
         return _absolute(value, folder)
     if name == "reward.verifier":

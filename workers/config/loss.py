@@ -35,6 +35,12 @@ class LossSection:
     """Divide advantages by the group's standard deviation."""
     lone: Literal["zero", "reward"] = "zero"
     """Advantage of a sample without living siblings: 0, or its bare reward."""
+    kl_coef: float = 0.0
+    """Weight of the KL divergence from `logprob.reference`, added to each token's loss (GRPO); 0:
+    none, and no reference is loaded."""
+    kl_estimator: Literal["k3", "k2"] = "k3"
+    """Of that divergence, token by token: k3 is exp(d) - 1 - d, k2 is d * d / 2, where d = log
+    reference - log policy. A k1 (-d) would have a gradient of mean 0 here."""
     mask_truncated: bool = False
     """Samples that were cut at `rollout.max_new_tokens` stay out of the loss; siblings are still
     compared with them (overlong filtering, DAPO)."""
@@ -46,6 +52,7 @@ class LossSection:
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             constant_tokens=self.constant_tokens,
+            kl_coef=self.kl_coef,
         )
         if self.clip_low >= 1:
             raise ConfigError(f"trainer.loss.clip_low must be below 1, got {self.clip_low}")

@@ -14,6 +14,8 @@ from workers.config.operation import DeadLettersSection, DeadlinesSection, DemoS
 from workers.config.reward import RewardSection
 from workers.config.trainer import TrainerSection
 
+START = "start"  # a reference: the model that the run began with
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSection:
@@ -196,6 +198,9 @@ class LogprobSection:
     """... or this long after its first record."""
     versions_held: int = 2
     """Weight versions kept in memory."""
+    reference: str = START
+    """With `trainer.loss.kl_coef`: the model that training stays close to. `start`: the one the run
+    began with; else a folder, or `hf:ORG/NAME`, of the same tokenizer."""
     commit_interval_s: float = 0.1
     """Scored trajectories wait at most this long for their transaction."""
 

@@ -12,6 +12,8 @@ from schemas.events import SegmentScore, Tensor, Trajectory
 from workers.engines.base import Scorer, Scores, TokenSequence
 from workers.logprob.versions import Anchor, choose
 
+Jobs = defaultdict[tuple[int, float], set[int]]  # version and temperature -> places in the window
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -48,21 +50,14 @@ def score_window(
     Raises:
         EngineError: the scorer refused or failed.
     """
-    jobs: defaultdict[tuple[int, float], set[int]] = defaultdict(set)
+    jobs: Jobs = defaultdict(set)
     for index, trajectory in enumerate(window):
         for segment in trajectory.segments:
             if segment.author == "policy":
                 anchor = anchors[segment.policy_version]
                 if anchor.label != "behavior":
                     jobs[anchor.policy_version, segment.temperature].add(index)
-    scores: dict[tuple[int, float, int], Scores] = {}
-    for (version, temperature), indices in sorted(jobs.items()):
-        for batch in _batches(sorted(indices), window, token_budget):
-            sequences = [_sequence(window[index]) for index in batch]
-            for index, found in zip(
-                batch, scorer.score(sequences, version, temperature), strict=True
-            ):
-                scores[version, temperature, index] = found
+    scores = run_jobs(jobs, window, scorer, token_budget)
     return [
         tuple(
             _segment_scores(
@@ -74,6 +69,25 @@ def score_window(
         )
         for index, trajectory in enumerate(window)
     ]
+
+
+def run_jobs(
+    jobs: Jobs, window: Sequence[Trajectory], scorer: Scorer, token_budget: int
+) -> dict[tuple[int, float, int], Scores]:
+    """Scores by version, temperature and index into the window.
+
+    Raises:
+        EngineError: the scorer refused or failed.
+    """
+    scores: dict[tuple[int, float, int], Scores] = {}
+    for (version, temperature), indices in sorted(jobs.items()):
+        for batch in _batches(sorted(indices), window, token_budget):
+            sequences = [_sequence(window[index]) for index in batch]
+            for index, found in zip(
+                batch, scorer.score(sequences, version, temperature), strict=True
+            ):
+                scores[version, temperature, index] = found
+    return scores
 
 
 def num_tokens(trajectory: Trajectory) -> int:

@@ -23,6 +23,7 @@ from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from workers.context import Context
 from workers.engines.base import Scorer
 from workers.logprob.bisect import score_in_halves
+from workers.logprob.reference import Reference, with_reference
 from workers.logprob.scoring import Load, num_tokens, plan_anchors, score_window
 from workers.logprob.versions import Anchor
 from workers.logprob.windows import is_prescribed, next_window
@@ -51,13 +52,24 @@ class LogprobStage:
     produces:     scored-trajectories (ScoredTrajectory), dead-letters; policy-pulls; worker-events
     waits for:    a window that is full or old enough; a pull of a version that the window needs
     unblocked by: rollout sending; trainer publishing
+
+    Args:
+        reference: adds its log-probs to every score; None: no KL term asks for them.
     """
 
-    def __init__(self, context: Context, bus: Bus, scorer: Scorer, channel: WeightChannel) -> None:
+    def __init__(
+        self,
+        context: Context,
+        bus: Bus,
+        scorer: Scorer,
+        channel: WeightChannel,
+        reference: Reference | None = None,
+    ) -> None:
         self._context = context
         self._config = context.config.logprob
         self._deadline_s = context.config.weights.pull_deadline_s
         self._scorer = scorer
+        self._reference = reference
         self._channel = channel
         self._follower = PolicyFollower(bus)
         self._compute = ThreadPoolExecutor(1, "scorer")
@@ -266,7 +278,10 @@ class LogprobStage:
         def score(records: Sequence[Record[Trajectory]]) -> Sequence[tuple[SegmentScore, ...]]:
             events = [record.event for record in records]
             budget = self._config.token_budget
-            return score_window(events, anchors, self._loads, self._scorer, budget)
+            found = score_window(events, anchors, self._loads, self._scorer, budget)
+            if self._reference is None:
+                return found
+            return with_reference(found, events, self._reference, budget)
 
         started_s = time.monotonic()
         scores = score_in_halves(window, score)
@@ -332,8 +347,14 @@ def _newest_version(trajectory: Trajectory) -> int:
     return max(s.policy_version for s in trajectory.segments if s.author == "policy")
 
 
-def make_worker(context: Context, bus: Bus, scorer: Scorer, channel: WeightChannel) -> StageLoop:
+def make_worker(
+    context: Context,
+    bus: Bus,
+    scorer: Scorer,
+    channel: WeightChannel,
+    reference: Reference | None = None,
+) -> StageLoop:
     """The role, ready to run."""
-    stage = LogprobStage(context, bus, scorer, channel)
+    stage = LogprobStage(context, bus, scorer, channel, reference)
     interval_s = context.config.logprob.commit_interval_s
     return StageLoop(context, bus, stage, TRAJECTORIES.name, interval_s=interval_s)

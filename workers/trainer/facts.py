@@ -82,6 +82,8 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     pairs += [("run.seed", old.run.seed, new.run.seed)]
     pairs += [("prompts.group_size", old.prompts.group_size, new.prompts.group_size)]
     pairs += [("trainer.lora", old.trainer.lora, new.trainer.lora)]
+    if old.trainer.loss.kl_coef and new.trainer.loss.kl_coef:  # one run, one reference
+        pairs += [("logprob.reference", old.logprob.reference, new.logprob.reference)]
     for name, was, is_ in pairs:
         _refuse(now.run, name, was, is_, "give the new one another run.id")
     for topic in sorted(before.topic_ids):

@@ -14,6 +14,7 @@ from streams.bus import Bus
 from streams.codec import decoded
 from streams.record import Partition, Position, RawRecord
 from streams.topics import DEAD_LETTERS, SCORED
+from workers.config.run import START
 from workers.context import Context
 from workers.loop.dead_letters import Reason, dead_letter, refusal
 from workers.loop.foreign import ForeignRecords
@@ -22,7 +23,7 @@ from workers.trainer.admission import Admission
 from workers.trainer.fetch import POLL_BYTES, PollSize
 from workers.trainer.groups import DeadSample, SeenSample
 from workers.trainer.payloads import Payload, Payloads
-from workers.trainer.validation import check_versions, is_ours, validate
+from workers.trainer.validation import check_reference, check_versions, is_ours, validate
 
 
 class Intake:
@@ -126,12 +127,19 @@ class Intake:
             validate(scored, self._vocab_size)
             if self._hashes is not None:
                 check_versions(scored, self._hashes)
+            if self._context.config.trainer.loss.kl_coef:
+                check_reference(scored, self._reference())
             seen = SeenSample.of(scored, raw.position, len(raw.value))
             if self._admission.add(seen, now_s):
                 self._payloads.put(Payload(raw=raw, scored=scored))
                 self.num_samples += 1
         except ValueError as err:
             self._bury(raw, scored, err, now_s)
+
+    def _reference(self) -> str:
+        """The hash of the reference's weights, where the ledger tells it; else ""."""
+        is_start = self._context.config.logprob.reference == START
+        return self._hashes.get(0, "") if is_start and self._hashes is not None else ""
 
     def _bury(
         self, raw: RawRecord, scored: ScoredTrajectory | None, err: ValueError, now_s: float

@@ -28,6 +28,8 @@ class LossTotals:
     applied: float = 0.0
     applied_squares: float = 0.0
     kl: float = 0.0
+    compared: int = 0  # tokens with a reference
+    kl_reference: float = 0.0
     anchored: int = 0  # tokens whose proximal policy is the version that sampled them
     mismatch: float = 0.0
     mismatch_max: float = 0.0
@@ -74,6 +76,11 @@ class LossTotals:
         if len(mismatch_N):
             self.mismatch_max = max(self.mismatch_max, float(mismatch_N.max()))
 
+    def add_reference(self, kl_N: Tensor) -> None:
+        """Count the divergences from a reference in."""
+        self.compared += len(kl_N)
+        self.kl_reference += _sum(kl_N)
+
     def means(self) -> dict[str, float]:
         """The batch's metrics.
 
@@ -83,7 +90,8 @@ class LossTotals:
         has such an anchor. `kl`: KL(behavior || policy) by Schulman's k3, mean of r - 1 - log r
         with r = policy / behavior. `ratio_max`: the largest policy / proximal. `ess`: effective
         sample size of the weights w rho that tokens are learnt with, (sum)^2 / (sum of squares),
-        as a share of the tokens; 1 where all weigh alike.
+        as a share of the tokens; 1 where all weigh alike. `kl_reference`: mean of the loss's KL
+        terms, before `kl_coef`; absent without a reference.
         """
         num = max(self.tokens, 1)
         means = {
@@ -95,6 +103,8 @@ class LossTotals:
         }
         if self.applied_squares:
             means["ess"] = self.applied**2 / (num * self.applied_squares)
+        if self.compared:
+            means["kl_reference"] = self.kl_reference / self.compared
         if self.anchored:
             means["mismatch_mean"] = self.mismatch / self.anchored
             means["mismatch_max"] = self.mismatch_max

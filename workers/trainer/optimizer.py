@@ -22,6 +22,7 @@ from workers.engines.one_order import backward
 from workers.engines.token_scores import MakeMask, TokenScorer, TokenScores
 from workers.trainer.adam import Adam
 from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
+from workers.trainer.kl import kl_terms, with_kl
 from workers.trainer.loss import policy_losses, reduced
 from workers.trainer.loss_totals import LossTotals
 from workers.trainer.packing import Batch, MicroBatch
@@ -145,6 +146,12 @@ class Learner:
         losses = policy_losses(
             scores.logprobs_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss
         )
+        if self._loss.kl_coef:
+            assert micro_batch.reference_logprobs_BT is not None, "checked before"
+            reference_N = self._tensor(micro_batch.reference_logprobs_BT[mask_BT])
+            kl_N = kl_terms(scores.logprobs_N, reference_N, self._loss)
+            losses = with_kl(losses, kl_N, self._loss)
+            totals.add_reference(kl_N)
         share = reduced(
             losses.losses_N,
             counts_R,

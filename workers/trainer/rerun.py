@@ -36,6 +36,7 @@ from workers.trainer.rerun_findings import Finding, compare, differing
 from workers.trainer.restore import objection
 from workers.trainer.retention import check_redo
 from workers.trainer.training import Trained, Training
+from workers.trainer.validation import check_reference
 from workers.weights.channel import WeightError
 
 
@@ -113,6 +114,7 @@ def rerun(
     findings = compare(event, again, payloads, recorded, differing(event, made, weights))
     experiment = None
     if changed is not None:
+        _check_changed(changed, payloads)
         state.back()
         training.configure(changed.trainer)
         borders = None if _is_recut(recorded, changed) else event.micro_batches
@@ -250,6 +252,19 @@ def _start(
             f"the run began with {expected[:12]}"
         )
     return 0, f"the model folder {config.model.path}"
+
+
+def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:
+    """Whether the records have what the changed step needs.
+
+    Raises:
+        RerunError: names it.
+    """
+    try:
+        for payload in payloads if changed.trainer.loss.kl_coef else ():
+            check_reference(payload.scored)
+    except ValueError as err:
+        raise RerunError(f"--set trainer.loss.kl_coef: {err}") from err
 
 
 class _State:

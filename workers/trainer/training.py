@@ -32,6 +32,7 @@ from workers.trainer.optimizer import Learner, NumericsError, StepResult
 from workers.trainer.packing import Batch, Float32s, is_sampled, pack
 from workers.trainer.payloads import Payload, batch_hash
 from workers.trainer.trainable import trainable_of
+from workers.trainer.validation import check_reference
 from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
 
@@ -121,10 +122,14 @@ class Training:
         Raises:
             NumericsError: loss or gradient is not finite.
             SampleTooLargeError: one sample alone does not fit in memory.
+            ValueError: with `kl_coef`, a sample without log-probs of the reference.
         """
         reach(CrashPoint.FORWARD_BEFORE)
         started_s = time.monotonic()
         samples = [payload.scored for payload in payloads]
+        if self._section.loss.kl_coef:
+            for sample in samples:
+                check_reference(sample)
         advantages = self._advantages(samples)
         batch, result = self._step(samples, advantages, masked, policy_version, borders)
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())

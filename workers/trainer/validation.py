@@ -63,6 +63,28 @@ def _check_version(name: str, by: Segment | SegmentScore, hashes: Mapping[int, s
         )
 
 
+def check_reference(scored: ScoredTrajectory, weight_hash: str = "") -> None:
+    """Return if every policy token has a log-prob under the reference, as `kl_coef` needs it.
+
+    Args:
+        weight_hash: of the reference, where it is known.
+
+    Raises:
+        ValueError: one has none, or of another reference.
+    """
+    for index, score in enumerate(scored.scores):
+        if score.reference_logprobs is None:
+            raise ValueError(
+                f"scores[{index}].reference_logprobs is missing, and trainer.loss.kl_coef needs "
+                "it: it was scored by a worker that was not told of it"
+            )
+        if weight_hash and score.reference_hash != weight_hash:
+            raise ValueError(
+                f"scores[{index}].reference_hash must be {weight_hash}, version 0's, with "
+                f"logprob.reference 'start', got {score.reference_hash or 'none'}"
+            )
+
+
 def is_ours(letter: DeadLetter) -> bool:
     """Whether a letter names a training sample as this run numbers them."""
     return letter.purpose == TRAIN and is_group_number(letter.group_id)

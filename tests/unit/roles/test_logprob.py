@@ -17,6 +17,7 @@ from tests.unit.roles.stand import Stand, turn_until
 from workers.engines.base import TokenSequence
 from workers.engines.fake import FakeScorer
 from workers.logprob import worker as module
+from workers.logprob.reference import Reference
 from workers.logprob.worker import make_worker
 from workers.loop.stage import StageLoop
 from workers.weights.file import FileWeightChannel
@@ -83,6 +84,70 @@ def test_each_segment_is_scored_under_the_version_that_sampled_it(tmp_path: Path
     assert second.entropy is not None
     assert second.entropy.numpy().tolist() == expected.entropy[4:].tolist()
     assert second.weight_hash == published[2].weight_hash
+
+
+def with_reference(stand: Stand) -> StageLoop:
+    """A worker that also holds version 0 for good, as one whose run has a KL term does."""
+    context, scorer = stand.context("logprob"), FakeScorer(versions_held=1)
+    published = stand.publish(0, announce=False)
+    scorer.pull(published, FileWeightChannel())
+    reference = Reference(scorer=scorer, policy_version=0, weight_hash=published.weight_hash)
+    return make_worker(context, context.bus, FakeScorer(), FileWeightChannel(), reference)
+
+
+def test_every_policy_segment_is_scored_under_the_reference_too(tmp_path: Path) -> None:
+    """Whatever sampled it, also where no version is left to score it; equal to that one's own."""
+    stand = Stand(tmp_path)
+    for version in range(6):
+        stand.publish(version)
+    stand.server.retire(2)
+    stand.publish(5)
+    logprob = with_reference(stand)
+    send(stand, trajectory("0", segment(4, 5, 6), segment(5, 7)), trajectory("1", segment(0, 5, 6)))
+    turn_until(logprob, lambda: len(scored(stand)) == 2)
+    logprob.close()
+    whole = FakeScorer()
+    published = stand.publish(0, announce=False)
+    whole.pull(published, FileWeightChannel())
+    sequence = TokenSequence(token_ids=np.array([3, 4, 5, 6, 7], np.int32))
+    (expected,) = whole.score([sequence], 0, 1.0)
+    found = [s.reference_logprobs for s in scored(stand)["0"].scores]
+    assert [t.numpy().tolist() for t in found if t is not None] == [
+        expected.logprobs[2:4].tolist(),
+        expected.logprobs[4:].tolist(),
+    ]
+    (gone,) = scored(stand)["1"].scores
+    assert gone.anchor == "behavior"
+    assert gone.reference_logprobs is not None
+    assert gone.reference_logprobs.numpy().tolist() == expected.logprobs[2:4].tolist()
+    assert {s.reference_hash for s in (*scored(stand)["0"].scores, gone)} == {published.weight_hash}
+
+
+def test_without_a_reference_none_is_recorded(tmp_path: Path) -> None:
+    """No field, no forward."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    logprob = make_logprob(stand)
+    send(stand, trajectory("0", segment(0, 5, 6)))
+    turn_until(logprob, lambda: len(scored(stand)) == 1)
+    logprob.close()
+    (score,) = scored(stand)["0"].scores
+    assert (score.reference_logprobs, score.reference_hash) == (None, "")
+
+
+def test_a_restarted_worker_has_the_same_reference(tmp_path: Path) -> None:
+    """The policy went on meanwhile; what the reference says of the same tokens did not."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    stand.publish(1)
+    for number in range(2):
+        logprob = with_reference(stand)
+        send(stand, trajectory(str(number), segment(number, 5, 6)))
+        turn_until(logprob, lambda num=number: len(scored(stand)) == num + 1)  # type: ignore[misc]
+        logprob.close()
+    (first,), (second,) = (scored(stand)[group].scores for group in "01")
+    assert first.reference_logprobs == second.reference_logprobs
+    assert first.proximal_logprobs != second.proximal_logprobs
 
 
 def test_a_version_that_is_gone_is_scored_by_a_near_one_and_labelled(tmp_path: Path) -> None:

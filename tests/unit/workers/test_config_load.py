@@ -114,6 +114,8 @@ def test_bad_files_are_refused(tmp_path, text, message):
         (["trainer=3"], "trainer is a table, got 3"),
         (["trainer.steps.more=3"], "unknown field trainer.steps.more"),
         (["trainer.steps=0"], "override --trainer.steps: trainer.steps must be above 0, got 0"),
+        (["trainer.loss.kl_coef=-1"], "trainer.loss.kl_coef must be 0 or above, got -1"),
+        (["logprob.reference=other"], "logprob.reference is .*other', but trainer.loss.kl_coef is"),
     ],
 )
 def test_bad_overrides_are_refused(overrides, message):
@@ -166,12 +168,14 @@ def test_paths_are_relative_to_the_file_that_sets_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (
         "[data]\ntrain = '../data/t.jsonl'\n[model]\npath = 'model'\n"
-        "[reward]\nverifier = 'judge.py:score'\n[run]\ndir = 'out/{id}'\nid = 'r'"
+        "[reward]\nverifier = 'judge.py:score'\n[run]\ndir = 'out/{id}'\nid = 'r'\n"
+        "[logprob]\nreference = 'base'\n[trainer.loss]\nkl_coef = 0.1"
     )
     config = load([write(tmp_path, text, "conf/run.toml")], ["data.held_out=h.jsonl"])
     assert str(tmp_path / "data/t.jsonl") == config.data.train
     assert str(tmp_path / "h.jsonl") == config.data.held_out
     assert str(tmp_path / "conf/model") == config.model.path
+    assert str(tmp_path / "conf/base") == config.logprob.reference
     assert f"{tmp_path / 'conf/judge.py'}:score" == config.reward.verifier
     assert "out/r" == config.folder
 

@@ -1,0 +1,179 @@
+"""The KL term in a run: from the log alone, redone to the bit, and nothing where it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
+from streams.errors import ConfigError
+from streams.memory.bus import MemoryBus
+from streams.topics import DEAD_LETTERS, STEPS
+from tests.heavy.trainer.trainer_stand import (
+    bury,
+    make_config,
+    make_log,
+    make_trainer,
+    read,
+    run_steps,
+    scored,
+    send,
+    steps,
+    turn_until,
+)
+from workers.engines.builtin_scorer import BuiltinScorer
+from workers.engines.folder_channel import FolderChannel
+from workers.logprob.reference import Reference, with_reference
+from workers.replay.change import changed_config
+from workers.trainer.rerun import RerunError, rerun
+
+COEF = 0.5
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    """The demo's model, as the log-prob role holds it."""
+    folder = Path(make_config(Path("unused")).model.path)
+    channel = FolderChannel(folder)
+    scorer = BuiltinScorer(folder, versions_held=1)
+    pulled = scorer.pull(channel.published, channel)
+    return Reference(scorer=scorer, policy_version=0, weight_hash=pulled.weight_hash)
+
+
+def compared(reference: Reference, *samples: ScoredTrajectory) -> Sequence[ScoredTrajectory]:
+    """Samples as the role scores them: under the reference, and here under version 0, the same."""
+    window = [sample.trajectory for sample in samples]
+    found = with_reference([sample.scores for sample in samples], window, reference, 16384)
+    both = []
+    for sample, scores in zip(samples, found, strict=True):
+        logprobs = scores[0].reference_logprobs
+        assert logprobs is not None
+        prompt, policy = sample.trajectory.segments
+        segments = (prompt, replace(policy, behavior_logprobs=logprobs))
+        both.append(
+            replace(
+                sample,
+                trajectory=replace(sample.trajectory, segments=segments),
+                scores=(replace(scores[0], proximal_logprobs=logprobs),),
+            )
+        )
+    return both
+
+
+def group(reference: Reference, number: int, version: int = 0) -> Sequence[ScoredTrajectory]:
+    return compared(reference, *(scored(number, sample, version) for sample in range(2)))
+
+
+def test_it_is_nothing_at_version_0_and_grows(reference: Reference, tmp_path: Path) -> None:
+    """The first step starts at the reference; behind it the policy has moved. A redo says so too,
+    under the configuration of each step, whatever is set now."""
+    log = make_log()
+    config = make_config(tmp_path, trainer__loss__kl_coef=COEF, trainer__steps=4)
+    first = make_trainer(log, config)
+    for number in range(2):
+        send(log, *group(reference, number))
+        run_steps(log, first, number + 1)
+    bury(first)
+    distances = [step.metrics["kl_reference"] for step in steps(log)]
+    assert abs(distances[0]) < 1e-9
+    assert distances[1] > 1e-7
+    off = make_config(tmp_path, trainer__steps=3)
+    second = make_trainer(log, off, "two", takeover=True)  # an unequal redo would stop it
+    send(log, *(scored(2, sample, 2) for sample in range(2)))
+    run_steps(log, second, 3)
+    second.close()
+    assert "kl_reference" not in steps(log)[-1].metrics
+
+
+def test_it_changes_the_gradient(reference: Reference, tmp_path: Path) -> None:
+    """Of a policy that has moved, not of one that stands at the reference."""
+    hashes = []
+    for coef in (0, COEF):
+        log = make_log()
+        config = make_config(tmp_path / str(coef), trainer__loss__kl_coef=coef, trainer__steps=2)
+        trainer = make_trainer(log, config)
+        for number in range(2):
+            send(log, *group(reference, number))
+            run_steps(log, trainer, number + 1)
+        trainer.close()
+        hashes.append([step.weight_hash for step in steps(log)])
+    assert hashes[0][1] != hashes[1][1]
+
+
+def test_what_has_no_reference_is_set_aside(reference: Reference, tmp_path: Path) -> None:
+    """With the name of what it lacks, or with the weights that it should have been compared with;
+    its group gives its place to another."""
+    log, config = make_log(), make_config(tmp_path, trainer__loss__kl_coef=COEF, trainer__steps=1)
+    trainer = make_trainer(log, config)
+    other = replace(reference, weight_hash="f0" * 32)
+    mixed = [group(other, 1)[0], group(reference, 1)[1]]
+    send(log, scored(0, 0, 0), group(reference, 0)[1], *mixed, *group(reference, 2))
+    run_steps(log, trainer, 1)
+    trainer.close()
+    letters = [e for e in read(log, DEAD_LETTERS.name) if isinstance(e, DeadLetter)]
+    assert [(letter.group_id, letter.reason) for letter in letters] == [
+        ("0", "validation"),
+        ("1", "validation"),
+    ]
+    assert "scores[0].reference_logprobs is missing" in letters[0].detail
+    assert f"reference_hash must be {reference.weight_hash}" in letters[1].detail
+    dropped = [e for e in read(log, STEPS.name) if isinstance(e, GroupsDropped)]
+    assert sorted(g.group_id for e in dropped for g in e.groups) == ["0", "1"]
+
+
+def test_a_run_has_one_reference(reference: Reference, tmp_path: Path) -> None:
+    """Two would be two losses in one ledger."""
+    log, config = make_log(), make_config(tmp_path, trainer__loss__kl_coef=COEF)
+    first = make_trainer(log, config)
+    turn_until(first, lambda: first._state == "waiting")
+    bury(first)
+    other = replace(config, logprob=replace(config.logprob, reference="/models/other"))
+    with pytest.raises(ConfigError, match=r"logprob\.reference was start and is /models/other"):
+        make_trainer(log, other, "two", takeover=True)
+
+
+def test_a_step_is_tried_with_it_where_the_records_allow(
+    reference: Reference, tmp_path: Path
+) -> None:
+    """`rerun-step --set trainer.loss.kl_coef`: with recorded references, else it is refused."""
+    log, config = make_log(), make_config(tmp_path, trainer__steps=2)
+    trainer = make_trainer(log, config)
+    shifted = [
+        replace(
+            sample,
+            scores=tuple(
+                replace(s, reference_logprobs=_lowered(s.reference_logprobs)) for s in sample.scores
+            ),
+        )
+        for sample in group(reference, 0)
+    ]
+    send(log, *shifted)
+    run_steps(log, trainer, 1)
+    send(log, *(scored(1, sample, 1) for sample in range(2)))
+    run_steps(log, trainer, 2)
+    trainer.close()
+
+    def tried(step: int) -> float:
+        found = rerun(
+            MemoryBus(log, "demo"),
+            config,
+            step,
+            checkpoints=[],
+            change=lambda c: changed_config(c, [f"trainer.loss.kl_coef={COEF}"]),
+        )
+        assert found.is_equal
+        assert found.change is not None
+        return found.change.metrics["kl_reference"]
+
+    assert tried(1) > 0.01
+    with pytest.raises(RerunError, match=r"kl_coef: scores\[0\].reference_logprobs is missing"):
+        tried(2)
+
+
+def _lowered(logprobs: Tensor | None) -> Tensor:
+    assert logprobs is not None
+    return Tensor.of(logprobs.numpy() - np.float32(0.5))

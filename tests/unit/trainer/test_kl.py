@@ -1,0 +1,155 @@
+"""The KL term: against its formulas, and what it needs of a record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from schemas.events import ScoredTrajectory
+from tests.unit.trainer.trainer_builders import (
+    TinyModel,
+    floats,
+    policy_segment,
+    prompt_segment,
+    random_samples,
+    score,
+    scored,
+)
+from workers.config.loss import LossSection
+from workers.config.trainer import OptimizerSection
+from workers.trainer.advantage import group_advantages
+from workers.trainer.kl import KL_LIMIT, kl_terms
+from workers.trainer.optimizer import Learner, StepResult
+from workers.trainer.packing import pack
+from workers.trainer.validation import check_reference
+
+Floats = npt.NDArray[np.float64]
+Estimator = Literal["k3", "k2"]
+ESTIMATORS: list[Estimator] = ["k3", "k2"]
+
+
+def expected(policy: Floats, reference: Floats, estimator: str) -> Floats:
+    """The formulas, in float64."""
+    d = np.clip(reference - policy, -20, 20)
+    return np.minimum(np.exp(d) - 1 - d if estimator == "k3" else d * d / 2, KL_LIMIT)
+
+
+def tokens(spread: float) -> tuple[Floats, Floats]:
+    draw = np.random.default_rng(0)
+    policy = -draw.uniform(0.1, 4.0, 200)
+    return policy, policy + draw.normal(0, spread, 200)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("spread", [0.1, 1.0, 30.0])
+def test_equals_the_formula(estimator: Estimator, spread: float) -> None:
+    """Value by value, never below 0, also where it is clamped."""
+    policy, reference = tokens(spread)
+    by = LossSection(kl_coef=0.1, kl_estimator=estimator)
+    actual = kl_terms(torch.tensor(policy), torch.tensor(reference), by).numpy()
+    np.testing.assert_allclose(
+        actual, expected(policy, reference, estimator), rtol=1e-9, atol=1e-12
+    )
+    assert actual.min() >= 0
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_gradient_leads_back_to_the_reference(estimator: Estimator) -> None:
+    """It equals finite differences; a token likelier than under the reference is pushed down."""
+    policy, reference = tokens(1.0)
+    by = LossSection(kl_coef=0.1, kl_estimator=estimator)
+    leaf = torch.tensor(policy, requires_grad=True)
+    kl_terms(leaf, torch.tensor(reference), by).sum().backward()  # type: ignore[no-untyped-call]
+    assert leaf.grad is not None
+    above, below = (expected(policy + h, reference, estimator) for h in (1e-6, -1e-6))
+    np.testing.assert_allclose(leaf.grad, (above - below) / 2e-6, rtol=1e-5, atol=1e-6)
+    is_free = expected(policy, reference, estimator) < KL_LIMIT
+    assert (
+        np.sign(leaf.grad.numpy())[is_free].tolist()
+        == np.sign(policy - reference)[is_free].tolist()
+    )
+
+
+def compared(samples: list[ScoredTrajectory], below: float = 0.3) -> list[ScoredTrajectory]:
+    """The same samples, with log-probs of a reference that finds each token less likely."""
+    return [
+        replace(
+            sample,
+            scores=tuple(
+                replace(s, reference_logprobs=floats(s.proximal_logprobs.numpy() - below))
+                for s in sample.scores
+            ),
+        )
+        for sample in samples
+    ]
+
+
+def step(
+    samples: list[ScoredTrajectory], **loss: Any
+) -> tuple[StepResult, dict[str, torch.Tensor]]:
+    torch.set_num_threads(1)
+    learner = Learner(TinyModel(), OptimizerSection(lr=1e-2), LossSection(**loss))
+    advantages = group_advantages(
+        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
+    )
+    batch = pack(samples, advantages, [], policy_version=0, token_budget=20)
+    assert len(batch.micro_batches) > 1
+    result = learner.step(batch)
+    return result, {name: tensor.clone() for name, tensor in learner.weights().items()}
+
+
+def test_without_it_nothing_changes() -> None:
+    """Not a bit, whether or not the records have log-probs of a reference."""
+    samples = random_samples(8)
+    plain, weights = step(samples)
+    other, others = step(compared(samples))
+    assert plain == other
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert "kl_reference" not in plain.metrics
+
+
+@pytest.mark.parametrize("reduce", ["token", "sequence"])
+def test_the_loss_grows_by_the_mean_of_the_terms(reduce: Literal["token", "sequence"]) -> None:
+    """As the policy loss is reduced; the metric is the mean over tokens, before the coefficient."""
+    samples = compared(random_samples(8))
+    plain, _ = step(samples, reduce=reduce)
+    one, weights = step(samples, reduce=reduce, kl_coef=0.5)
+    two, others = step(samples, reduce=reduce, kl_coef=1.0)
+    assert one.metrics["kl_reference"] == two.metrics["kl_reference"] > 0
+    assert two.loss - plain.loss == pytest.approx(2 * (one.loss - plain.loss), rel=1e-4)
+    if reduce == "token":
+        assert one.loss - plain.loss == pytest.approx(0.5 * one.metrics["kl_reference"], rel=1e-4)
+    assert any(not torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_a_record_without_a_reference_is_refused() -> None:
+    """By the name of what is missing, and of the setting that asks for it; so is another's."""
+    with pytest.raises(ValueError, match=r"scores\[0\].reference_logprobs is missing, and trainer"):
+        check_reference(scored())
+    whole = compared([scored()])[0]
+    check_reference(whole)
+    with pytest.raises(ValueError, match=r"scores\[0\].reference_hash must be a1, .* got none"):
+        check_reference(whole, "a1")
+    check_reference(replace(whole, scores=(replace(whole.scores[0], reference_hash="a1"),)), "a1")
+
+
+def test_each_token_has_its_own_reference() -> None:
+    """In the column of the token, 0 elsewhere; a batch in which some have none has no array."""
+    segments = (prompt_segment(), policy_segment([3, 4], [-1, -1]), policy_segment([5], [-1]))
+    scores = (
+        replace(score(1, [-1, -1]), reference_logprobs=floats([-2, -3])),
+        replace(score(2, [-1]), reference_logprobs=floats([-4])),
+    )
+    samples = [scored(segments, scores), *compared([scored(sample=1)])]
+    advantages = np.zeros(2, np.float32)
+    (batch,) = pack(samples, advantages, [], policy_version=0, token_budget=99).micro_batches
+    assert batch.reference_logprobs_BT is not None
+    assert batch.reference_logprobs_BT[0].tolist() == [0, 0, -2, -3, -4]
+    samples[1] = scored(sample=1)
+    (batch,) = pack(samples, advantages, [], policy_version=0, token_budget=99).micro_batches
+    assert batch.reference_logprobs_BT is None
