@@ -60,6 +60,7 @@ class Numerics:
     device: str = CPU
     attention: str = SDPA
     experts: str = EXPERTS
+    ranks: int = 1  # sums of several are in another order
 
 
 def configure_torch(threads: int, device: str = CPU, *, fused: bool = False) -> Numerics:

@@ -86,7 +86,12 @@ class _LowRank(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The merged weight; what is published is this, to the bit."""
-        return weight + (self._scale * (self.up @ self.down)).to(weight.dtype)
+        return merged(weight, self.down, self.up, self._scale)
+
+
+def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """What a layer with an adapter computes with."""
+    return weight + (scale * (up @ down)).to(weight.dtype)
 
 
 class Adapters:
