@@ -41,6 +41,11 @@ def check_across(config: RunConfig) -> None:
             "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
             "reports log-probs of the uncut distribution, not of the one that it samples from"
         )
+    if trainer.ranks > 1 and config.weights.snapshot == "none":
+        raise ConfigError(
+            f"trainer.ranks is {trainer.ranks} and weights.snapshot is 'none', but the weights of "
+            "several ranks lie whole nowhere: set weights.snapshot to device or pinned"
+        )
     if trainer.micro_batch_tokens <= longest:
         raise ConfigError(
             f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "

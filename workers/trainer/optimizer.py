@@ -26,7 +26,6 @@ from workers.trainer.loss_totals import LossTotals
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import VALUE, AllWeights, Trainable
 
-
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], TokenScores]
 
 

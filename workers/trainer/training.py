@@ -81,10 +81,14 @@ class Training:
         Args:
             device: `cpu`, or `cuda` after `claim_device`.
             dtype: `model.dtype`.
-            team: the other ranks, with `trainer.ranks` above 1; None starts them.
+            team: the other ranks; None: there are none.
+
+        Raises:
+            ConfigError: a model that cannot be trained so.
         """
-        if section.ranks > 1 and team is None:
-            team = _team(section.ranks)
+        num_ranks = 1 if team is None else team.size
+        if num_ranks != section.ranks:
+            raise ValueError(f"trainer.ranks is {section.ranks}, but there are {num_ranks}")
         numerics = configure_torch(threads, device, fused=not section.is_redo_exact)
         self.vocab_size = vocab_size_of(read_config(folder))
         self._section = section
@@ -92,7 +96,7 @@ class Training:
         mask = check_scoring(model, self.vocab_size)
         if team is None:
             model = model.to(device)
-        self.numerics = replace(numerics_of(model, numerics), ranks=section.ranks)
+        self.numerics = replace(numerics_of(model, numerics), ranks=num_ranks)
         self.model_hash = self.weight_hash = weight_hash(weights_of(model))
         if team is None:
             self.learner = _learner(model, mask, section)
@@ -275,12 +279,6 @@ def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learn
     if section.activation_checkpointing:
         recompute_activations(model)
     return Learner(model, section.optimizer, section.loss, mask=mask, trainable=trainable)
-
-
-def _team(ranks: int) -> Team:
-    from workers.trainer.parallel.team import Team
-
-    return Team([""] * (ranks - 1))
 
 
 def _leader(

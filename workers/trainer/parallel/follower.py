@@ -43,14 +43,15 @@ class Follower:
             self._link.send(self._answer(head, arrays), {})
 
     def _answer(self, head: Head, arrays: Arrays) -> Head:
-        """What came of a command. After a failure in a pass others hang until this rank has left."""
+        """What came of a command. After a failure in a pass others hang until we have left."""
+        from streams.errors import ConfigError
         from workers.trainer.exhaustion import ExhaustedError
 
         try:
             return {"done": self._execute(head, arrays)}
         except ExhaustedError as err:
             answer: Head = {"exhausted": [err.index, err.told]}
-        except Exception as err:  # noqa: BLE001  (rank 0 decides what becomes of it)
+        except (RuntimeError, MemoryError, ConfigError) as err:
             answer = {"failed": f"{type(err).__name__}: {err}"}
         if self._share is not None and head["do"] == "gradient":
             self._share.leave()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from workers.engines.base import CPU
@@ -21,7 +22,8 @@ from workers.weights.link.interface import name_of
 
 # The last resort: dead and stopped ranks are noticed, and named, long before.
 COLLECTIVE_S = 1800.0
-# What NCCL reads once a process: as the weight server's groups have it. Multicast adds up elsewhere.
+# What NCCL reads once a process: as the weight server's groups have it, and without multicast,
+# which adds up in another order.
 _ENVIRONMENT = {
     "NCCL_CUMEM_ENABLE": "0",
     "NCCL_NVLS_ENABLE": "0",
@@ -39,7 +41,7 @@ def join(file: Path, rank: int, size: int, device: str, host: str) -> DeviceMesh
         device: `cpu` or `cuda`; a process sees one GPU.
         host: address of the interface over which NCCL's ranks find each other.
     """
-    store = dist.FileStore(str(file), size)
+    store = FileStore(str(file), size)
     timeout = timedelta(seconds=COLLECTIVE_S)
     if device == CPU:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -52,9 +54,7 @@ def join(file: Path, rank: int, size: int, device: str, host: str) -> DeviceMesh
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name_of(host)}")
-        dist.init_process_group(
-            "nccl", store=store, rank=rank, world_size=size, timeout=timeout
-        )
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timeout)
     return init_device_mesh(device, (size,))
 
 

@@ -21,10 +21,16 @@ from workers.trainer.packing import Batch
 from workers.trainer.parallel.deal import Task, added, deal
 from workers.trainer.parallel.share import STATE, TRAINED, WEIGHT, Recipe, Share
 from workers.trainer.parallel.team import Team
-from workers.trainer.parallel.wire import plain, tasks_out
+from workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
 from workers.trainer.trainable import VALUE, merged
 from workers.weights.channel import WeightError
-from workers.weights.layout import LazyWeights, dtype_name, layout_difference, layout_of, weight_hash
+from workers.weights.layout import (
+    LazyWeights,
+    dtype_name,
+    layout_difference,
+    layout_of,
+    weight_hash,
+)
 
 
 class Gathered(LazyWeights):
@@ -67,7 +73,7 @@ class Leader(Share):
             "device": recipe.device, "dtype": recipe.dtype, "host": recipe.host,
             "threads": threads, "file": str(file),
         }  # fmt: skip
-        ranks = [({"rank": rank}, {}) for rank in range(1, team.size)]
+        ranks: list[tuple[Head, Arrays]] = [({"rank": rank}, {}) for rank in range(1, team.size)]
         self._is_ready = False
         team.together(lambda: super(Leader, self).__init__(recipe, file, model, mask), head, ranks)
         self._is_ready = True
@@ -106,8 +112,8 @@ class Leader(Share):
         """Rank 0's part. A rank that fails in a pass leaves the group, for others wait for it."""
         try:
             return self.local_gradient(hand)
-        except Exception as err:
-            failure = err.with_traceback(None)
+        except (RuntimeError, MemoryError, ExhaustedError) as err:
+            failure = err.with_traceback(None)  # its frames hold the tensors
         self.leave()
         raise failure
 

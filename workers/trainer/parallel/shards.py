@@ -31,7 +31,8 @@ class Plan:
         own = {id(parameter): path for path, parameter in model.named_parameters()}
         published = trainable.weights()
         self.facts = {
-            name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in published.items()
+            name: torch.empty(t.shape, dtype=t.dtype, device="meta")
+            for name, t in published.items()
         }
         self.published = {
             name: paths[t.data_ptr()] for name, t in published.items() if t.data_ptr() in paths
@@ -43,7 +44,9 @@ class Plan:
         """Trained name -> parameter's path."""
         self.adapters = frozenset(trainable.extra())
         """Names of adapters among the trained."""
-        self.whole = {path: torch.empty_like(p, device="meta") for path, p in model.named_parameters()}
+        self.whole = {
+            path: torch.empty_like(p, device="meta") for path, p in model.named_parameters()
+        }
         """Path -> its shape."""
 
 
@@ -58,7 +61,9 @@ class _Root(nn.Module):
     def forward(
         self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor, temperature_N: Tensor
     ) -> TokenScores:
-        return self._scorer(ids_BT, real_BT, chosen_BT, temperature_N)
+        scores = self._scorer(ids_BT, real_BT, chosen_BT, temperature_N)
+        # No view: what is done to one in place would get past the hook that gathers for backward.
+        return TokenScores(*(values_N.clone() for values_N in scores))
 
 
 class Shards:
@@ -133,7 +138,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 
 def span(rank: int, size: int, num_rows: int) -> tuple[int, int]:
-    """First row of a rank's share, and the row behind its last: equal shares, the last ones less."""
+    """A rank's first row, and the row behind its last: equal shares, the last ones less."""
     share = -(-num_rows // size)
     return min(rank * share, num_rows), min((rank + 1) * share, num_rows)
 

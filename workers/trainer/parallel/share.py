@@ -54,7 +54,11 @@ class Share(Learner):
     """One rank's `Learner`."""
 
     def __init__(
-        self, recipe: Recipe, file: Path, model: nn.Module | None = None, mask: MakeMask | None = None
+        self,
+        recipe: Recipe,
+        file: Path,
+        model: nn.Module | None = None,
+        mask: MakeMask | None = None,
     ) -> None:
         """Meets the other ranks at `file`, as `rejoin` does.
 
@@ -177,8 +181,7 @@ class Share(Learner):
         """
         rank, size = self._recipe.rank, self._recipe.size
         if kind != STATE:
-            path, rows = self._rows(kind, key)
-            scatter(whole, rows, rank, size)
+            scatter(whole, self._rows(kind, key)[1], rank, size)
             return
         name, _, part = key.rpartition(":")
         rows = self._shards.rows[self._plan.trained[name]]
@@ -198,7 +201,7 @@ class Share(Learner):
         self.step_number = step
 
     def leave(self) -> None:
-        """Give up model and group, after a failure in the middle of a pass; rows and moments stay."""
+        """Give up model and group, where a pass failed in its middle; rows and moments stay."""
         if not hasattr(self, "_shards"):  # it has left
             return
         self._adam.clear()

@@ -23,6 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from streams.errors import ConfigError
 from workers.device import VISIBLE
 from workers.trainer.exhaustion import ExhaustedError
 from workers.trainer.parallel.wire import Arrays, Head, Link
@@ -38,8 +39,13 @@ _EXPLAIN_S = 5.0
 _FREE_S = 120.0  # until all ranks came out of a pass that one of them could not finish
 
 
+def team_of(gpus: Sequence[str], *, host: str = LOOPBACK) -> Team | None:
+    """As `claim_devices` names the GPUs; None where rank 0 is alone."""
+    return Team(gpus, host=host) if gpus else None
+
+
 class FollowerError(Exception):
-    """A rank is gone, silent or failed; names rank and process. Another start of the trainer helps."""
+    """A rank is gone, silent or failed; names it. The trainer ends, and another start may help."""
 
 
 class _Follower:
@@ -238,10 +244,13 @@ class Team:
         return None
 
     def _failed(self, future: Future[Any], answers: Mapping[int, Head]) -> BaseException | None:
+        own = future.exception() if future.done() else None
+        if isinstance(own, ConfigError):  # the others found the same
+            return own
         for rank, answer in sorted(answers.items()):
             if "failed" in answer:
                 return FollowerError(f"rank {rank} of the trainer failed: {answer['failed']}")
-        return future.exception() if future.done() else None
+        return own
 
     def _free(self, future: Future[Any], answers: dict[int, Head]) -> None:
         """Get all ranks out of the pass that one could not finish.

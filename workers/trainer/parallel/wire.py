@@ -112,7 +112,7 @@ def tasks_in(heads: list[Head], arrays: Arrays) -> list[Task]:
     for number, head in enumerate(heads):
         micro_batch = None
         if head["batch"] is not None:
-            own = {name: arrays[f"{number}.{name}"] for name in _ARRAYS}
+            own: Head = {name: arrays[f"{number}.{name}"] for name in _ARRAYS}
             micro_batch = MicroBatch(trajectories=(), **own, **head["batch"])
         tasks.append(Task(index=head["index"], micro_batch=micro_batch))
     return tasks
