@@ -253,14 +253,18 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
 
 
 def _trainer(context: Context) -> Role:
-    from workers.device import claim_device
+    from workers.device import claim_devices
+    from workers.trainer.parallel.team import team_of
     from workers.trainer.training import Training
     from workers.trainer.worker import TrainerWorker
 
-    config = context.config
-    device = claim_device("trainer.device", config.trainer.device)
+    config, section = context.config, context.config.trainer
+    device, gpus = claim_devices("trainer.device", section.device, section.ranks)
     folder = model_folder(config.model.path)
-    training = Training(folder, config.trainer, config.model.threads, device, config.model.dtype)
+    team = team_of(gpus, host=config.weights.host)
+    training = Training(
+        folder, section, config.model.threads, device, config.model.dtype, team=team
+    )
     return TrainerWorker(context, context.bus, training, _weight_server(context))
 
 

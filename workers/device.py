@@ -43,6 +43,33 @@ def claim_device(field: str, wanted: str) -> str:
     return CUDA
 
 
+def claim_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, ...]]:
+    """As `claim_device`, for the first of several ranks; and the GPU of each other one, as
+    `CUDA_VISIBLE_DEVICES` names it ("" on the CPU). Rank R has the GPU R behind the first.
+
+    Raises:
+        ConfigError: there are not so many GPUs.
+    """
+    if ranks == 1 or wanted == CPU:
+        return claim_device(field, wanted), ("",) * (ranks - 1)
+    first = int(wanted.partition(":")[2] or 0)
+    named = tuple(_visible(field, first + rank) for rank in range(ranks))
+    if os.environ.get(VISIBLE) is None and (count := torch.cuda.device_count()) < first + ranks:
+        raise ConfigError(
+            f"{field} is {wanted!r} for {ranks} ranks, but torch finds {count} GPUs: "
+            "lower trainer.ranks"
+        )
+    return claim_device(field, f"{CUDA}:{first}"), named[1:]
+
+
+def nearest_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, ...]]:
+    """As `claim_devices`, but the CPU where there are not so many GPUs."""
+    try:
+        return claim_devices(field, wanted, ranks)
+    except ConfigError:
+        return CPU, ("",) * (ranks - 1)
+
+
 def nearest_device(field: str, wanted: str) -> str:
     """As `claim_device`, but the CPU where there is no such GPU: to look at a run elsewhere."""
     try:

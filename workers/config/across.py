@@ -47,6 +47,11 @@ def check_across(config: RunConfig) -> None:
             "nothing would be kept close to it; set trainer.loss.kl_coef, or leave it at "
             f"{START!r}"
         )
+    if trainer.ranks > 1 and config.weights.snapshot == "none":
+        raise ConfigError(
+            f"trainer.ranks is {trainer.ranks} and weights.snapshot is 'none', but the weights of "
+            "several ranks lie whole nowhere: set weights.snapshot to device or pinned"
+        )
     if trainer.micro_batch_tokens <= longest:
         raise ConfigError(
             f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "

@@ -67,6 +67,10 @@ class TrainerSection:
 
     device: str = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`. A redone step is bit-identical only on the same device."""
+    ranks: int = 1
+    """Processes that train together on this machine (FSDP2): weights, gradients and moments are cut
+    into as many shards. With `cuda:N`, rank R has GPU N + R. A redone step is bit-identical only
+    with the same number."""
     steps: int = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: int = 16
@@ -117,6 +121,7 @@ class TrainerSection:
     def __post_init__(self) -> None:
         positive(
             "trainer",
+            ranks=self.ranks,
             steps=self.steps,
             groups_per_step=self.groups_per_step,
             group_deadline_s=self.group_deadline_s,

@@ -62,6 +62,7 @@ class Numerics:
     attention: str = SDPA
     experts: str = EXPERTS
     in_one_order: bool = True  # gradients add up so, also on a GPU
+    ranks: int = 1  # sums of several are in another order
 
 
 def configure_torch(

@@ -52,6 +52,11 @@ class _Slot:
         """Of all micro-batches since `clear`, float32."""
         return self.parameter.grad
 
+    def take(self, gradient: Tensor) -> None:
+        """Add what no backward put there; it may be kept."""
+        kept = self.parameter.grad
+        self.parameter.grad = gradient if kept is None else kept.add_(gradient)
+
     def clear(self) -> None:
         """Forget the gradient."""
         self.parameter.grad = None
@@ -89,11 +94,14 @@ class _SplitSlot(_Slot):
 
     def _take(self, parameter: Tensor) -> None:
         assert parameter.grad is not None, "called behind a gradient"
-        if self._gradient is None:
-            self._gradient = parameter.grad.float()
-        else:
-            self._gradient += parameter.grad
+        self.take(parameter.grad)
         parameter.grad = None
+
+    def take(self, gradient: Tensor) -> None:
+        if self._gradient is None:
+            self._gradient = gradient.float()
+        else:
+            self._gradient += gradient
 
     @property
     def gradient(self) -> Tensor | None:
@@ -151,10 +159,19 @@ class Adam:
         for slot in self._slots.values():
             slot.clear()
 
+    def take(self, name: str, gradient: Tensor) -> None:
+        """Add to a parameter's gradient what no backward put there; it may be kept."""
+        self._slots[name].take(gradient)
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Those that there are, in the parameters' order."""
+        return [s.gradient for s in self._slots.values() if s.gradient is not None]
+
     @torch.no_grad()
     def clip(self, max_norm: float) -> float:
         """Scale gradients down to this norm, all together; returns the norm before."""
-        gradients = [s.gradient for s in self._slots.values() if s.gradient is not None]
+        gradients = self.gradients
         norm = nn.utils.get_total_norm(gradients)
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for gradient in gradients:

@@ -135,6 +135,8 @@ def versions(numerics: Numerics) -> dict[str, str]:
     if numerics.device != "cpu":  # a claim without it is of a CPU
         found["device"] = numerics.device
         found["gradients"] = "in one order" if numerics.in_one_order else "in any order"
+    if numerics.ranks > 1:  # likewise, of one rank
+        found["ranks"] = str(numerics.ranks)
     for name in _LIBRARIES:
         try:
             found[name] = importlib.metadata.version(name)

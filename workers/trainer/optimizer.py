@@ -8,7 +8,7 @@ on what ran before. Axes: `B` sequence, `T` token, `N` tokens of the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy.typing as npt
@@ -27,6 +27,8 @@ from workers.trainer.loss import policy_losses, reduced
 from workers.trainer.loss_totals import LossTotals
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import VALUE, AllWeights, Trainable
+
+Score = Callable[[Tensor, Tensor, Tensor, Tensor], TokenScores]
 
 
 class NumericsError(Exception):
@@ -62,12 +64,17 @@ class Learner:
         step: int = 0,
         mask: MakeMask = causal_mask,
         trainable: Trainable | None = None,
+        scorer: Score | None = None,
     ) -> None:
+        """
+        Args:
+            scorer: of the same model; None makes one.
+        """
         self.step_number = step  # steps done
         self.num_micro_batches = 0  # done so far: progress, also within a long step
         self._model = model.eval()
         self._trained = AllWeights(model) if trainable is None else trainable
-        self._scorer = TokenScorer(model, mask)
+        self._scorer: Score = TokenScorer(model, mask) if scorer is None else scorer
         self._adam = Adam(self._trained.parameters())
         self.configure(optimizer, loss)
 
@@ -88,10 +95,10 @@ class Learner:
         loss = self._loss_of(totals)
         number = self.step_number + 1
         if problem := _problem(loss, grad_norm):
-            self._adam.clear()
+            self._forget()
             raise NumericsError(f"step {number}: {problem}")
         lr = lr_at(number, self._section)
-        self._adam.update(lr)
+        self._update(lr)
         self.step_number = number
         metrics = totals.means() | {
             "grad_norm": grad_norm,
@@ -107,8 +114,16 @@ class Learner:
             ExhaustedError: memory ran out.
         """
         totals, grad_norm = self._gradient(batch)
-        self._adam.clear()
+        self._forget()
         return _problem(self._loss_of(totals), grad_norm)
+
+    def _forget(self) -> None:
+        """No gradient is left."""
+        self._adam.clear()
+
+    def _update(self, lr: float) -> None:
+        """The weights follow the gradient."""
+        self._adam.update(lr)
 
     def _loss_of(self, totals: LossTotals) -> float:
         return totals.loss / totals.tokens if self._loss.reduce == "token" else totals.shares
@@ -178,11 +193,17 @@ class Learner:
     def _tensor(self, array: npt.NDArray) -> Tensor:  # type: ignore[type-arg]
         return torch.from_numpy(array).to(next(self._model.parameters()).device)
 
-    def weights(self) -> dict[str, Tensor]:
+    def check(self) -> None:
+        """Whether all that computes is there; of several ranks one may be gone."""
+
+    def close(self) -> None:
+        """Release what is not this process's own; of several ranks the others."""
+
+    def weights(self) -> Mapping[str, Tensor]:
         """What is published, by name; the model's own tensors, which the next step changes."""
         return self._trained.weights()
 
-    def optimizer_tensors(self) -> dict[str, Tensor]:
+    def optimizer_tensors(self) -> Mapping[str, Tensor]:
         """AdamW's state, as `Adam.tensors` has it; of adapters also the `value`, which the weights
         do not tell.
 

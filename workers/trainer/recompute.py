@@ -9,6 +9,7 @@ libraries each hash is the ledger's, however often the trainer was killed on the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,13 @@ from pathlib import Path
 from streams.bus import Bus
 from streams.errors import ConfigError
 from workers.config.run import RunConfig
-from workers.device import nearest_device
+from workers.device import nearest_devices
 from workers.hub import model_folder
 from workers.loop.foreign import ForeignRecords
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.claim import STEPS_PARTITION, read_to_end
 from workers.trainer.ledger import Ledger
+from workers.trainer.parallel.team import team_of
 from workers.trainer.redo import plan_redo, read_step, redo_step
 from workers.trainer.restore import objection
 from workers.trainer.training import Training
@@ -54,22 +56,25 @@ def recompute(bus: Bus, config: RunConfig, *, from_step: int = 0) -> Iterator[Re
     ledger = Ledger()
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         read_to_end(bus, reader, ledger, ForeignRecords("recompute"))
-    device = nearest_device("trainer.device", config.trainer.device)
+    section = config.trainer
+    device, gpus = nearest_devices("trainer.device", section.device, section.ranks)
     training = Training(
         model_folder(config.model.path),
-        config.trainer,
+        section,
         config.model.threads,
         device,
         config.model.dtype,
+        team=team_of(gpus),
     )
-    if from_step:
-        _load(config, ledger, training, from_step)
-    for fact in plan_redo(ledger, from_step):
-        event, raws = read_step(bus, fact)
-        redone = redo_step(training, ledger, fact, event, raws)
-        yield Recomputed(
-            step=fact.step, weight_hash=redone.weight_hash, recorded_hash=fact.weight_hash
-        )
+    with contextlib.closing(training):
+        if from_step:
+            _load(config, ledger, training, from_step)
+        for fact in plan_redo(ledger, from_step):
+            event, raws = read_step(bus, fact)
+            redone = redo_step(training, ledger, fact, event, raws)
+            yield Recomputed(
+                step=fact.step, weight_hash=redone.weight_hash, recorded_hash=fact.weight_hash
+            )
 
 
 def _load(config: RunConfig, ledger: Ledger, training: Training, step: int) -> None:

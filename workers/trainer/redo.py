@@ -27,6 +27,7 @@ from workers.trainer.payloads import payload_of
 from workers.trainer.training import Trained, Training
 
 T = TypeVar("T")
+_UNTOLD = {"ranks": "1"}  # what a claim leaves out
 Life = Generator[Future[Any] | None, Any, T]
 Compute = Callable[..., Future[Any]]
 
@@ -177,6 +178,7 @@ def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, s
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """`cpu_capability was AVX512 and is AVX2; threads was 1 and is 4`, or ""."""
+    before, now = {**_UNTOLD, **before}, {**_UNTOLD, **now}
     names = sorted(before.keys() | now.keys())
     return "; ".join(
         f"{name} was {before.get(name, 'not recorded')} and is {now.get(name, 'not recorded')}"

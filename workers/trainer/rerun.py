@@ -8,6 +8,7 @@ one gradient only, because the samples of later steps came from the original pol
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from streams.record import RawRecord
 from streams.topics import SCORED
 from workers.config.load import from_json
 from workers.config.run import RunConfig
-from workers.device import nearest_device
+from workers.device import nearest_devices
 from workers.engines.base import EngineError
 from workers.hub import model_folder
 from workers.trainer.checkpoint import CheckpointStore, Manifest
@@ -30,6 +31,7 @@ from workers.trainer.claim import read_ledger
 from workers.trainer.facts import versions
 from workers.trainer.fetch import RecordGoneError
 from workers.trainer.ledger import Ledger, StepFact
+from workers.trainer.parallel.team import team_of
 from workers.trainer.payloads import Payload, payload_of
 from workers.trainer.redo import differences, read_step, redo_step
 from workers.trainer.rerun_findings import Finding, compare, differing
@@ -102,6 +104,28 @@ def rerun(
         RetentionError, OffsetGoneError: retention removed records that it needs.
     """
     ready = _ready(bus, config, step, checkpoints)
+    with contextlib.closing(ready.training):
+        return _rerun(bus, ready, weights, change)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """Everything is there, and the nearest checkpoint is loaded."""
+
+    ledger: Ledger
+    training: Training
+    recorded: RunConfig  # of the claim that the step was done under
+    facts: tuple[StepFact, ...]  # the steps since the checkpoint, the one that is asked for last
+    started_from: str
+    environment: str
+
+
+def _rerun(
+    bus: Bus,
+    ready: _Ready,
+    weights: Sequence[Path],
+    change: Callable[[RunConfig], RunConfig] | None,
+) -> Rerun:
     training, recorded = ready.training, ready.recorded
     changed = None if change is None else change(recorded)
     _redo_before(bus, ready)
@@ -121,7 +145,7 @@ def rerun(
         other = _train(training, event, payloads, borders)
         experiment = _change(recorded, changed, other, state.weights, made, _weights(training))
     return Rerun(
-        step=step,
+        step=event.step,
         started_from=ready.started_from,
         num_redone=len(ready.facts) - 1,
         findings=tuple(findings),
@@ -133,18 +157,6 @@ def rerun(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
-    """Everything is there, and the nearest checkpoint is loaded."""
-
-    ledger: Ledger
-    training: Training
-    recorded: RunConfig  # of the claim that the step was done under
-    facts: tuple[StepFact, ...]  # the steps since the checkpoint, the one that is asked for last
-    started_from: str
-    environment: str
-
-
 def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) -> _Ready:
     ledger = read_ledger(bus, "rerun")
     fact = ledger.steps.get(step)
@@ -153,13 +165,15 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
     claim = ledger.claims[fact.epoch]
     recorded = from_json(claim.config)
     try:
-        device = nearest_device("trainer.device", recorded.trainer.device)
+        section = recorded.trainer
+        device, gpus = nearest_devices("trainer.device", section.device, section.ranks)
         training = Training(
             model_folder(config.model.path),
-            recorded.trainer,
+            section,
             recorded.model.threads,
             device,
             recorded.model.dtype,
+            team=team_of(gpus),
         )
     except (EngineError, OSError) as err:
         raise RerunError(

@@ -87,12 +87,17 @@ class _LowRank(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The merged weight; what is published is this, to the bit."""
-        return weight + (self._scale * (self.up @ self.down)).to(weight.dtype)
+        return merged(weight, self.down, self.up, self._scale)
 
     def rounding(self, weight: Tensor) -> Tensor:
         """How far the merged weight of other hardware, which adds in another order, may be off."""
         size = weight.float().abs() + self._scale * (self.up.abs() @ self.down.abs())
         return size * (2 * torch.finfo(weight.dtype).eps + len(self.down) * EPS32)
+
+
+def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """What a layer with an adapter computes with."""
+    return weight + (scale * (up @ down)).to(weight.dtype)
 
 
 class Adapters:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from schemas.events import MaskedSegment, ScoredTrajectory
 from streams.crash_points import CrashPoint, reach
@@ -24,6 +25,7 @@ from workers.engines.model import FLOAT32, configure_torch, load_model, numerics
 from workers.engines.one_order import NoOrderError
 from workers.engines.recompute import recompute_activations
 from workers.engines.selfcheck import check_scoring
+from workers.engines.token_scores import MakeMask
 from workers.loop.dead_letters import Reason
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest
@@ -35,6 +37,9 @@ from workers.trainer.trainable import trainable_of
 from workers.trainer.validation import check_reference
 from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
+
+if TYPE_CHECKING:
+    from workers.trainer.parallel.team import Team
 
 MAX_PARTS = 32  # of a reward, in a step's metrics; all of them are in the trajectories
 
@@ -72,12 +77,20 @@ class Training:
         threads: int,
         device: str = CPU,
         dtype: str = FLOAT32,
+        team: Team | None = None,
     ) -> None:
         """
         Args:
             device: `cpu`, or `cuda` after `claim_device`.
             dtype: `model.dtype`.
+            team: the other ranks; None: there are none.
+
+        Raises:
+            ConfigError: a model that cannot be trained so.
         """
+        num_ranks = 1 if team is None else team.size
+        if num_ranks != section.ranks:
+            raise ValueError(f"trainer.ranks is {section.ranks}, but there are {num_ranks}")
         numerics = configure_torch(
             threads, device, fused=True, in_one_order=section.redo != "tolerate"
         )
@@ -85,18 +98,26 @@ class Training:
         self._section = section
         model = load_model(folder, dtype)
         mask = check_scoring(model, self.vocab_size)
-        model = model.to(device)
-        self.numerics = numerics_of(model, numerics)
+        if team is None:
+            model = model.to(device)
+        self.numerics = replace(numerics_of(model, numerics), ranks=num_ranks)
         self.model_hash = self.weight_hash = weight_hash(weights_of(model))
-        try:
-            trainable = trainable_of(model, section.lora)
-        except ValueError as err:
-            raise ConfigError(str(err)) from err
-        if section.activation_checkpointing:
-            recompute_activations(model)
-        self.learner = Learner(
-            model, section.optimizer, section.loss, mask=mask, trainable=trainable
-        )
+        if team is None:
+            self.learner = _learner(model, mask, section)
+        else:
+            recipe = {"folder": folder, "section": section, "device": device, "dtype": dtype}
+            self.learner = _leader(team, recipe, threads, model, mask)
+
+    def check(self) -> None:
+        """
+        Raises:
+            FollowerError: another rank is gone or silent.
+        """
+        self.learner.check()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self.learner.close()
 
     def configure(self, section: TrainerSection) -> None:
         """Go on under another configuration; a redo takes each step's own."""
@@ -256,6 +277,31 @@ class Training:
             )
         self.learner.load(weights, optimizer, manifest.step)
         self.weight_hash = actual
+
+
+def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learner:
+    """All by itself.
+
+    Raises:
+        ConfigError: no layer to adapt.
+    """
+    try:
+        trainable = trainable_of(model, section.lora)
+    except ValueError as err:
+        raise ConfigError(str(err)) from err
+    if section.activation_checkpointing:
+        recompute_activations(model)
+    return Learner(model, section.optimizer, section.loss, mask=mask, trainable=trainable)
+
+
+def _leader(
+    team: Team, recipe: Mapping[str, Any], threads: int, model: nn.Module, mask: MakeMask
+) -> Learner:
+    """The first of several ranks."""
+    from workers.trainer.parallel.leader import Leader
+    from workers.trainer.parallel.share import Recipe
+
+    return Leader(team, Recipe(rank=0, host=team.host, **recipe), threads, model, mask)
 
 
 def masks_of(

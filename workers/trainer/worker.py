@@ -96,6 +96,7 @@ class TrainerWorker:
         reach(CrashPoint.POLL_AFTER)
         self._drop()
         self._serve()
+        self._training.check()
         self._live_on()
         self._count_progress()
         self._heartbeat()
@@ -112,6 +113,7 @@ class TrainerWorker:
     def close(self) -> None:
         """Release everything."""
         self._compute_thread.shutdown(wait=False, cancel_futures=True)
+        self._training.close()
         self._server.close()
         self._intake.close()
         self._pulls.close()

@@ -1,0 +1,240 @@
+"""What a step of the trainer takes on one GPU and on several: seconds, memory, the same bits twice.
+
+    python -m tests.gpu.parallel_train --shape 1.7b --ranks 2 --folder /tmp/1.7b --out result.json
+
+A Qwen3 of a published shape with random weights, saved in `--folder` if it is not there; nothing is
+downloaded. The trainer is the real one, rank 0 in this process. `--runs 2` does all steps twice,
+in ranks started anew, and says whether the bits are equal. `--exhaust` then fills the last GPU from
+outside, so that one rank alone runs out of memory in a step, frees it, and does that step again.
+`--device cpu` is for trying the script. Compare `loss` and `grad_norm` of files of other `--ranks`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import torch
+
+from tests.gpu.train_memory import SHAPES, batch_of, model_of
+from workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
+from workers.device import claim_devices
+from workers.trainer.exhaustion import ExhaustedError
+from workers.trainer.packing import Batch
+from workers.trainer.parallel.team import team_of
+from workers.trainer.training import Training
+from workers.weights.layout import size_bytes, weight_hash
+
+SMALL_LENGTH = 256  # of the step before memory is made scarce
+LEFT_GB = 3.0  # on the last GPU then
+
+
+def made(args: argparse.Namespace) -> dict[str, float]:
+    """The model's folder; seconds."""
+    if (args.folder / "config.json").is_file():
+        return {}
+    started_s = time.monotonic()
+    model = model_of(args)
+    made_s = time.monotonic() - started_s
+    model.save_pretrained(args.folder)
+    del model
+    if args.device != "cpu":
+        torch.cuda.empty_cache()
+    return {"made_s": round(made_s, 1), "saved_s": round(time.monotonic() - started_s - made_s, 1)}
+
+
+def batch(args: argparse.Namespace, seed: int, length: int) -> Batch:
+    """Rows as if a uniform policy had sampled them, which random weights almost are."""
+    bare = batch_of(argparse.Namespace(**{**vars(args), "length": length}), seed)
+    logprob = -float(np.log(args.vocabulary))
+    rows = []
+    for row in bare.micro_batches:
+        logprobs_BT = np.where(row.loss_mask_BT, np.float32(logprob), np.float32(0.0))
+        rows.append(
+            replace(row, behavior_logprobs_BT=logprobs_BT, proximal_logprobs_BT=logprobs_BT)
+        )
+    return replace(bare, micro_batches=tuple(rows))
+
+
+def used_gb(device: str) -> list[float]:
+    """Memory in use by GPU, as the driver sees it: what the ranks' allocators hold at most."""
+    if device == "cpu":
+        return []
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    return [round(int(line) * 2**20 / 1e9, 2) for line in told.split()]
+
+
+def timed(device: str, work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` gives, and seconds."""
+    started_s = time.monotonic()
+    result = work()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return result, round(time.monotonic() - started_s, 3)
+
+
+def training_of(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str, Any]) -> Training:
+    """The real one."""
+    section = TrainerSection(
+        ranks=args.ranks,
+        device=args.device,
+        activation_checkpointing=args.checkpointing,
+        redo=args.redo,
+        optimizer=OptimizerSection(lr=1e-5, warmup_steps=0),
+        lora=LoraSection(rank=args.lora),
+    )
+    training, told["started_s"] = timed(
+        args.device,
+        lambda: Training(
+            args.folder, section, args.threads, args.device, args.dtype, team=team_of(gpus)
+        ),
+    )
+    told["model_hash"] = training.model_hash
+    told["used_gb_at_start"] = used_gb(args.device)
+    return training
+
+
+def step_of(args: argparse.Namespace, training: Training, number: int, length: int) -> Any:
+    """What one step says."""
+    if args.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+    result, seconds = timed(args.device, lambda: training.learner.step(batch(args, number, length)))
+    told = {
+        "seconds": seconds,
+        "tokens_per_s": round(args.sequences * length / seconds, 1),
+        "loss": result.loss,
+        "grad_norm": result.metrics["grad_norm"],
+        "used_gb": used_gb(args.device),
+    }
+    if args.device != "cpu":
+        told["rank_0_peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
+    return told
+
+
+def one_run(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str, Any]) -> None:
+    """Steps from the folder's weights; what was reached is in `told` even if it then fails."""
+    with closing(training_of(args, gpus, told)) as training:
+        for number in range(args.steps):
+            told[f"step_{number}"] = step_of(args, training, number, args.length)
+        weights = training.learner.weights()
+        told["weights_gb"] = round(size_bytes(weights) / 1e9, 3)
+        _, told["gathered_s"] = timed(args.device, lambda: [None for _ in weights.values()])
+        told["weight_hash"], told["hashed_s"] = timed(args.device, lambda: weight_hash(weights))
+
+
+def exhausted(args: argparse.Namespace, gpus: tuple[str, ...]) -> dict[str, Any]:
+    """A step that one rank alone has no memory for, and the same step with memory."""
+    told: dict[str, Any] = {}
+    with closing(training_of(args, gpus, told)) as training:
+        step_of(args, training, 0, SMALL_LENGTH)
+        with Ballast(gpus[-1]):
+            told["used_gb_while_scarce"] = used_gb(args.device)
+            started_s = time.monotonic()
+            try:
+                step_of(args, training, 1, args.length)
+            except ExhaustedError as err:
+                told["exhausted"] = str(err)[:300]
+            told["recovered_s"] = round(time.monotonic() - started_s, 1)
+        told["again"] = step_of(args, training, 1, args.length)
+        told["hash_after_exhaustion"] = weight_hash(training.learner.weights())
+    with closing(training_of(args, gpus, {})) as training:
+        step_of(args, training, 0, SMALL_LENGTH)
+        step_of(args, training, 1, args.length)
+        told["hash_without"] = weight_hash(training.learner.weights())
+    told["bit_equal"] = told["hash_after_exhaustion"] == told["hash_without"]
+    return told
+
+
+class Ballast:
+    """Another process on a GPU that leaves `LEFT_GB` of it."""
+
+    def __init__(self, gpu: str) -> None:
+        code = (
+            "import torch; free = torch.cuda.mem_get_info()[0]; "
+            f"kept = torch.empty(int(free - {LEFT_GB}e9), dtype=torch.uint8, device='cuda'); "
+            "print('full', flush=True); input()"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+        )  # fmt: skip
+
+    def __enter__(self) -> None:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"full\n":
+            raise RuntimeError("the last GPU could not be filled")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(timeout=60)
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """All runs."""
+    told: dict[str, Any] = {"arguments": {k: str(v) for k, v in vars(args).items()}}
+    told["versions"] = {name: version(name) for name in ("torch", "transformers")}
+    wanted = "cpu" if args.device == "cpu" else "cuda:0"
+    device, gpus = claim_devices("--device", wanted, args.ranks)
+    args.device = device
+    if device != "cpu":
+        told["device"] = torch.cuda.get_device_name()
+    told["folder"] = made(args)
+    runs: list[dict[str, Any]] = []
+    told["runs"] = runs
+    for _ in range(args.runs):
+        runs.append({})
+        try:
+            one_run(args, gpus, runs[-1])
+        except (torch.OutOfMemoryError, ExhaustedError) as err:
+            runs[-1]["out_of_memory"] = str(err)[:300]
+    hashes = [run.get("weight_hash") for run in runs]
+    if args.runs > 1:
+        told["bit_equal"] = None not in hashes and len(set(hashes)) == 1
+    if args.exhaust:
+        told["exhaustion"] = exhausted(args, gpus)
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="1.7b")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--folder", type=Path, required=True, help="of the model; made if absent")
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
+    parser.add_argument("--prompt", type=int, default=128, help="of these not learnt from")
+    parser.add_argument("--sequences", type=int, default=8, help="micro-batches of a step")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--redo", choices=("exact", "tolerate"), default="tolerate",
+                        help="tolerate: fused attention kernels")  # fmt: skip
+    parser.add_argument("--lora", type=int, default=0, help="rank; 0: all weights learn")
+    parser.add_argument("--runs", type=int, default=1, help="2: also whether bits are equal")
+    parser.add_argument("--exhaust", action="store_true", help="needs GPUs, and 2 ranks or more")
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    text = json.dumps(measured(args), indent=1)
+    if args.out:
+        args.out.write_text(text + "\n", encoding="utf-8")
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""A follower that has little memory: a micro-batch of more than four rows does not fit."""
+
+import sys
+
+import torch
+
+from workers.trainer.packing import MicroBatch
+from workers.trainer.parallel.follower import main
+from workers.trainer.parallel.share import Share
+
+ROWS = 4
+_accumulate = Share._accumulate
+
+
+def accumulate(self: Share, micro_batch: MicroBatch, *more: object) -> None:
+    """In the middle of the round: rank 0 is in its pass already."""
+    if len(micro_batch.token_ids_BT) > ROWS:
+        raise torch.OutOfMemoryError("out of memory: this rank is poor")
+    _accumulate(self, micro_batch, *more)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    Share._accumulate = accumulate  # type: ignore[method-assign, assignment]
+    main(sys.argv[1:])

@@ -1,0 +1,171 @@
+"""Two ranks on the CPU: the bits of a step, its checkpoints, and what becomes of a bad rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests import families
+from tests.unit.trainer.trainer_builders import random_samples
+from workers.config.trainer import OptimizerSection, TrainerSection
+from workers.trainer.advantage import group_advantages
+from workers.trainer.checkpoint import CheckpointStore, Manifest
+from workers.trainer.exhaustion import ExhaustedError
+from workers.trainer.packing import Batch, pack
+from workers.trainer.parallel.team import FollowerError, Team
+from workers.trainer.training import Training
+from workers.weights.layout import weight_hash
+
+SECTION = TrainerSection(
+    optimizer=OptimizerSection(lr=1e-2, warmup_steps=0, max_grad_norm=0.2),
+    activation_checkpointing=True,
+)
+STOPPED_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts with tied embeddings."""
+    path = tmp_path_factory.mktemp("model")
+    return families.make("Qwen3MoeForCausalLM", path, tie_word_embeddings=True)
+
+
+def training(folder: Path, *, program: str = "", dtype: str = "bfloat16") -> Training:
+    team = Team([""], program=program) if program else Team([""])
+    section = TrainerSection(ranks=2, optimizer=SECTION.optimizer, activation_checkpointing=True)
+    return Training(folder, section, threads=1, dtype=dtype, team=team)
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Iterator[Training]:
+    """Two ranks, for all tests that leave them well."""
+    with closing(training(folder)) as made:
+        yield made
+
+
+def batch_of(seed: int, token_budget: int = 30, count: int = 20) -> Batch:
+    """Five micro-batches or so: one rank is idle in the last round."""
+    samples = random_samples(count, seed)
+    advantages = group_advantages(
+        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
+    )
+    return pack(samples, advantages, [], policy_version=0, token_budget=token_budget)
+
+
+def begin(trained: Training, folder: Path) -> None:
+    """The folder's weights, and nothing learnt."""
+    single = Training(folder, SECTION, threads=1, dtype="bfloat16")
+    trained.learner.load(single.learner.weights(), {}, 0)
+
+
+def hashes(trained: Training) -> tuple[str, str]:
+    """Of the weights, and of the optimizer's tensors."""
+    return weight_hash(trained.learner.weights()), weight_hash(trained.learner.optimizer_tensors())
+
+
+def test_a_step_of_two_ranks_is_that_of_one_but_for_rounding(two: Training, folder: Path) -> None:
+    """Loss, gradient norm and every metric agree, and so do the weights after it."""
+    begin(two, folder)
+    one = Training(folder, SECTION, threads=1, dtype="bfloat16")
+    before = {name: tensor.clone() for name, tensor in one.learner.weights().items()}
+    batch = batch_of(0)
+    assert len(batch.micro_batches) % 2 == 1
+    alone, together = one.learner.step(batch), two.learner.step(batch)
+    assert alone.metrics.keys() == together.metrics.keys()
+    assert alone.loss == pytest.approx(together.loss, rel=1e-6)
+    assert alone.metrics == pytest.approx(together.metrics, rel=1e-2)
+    after, other = one.learner.weights(), two.learner.weights()
+    assert list(after) == list(other)
+    moved = sum(float((after[n].float() - t.float()).abs().sum()) for n, t in before.items())
+    apart = sum(float((after[n].float() - other[n].float()).abs().sum()) for n in before)
+    assert moved > 0
+    assert apart < 0.01 * moved
+
+
+def test_the_same_steps_give_the_same_bits(two: Training, folder: Path) -> None:
+    """Weights and moments, from the same start."""
+    found = []
+    for _ in range(2):
+        begin(two, folder)
+        results = [two.learner.step(batch_of(seed)) for seed in range(3)]
+        found.append((results, hashes(two)))
+    assert found[0] == found[1]
+
+
+def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path) -> None:
+    """Saved by two, it is loaded by one with the same bytes, and by two as if nothing had been."""
+    begin(two, folder)
+    for seed in range(2):
+        two.learner.step(batch_of(seed))
+    store = CheckpointStore(tmp_path)
+    manifest = Manifest(
+        run="r", epoch=1, step=2, policy_version=2, weight_hash=weight_hash(two.learner.weights())
+    )
+    saved = hashes(two)
+    two.save(store, manifest, keep=1)
+    two.learner.step(batch_of(2))
+    expected = hashes(two)
+    begin(two, folder)
+    two.restore(store, manifest)
+    assert saved == hashes(two)
+    two.learner.step(batch_of(2))
+    assert expected == hashes(two)
+    one = Training(folder, SECTION, threads=1, dtype="bfloat16")
+    one.restore(store, manifest)
+    assert saved == hashes(one)
+    one.save(CheckpointStore(tmp_path / "one"), manifest, keep=1)
+    two.restore(CheckpointStore(tmp_path / "one"), manifest)
+    assert saved == hashes(two)
+
+
+def test_memory_that_one_rank_lacks_is_the_whole_steps_affair(two: Training, folder: Path) -> None:
+    """The step did not happen, on no rank; one with smaller micro-batches then has its own bits."""
+    with closing(training(folder, program="tests.heavy.trainer.poor_follower")) as poor:
+        poor.learner.step(batch_of(0))
+        before = hashes(poor)
+        large = batch_of(1, token_budget=60)
+        with pytest.raises(ExhaustedError, match=r"rank 1: .*this rank is poor") as caught:
+            poor.learner.step(large)
+        assert len(large.micro_batches[caught.value.index].token_ids_BT) > 4
+        assert before == hashes(poor)
+        poor.learner.step(batch_of(1))
+        begin(two, folder)
+        for seed in range(2):
+            two.learner.step(batch_of(seed))
+        assert hashes(two) == hashes(poor)
+
+
+def test_a_killed_rank_is_named(folder: Path) -> None:
+    """Also while nothing is asked of it; the others end with it."""
+    with closing(training(folder)) as trained:
+        team = trained.learner._team  # type: ignore[attr-defined]
+        (process,) = team.processes
+        os.kill(process, signal.SIGKILL)
+        told = rf"rank 1 of the trainer \(process {process}\) was killed by SIGKILL"
+        with pytest.raises(FollowerError, match=told):
+            trained.learner.step(batch_of(0))
+
+
+def test_a_stopped_rank_is_named_and_ended(folder: Path) -> None:
+    """Rank 0 does not wait for it in a collective for ever."""
+    with closing(training(folder)) as trained:
+        team = trained.learner._team  # type: ignore[attr-defined]
+        team._silent_s = STOPPED_S
+        (process,) = team.processes
+        os.kill(process, signal.SIGSTOP)
+        told = rf"rank 1 of the trainer \(process {process}\) has said nothing for 10 s"
+        with pytest.raises(FollowerError, match=told):
+            trained.learner.step(batch_of(0))
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_more_ranks_than_were_meant_are_a_mistake(folder: Path) -> None:
+    """Ranks are started by whoever makes the training, and the section says how many."""
+    with pytest.raises(ValueError, match=r"trainer\.ranks is 2, but there are 1"):
+        Training(folder, TrainerSection(ranks=2), threads=1)

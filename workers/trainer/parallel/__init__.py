@@ -1,0 +1,1 @@
+"""Training over several processes of one host, each with a shard of the model (FSDP2)."""

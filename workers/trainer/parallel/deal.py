@@ -1,0 +1,74 @@
+"""Which rank computes which micro-batch. Pure: the batch alone decides, so a redo deals alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from workers.trainer.loss_totals import LossTotals
+from workers.trainer.packing import Batch, MicroBatch
+
+MAXIMA = ("ratio_max", "mismatch_max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One rank's part of a round. Every rank passes through the model once a round."""
+
+    index: int  # of the micro-batch that is blamed if memory runs out
+    micro_batch: MicroBatch | None  # None: nothing is left for this rank; it passes an empty one
+
+
+def deal(batch: Batch, ranks: int) -> list[list[Task]]:
+    """Each rank's tasks, round by round; micro-batches without a token to learn from are left out.
+
+    Widest first: the ranks of a round wait for each other in every layer, so they get neighbours
+    in size.
+    """
+    sized = [
+        (-micro_batch.token_ids_BT.size, index)
+        for index, micro_batch in enumerate(batch.micro_batches)
+        if micro_batch.num_loss_tokens
+    ]
+    order = [index for _, index in sorted(sized)]
+    hands: list[list[Task]] = [[] for _ in range(ranks)]
+    for start in range(0, len(order), ranks):
+        of_round = order[start : start + ranks]
+        for rank, hand in enumerate(hands):
+            if rank < len(of_round):
+                index = of_round[rank]
+                hand.append(Task(index=index, micro_batch=batch.micro_batches[index]))
+            else:
+                hand.append(Task(index=of_round[0], micro_batch=None))
+    return hands
+
+
+def empty() -> MicroBatch:
+    """One token to learn from, with advantage 0: every parameter gets a gradient, of zeros."""
+    zeros_BT, mask_BT = np.zeros((1, 2), np.float32), np.array([[False, True]])
+    return MicroBatch(
+        token_ids_BT=np.zeros((1, 2), np.int64),
+        real_BT=np.ones((1, 2), np.bool_),
+        loss_mask_BT=mask_BT,
+        behavior_logprobs_BT=zeros_BT,
+        proximal_logprobs_BT=zeros_BT,
+        is_true_anchor_BT=mask_BT,
+        is_after_pull_BT=np.zeros((1, 2), np.bool_),
+        temperature_BT=np.ones((1, 2), np.float32),
+        advantages_B=np.zeros(1, np.float32),
+        num_batch_loss_tokens=1,
+        num_batch_rows=1,
+        trajectories=(),
+    )
+
+
+def added(by_rank: Sequence[LossTotals]) -> LossTotals:
+    """The batch's totals, added in the order of the ranks."""
+    whole = LossTotals()
+    for totals in by_rank:
+        for field in fields(LossTotals):
+            values = getattr(whole, field.name), getattr(totals, field.name)
+            setattr(whole, field.name, max(values) if field.name in MAXIMA else sum(values))
+    return whole

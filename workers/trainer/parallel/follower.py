@@ -1,0 +1,160 @@
+"""A follower: one rank of the trainer that is not rank 0. It touches no log and decides nothing.
+
+    python -m workers.trainer.parallel.follower FD
+
+It does what comes over the socket FD, one thing at a time, answers each, and says once a second
+that it is alive. When the socket closes its trainer is gone, however that ended, and so is it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from workers.trainer.parallel.wire import Arrays, Head, Link, tasks_in
+
+ALIVE_EVERY_S = 1.0
+SEND_LIMIT_S = 60.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Follower:
+    """Commands in, answers out."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._commands: queue.SimpleQueue[tuple[Head, Arrays]] = queue.SimpleQueue()
+        self._share: Any = None  # torch is imported while the trainer loads its model
+
+    def run(self) -> None:
+        """Until the trainer is gone."""
+        for work in (self._receive, self._say_alive):
+            threading.Thread(target=work, daemon=True).start()
+        while True:
+            head, arrays = self._commands.get()
+            self._link.send(self._answer(head, arrays), {})
+
+    def _answer(self, head: Head, arrays: Arrays) -> Head:
+        """What came of a command. After a failure in a pass others hang until we have left."""
+        from streams.errors import ConfigError
+        from workers.trainer.exhaustion import ExhaustedError
+
+        try:
+            return {"done": self._execute(head, arrays)}
+        except ExhaustedError as err:
+            answer: Head = {"exhausted": [err.index, err.told]}
+        except (RuntimeError, MemoryError, ConfigError) as err:
+            answer = {"failed": f"{type(err).__name__}: {err}"}
+        if self._share is not None and head["do"] == "gradient":
+            self._share.leave()
+        return answer
+
+    def _execute(self, head: Head, arrays: Arrays) -> Head:
+        if head["do"] == "begin":
+            self._share = make_share(head)
+            return {}
+        return execute(self._share, head, arrays)
+
+    def _receive(self) -> None:
+        while (received := self._link.receive()) is not None:
+            if received[0]["do"] == "leave":
+                from workers.trainer.parallel import group
+
+                group.abort()
+            else:
+                self._commands.put(received)
+        os._exit(0)
+
+    def _say_alive(self) -> None:
+        while True:
+            try:
+                self._link.send({"alive": True}, {})
+            except OSError:
+                os._exit(0)
+            time.sleep(ALIVE_EVERY_S)
+
+
+def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)
+    """This process as a rank."""
+    import msgspec
+
+    from workers.config.trainer import TrainerSection
+    from workers.engines.model import configure_torch
+    from workers.trainer.parallel.share import Recipe, Share
+
+    section = msgspec.convert(head["section"], TrainerSection)
+    configure_torch(
+        head["threads"], head["device"], fused=True, in_one_order=section.redo != "tolerate"
+    )
+    recipe = Recipe(
+        folder=Path(head["folder"]),
+        section=section,
+        device=head["device"],
+        dtype=head["dtype"],
+        rank=head["rank"],
+        host=head["host"],
+    )
+    return Share(recipe, Path(head["file"]))
+
+
+def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (imported late)
+    """One command."""
+    from dataclasses import asdict
+
+    import msgspec
+
+    from workers.config.loss import LossSection
+    from workers.config.trainer import OptimizerSection
+
+    match head["do"]:
+        case "gradient":
+            totals, squares = share.local_gradient(tasks_in(head["tasks"], arrays))
+            return {"totals": asdict(totals), "squares": squares}
+        case "clip":
+            share.local_clip(head["norm"])
+        case "update":
+            share.local_update(head["lr"])
+        case "forget":
+            share.local_forget()
+        case "configure":
+            share.configure(
+                msgspec.convert(head["optimizer"], OptimizerSection),
+                msgspec.convert(head["loss"], LossSection),
+            )
+        case "gather":
+            share.gather(head["kind"], head["key"])
+        case "scatter":
+            share.scatter(head["kind"], head["key"], head["dtype"], None)
+        case "number":
+            share.set_number(head["key"], head["value"])
+        case "adopt":
+            share.adopt(head["step"])
+        case "rejoin":
+            share.rejoin(Path(head["file"]))
+        case unknown:
+            raise ValueError(f"no command {unknown!r}")
+    return {}
+
+
+def die_with_parent() -> None:
+    """Killed with the trainer even where this process is stopped, and could not see its end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> None:
+    """See the module."""
+    die_with_parent()
+    Follower(Link(socket.socket(fileno=int(arguments[0])), SEND_LIMIT_S)).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

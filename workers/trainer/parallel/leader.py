@@ -1,0 +1,249 @@
+"""Rank 0's `Learner`: the same calls as of one process, done by all ranks together.
+
+Nothing else of the trainer knows of ranks: weights, hashes and checkpoints have the same names,
+shapes and bytes, and tensors come to rank 0 one at a time, as they are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from workers.config.loss import LossSection
+from workers.config.trainer import OptimizerSection
+from workers.engines.token_scores import MakeMask
+from workers.trainer.exhaustion import ExhaustedError
+from workers.trainer.loss_totals import LossTotals
+from workers.trainer.packing import Batch
+from workers.trainer.parallel.deal import Task, added, deal
+from workers.trainer.parallel.share import STATE, TRAINED, WEIGHT, Recipe, Share
+from workers.trainer.parallel.team import Team
+from workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
+from workers.trainer.trainable import VALUE, merged
+from workers.weights.channel import WeightError
+from workers.weights.layout import (
+    LazyWeights,
+    dtype_name,
+    layout_difference,
+    layout_of,
+    weight_hash,
+)
+
+
+class Gathered(LazyWeights):
+    """Tensors that lie on all ranks; each is gathered when it is asked for, on rank 0's device."""
+
+    def __init__(self, facts: Mapping[str, Tensor], fetch: Callable[[str], Tensor]) -> None:
+        self.facts = facts
+        self._fetch = fetch
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.facts:
+            raise KeyError(name)
+        return self._fetch(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.facts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.facts)
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+
+class Leader(Share):
+    """See the module. One thread calls it at a time."""
+
+    def __init__(
+        self, team: Team, recipe: Recipe, threads: int, model: nn.Module, mask: MakeMask
+    ) -> None:
+        """
+        Args:
+            threads: of each follower.
+            model: whole, on the CPU; it is cut.
+        """
+        self._team = team
+        file = team.new_file()
+        head = {
+            "do": "begin", "folder": str(recipe.folder), "section": plain(recipe.section),
+            "device": recipe.device, "dtype": recipe.dtype, "host": recipe.host,
+            "threads": threads, "file": str(file),
+        }  # fmt: skip
+        ranks: list[tuple[Head, Arrays]] = [({"rank": rank}, {}) for rank in range(1, team.size)]
+        self._is_ready = False
+        team.together(lambda: super(Leader, self).__init__(recipe, file, model, mask), head, ranks)
+        self._is_ready = True
+
+    def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:
+        """See `Learner`."""
+        own = super().configure
+        if not self._is_ready:  # the followers begin with the same sections
+            own(optimizer, loss)
+            return
+        head = {"do": "configure", "optimizer": plain(optimizer), "loss": plain(loss)}
+        self._team.together(lambda: own(optimizer, loss), head)
+
+    def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
+        """See `Learner`; on every rank its own rows."""
+        hands = deal(batch, self._team.size)
+        outgoing = []
+        for hand in hands[1:]:
+            heads, arrays = tasks_out(hand)
+            outgoing.append(({"tasks": heads}, arrays))
+        try:
+            (totals, squares), answers = self._team.together(
+                lambda: self._own_gradient(hands[0]), {"do": "gradient"}, outgoing
+            )
+        except ExhaustedError as err:
+            failed = err.index, err.told
+        else:
+            self.num_micro_batches += sum(t.micro_batch is not None for h in hands[1:] for t in h)
+            norm = math.sqrt(squares + sum(answer["squares"] for answer in answers))
+            self._team.together(lambda: self.local_clip(norm), {"do": "clip", "norm": norm})
+            return added([totals, *(LossTotals(**a["totals"]) for a in answers)]), norm
+        self._meet_again()
+        raise ExhaustedError(*failed)
+
+    def _own_gradient(self, hand: list[Task]) -> tuple[LossTotals, float]:
+        """Rank 0's part. A rank that fails in a pass leaves the group, for others wait for it."""
+        try:
+            return self.local_gradient(hand)
+        except (RuntimeError, MemoryError, ExhaustedError) as err:
+            failure = err.with_traceback(None)  # its frames hold the tensors
+        self.leave()
+        raise failure
+
+    def _meet_again(self) -> None:
+        file = self._team.new_file()
+        self._team.together(lambda: self.rejoin(file), {"do": "rejoin", "file": str(file)})
+
+    def _forget(self) -> None:
+        self._team.together(self.local_forget, {"do": "forget"})
+
+    def _update(self, lr: float) -> None:
+        self._team.together(lambda: self.local_update(lr), {"do": "update", "lr": lr})
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `Learner`; as they are when they are asked for, one at a time."""
+        return Gathered(self._plan.facts, self._weight)
+
+    def optimizer_tensors(self) -> Mapping[str, Tensor]:
+        """See `Learner`; likewise."""
+        facts: dict[str, Tensor] = {}
+        for key, rows in self.states.items():
+            whole = self._plan.whole[self._plan.trained[key.rpartition(":")[0]]]
+            facts[key] = rows if not rows.dim() else whole.to(rows.dtype)
+        for name in self._plan.adapters:
+            facts[f"{name}:{VALUE}"] = self._plan.whole[self._plan.trained[name]]
+        return Gathered(facts, self._optimizer_tensor)
+
+    def _weight(self, name: str) -> Tensor:
+        if name in self._plan.constant:
+            return self._plan.constant[name]
+        base = self._whole(WEIGHT, name)
+        if f"{name}.up" not in self._plan.adapters:
+            return base
+        up = self._whole(TRAINED, f"{name}.up")
+        section = self._recipe.section.lora
+        # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
+        if not bool(up.any()):
+            return base
+        with torch.no_grad():
+            down = self._whole(TRAINED, f"{name}.down")
+            return merged(base, down, up, section.alpha / section.rank)
+
+    def _optimizer_tensor(self, key: str) -> Tensor:
+        name, _, part = key.rpartition(":")
+        if part == VALUE:
+            return self._whole(TRAINED, name)
+        number = self.states[key]
+        return self._whole(STATE, key) if number.dim() else number
+
+    def _whole(self, kind: str, key: str) -> Tensor:
+        head = {"do": "gather", "kind": kind, "key": key}
+        whole, _ = self._team.together(lambda: self.gather(kind, key), head)
+        assert whole is not None, "rank 0 has it"
+        return whole
+
+    def load(
+        self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int
+    ) -> None:
+        """See `Learner`. A checkpoint of any number of ranks is the same."""
+        states, extra = self._sorted(optimizer_tensors)
+        difference = layout_difference(expected=layout_of(self.weights()), found=layout_of(weights))
+        if difference:
+            raise WeightError(f"weights do not fit the model: {difference}")
+        if self._plan.adapters:
+            self._load_adapters(weights, extra)
+        else:
+            for name in self._plan.published:
+                self._spread(WEIGHT, name, weights[name])
+            for name, tensor in self._plan.constant.items():
+                if not torch.equal(tensor, weights[name]):
+                    raise WeightError(f"{name} is no parameter, and is another than the model's")
+        for key, tensor in states.items():
+            self._spread(STATE, key, tensor)
+        self._team.together(lambda: self.adopt(step), {"do": "adopt", "step": step})
+
+    def _sorted(
+        self, optimizer_tensors: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The optimizer's tensors, and the adapters' values.
+
+        Raises:
+            ValueError: they are not of these parameters.
+        """
+        states: dict[str, Tensor] = {}
+        extra: dict[str, Tensor] = {}
+        for key, tensor in optimizer_tensors.items():
+            name, _, part = key.rpartition(":")
+            if name not in self._plan.trained:
+                raise ValueError(
+                    f"optimizer state names an unknown parameter: {key!r}; it is of another "
+                    "model, or was written under another trainer.lora"
+                )
+            whole = self._plan.whole[self._plan.trained[name]]
+            if tensor.dim() and tensor.shape != whole.shape:
+                raise ValueError(f"{key!r} is {list(tensor.shape)}, expected {list(whole.shape)}")
+            if part == VALUE:
+                extra[name] = tensor
+            else:
+                states[key] = tensor
+        if extra.keys() != self._plan.adapters:
+            raise ValueError(
+                f"the checkpoint has {len(extra)} adapter tensors and trainer.lora asks for "
+                f"{len(self._plan.adapters)}: it was written under another trainer.lora"
+            )
+        return states, extra
+
+    def _load_adapters(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+        before = {name: self._whole(TRAINED, name).clone() for name in extra}
+        for name, tensor in extra.items():
+            self._spread(TRAINED, name, tensor)
+        if weight_hash(self.weights()) != weight_hash(weights):
+            for name, tensor in before.items():
+                self._spread(TRAINED, name, tensor)
+            raise ValueError("the checkpoint's adapters do not make its weights of this folder's")
+
+    def _spread(self, kind: str, key: str, tensor: Tensor) -> None:
+        if not tensor.dim():
+            value = float(tensor)
+            head = {"do": "number", "key": key, "value": value}
+            self._team.together(lambda: self.set_number(key, value), head)
+            return
+        dtype = dtype_name(tensor)
+        head = {"do": "scatter", "kind": kind, "key": key, "dtype": dtype}
+        self._team.together(lambda: self.scatter(kind, key, dtype, tensor), head)
+
+    def check(self) -> None:
+        """See `Team.check`."""
+        self._team.check()
+
+    def close(self) -> None:
+        """End the other ranks, and let the group go: a process has one at a time."""
+        self._team.close()
+        self.leave()

@@ -1,0 +1,251 @@
+"""One rank's part of a step: its micro-batches, its rows of weights and moments.
+
+Rank 0 and its followers are the same here. Whatever gathers or sums is called by all of them in the
+same order, as rank 0 tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from workers.config.trainer import TrainerSection
+from workers.engines.folder import read_config, vocab_size_of
+from workers.engines.model import load_model
+from workers.engines.recompute import recompute_activations
+from workers.engines.selfcheck import check_scoring
+from workers.engines.token_scores import MakeMask, TokenScorer
+from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
+from workers.trainer.loss_totals import LossTotals
+from workers.trainer.optimizer import Learner
+from workers.trainer.packing import MicroBatch
+from workers.trainer.parallel import group
+from workers.trainer.parallel.deal import Task, empty
+from workers.trainer.parallel.shards import Plan, Shards, gather, scatter
+from workers.trainer.trainable import trainable_of
+
+WEIGHT, STATE, TRAINED = "weight", "state", "trained"  # what can be gathered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What makes a rank; the same on all, but for its number."""
+
+    folder: Path
+    section: TrainerSection
+    device: str
+    dtype: str
+    rank: int
+    host: str
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return self.section.ranks
+
+
+class Share(Learner):
+    """One rank's `Learner`."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        file: Path,
+        model: nn.Module | None = None,
+        mask: MakeMask | None = None,
+    ) -> None:
+        """Meets the other ranks at `file`, as `rejoin` does.
+
+        Args:
+            model: loaded already, on the CPU.
+            mask: of this model.
+
+        Raises:
+            ConfigError: a model that cannot be trained so.
+        """
+        self._recipe = recipe
+        mesh = self._meet(file)
+        self._plan, self._shards = self._cut(mesh, model, mask)
+        self._states: dict[str, Tensor] | None = None
+        self._incoming: dict[str, dict[str, Tensor]] = {}
+        super().__init__(
+            self._shards.root,
+            recipe.section.optimizer,
+            recipe.section.loss,
+            trainable=_Rows(self._plan, self._shards),
+            scorer=self._shards.root,
+        )
+
+    def _meet(self, file: Path) -> DeviceMesh:
+        recipe = self._recipe
+        return group.join(file, recipe.rank, recipe.size, recipe.device, recipe.host)
+
+    def _cut(
+        self, mesh: DeviceMesh, model: nn.Module | None = None, mask: MakeMask | None = None
+    ) -> tuple[Plan, Shards]:
+        recipe = self._recipe
+        if model is None or mask is None:
+            model = load_model(recipe.folder, recipe.dtype)
+            mask = check_scoring(model, vocab_size_of(read_config(recipe.folder)))
+        trainable = trainable_of(model, recipe.section.lora)
+        if recipe.section.activation_checkpointing:
+            recompute_activations(model)
+        # Head and body are told apart here, where the model is whole.
+        return Plan(model, trainable), Shards(TokenScorer(model, mask), mesh)
+
+    def local_gradient(self, tasks: Sequence[Task]) -> tuple[LossTotals, float]:
+        """This rank's part of the batch's gradient; its totals, and its sum of squares.
+
+        Raises:
+            ExhaustedError: memory ran out here; the other ranks hang until this one has left.
+        """
+        self._adam.clear()
+        totals = LossTotals()
+        for task in tasks:
+            told = None
+            try:
+                self._pass(task.micro_batch, totals)
+            except (RuntimeError, MemoryError) as err:
+                if not is_exhaustion(err):
+                    raise
+                told = str(err) or type(err).__name__
+            if told is not None:  # out here, for the caught error's frames hold the tensors
+                raise ExhaustedError(task.index, told)
+            self.num_micro_batches += task.micro_batch is not None
+        return totals, self._squares()
+
+    def _pass(self, micro_batch: MicroBatch | None, totals: LossTotals) -> None:
+        if micro_batch is None:
+            self._accumulate(empty(), LossTotals())
+        else:
+            self._accumulate(micro_batch, totals)
+        gradients = self._shards.gradients()
+        for name, path in self._plan.trained.items():
+            if path in gradients:
+                self._adam.take(name, gradients[path])
+
+    @torch.no_grad()
+    def _squares(self) -> float:
+        squares = [gradient.double().square().sum() for gradient in self._adam.gradients]
+        return float(torch.stack(squares).sum()) if squares else 0.0
+
+    @torch.no_grad()
+    def local_clip(self, norm: float) -> None:
+        """Scale this rank's gradient, where all of them together have this norm."""
+        scale = min(self._section.max_grad_norm / (norm + 1e-6), 1.0)
+        if math.isfinite(norm):
+            for gradient in self._adam.gradients:
+                gradient.mul_(scale)
+
+    def local_forget(self) -> None:
+        """Drop this rank's gradient."""
+        self._adam.clear()
+
+    def local_update(self, lr: float) -> None:
+        """Change this rank's rows."""
+        self._states = None
+        self._adam.update(lr)
+
+    def gather(self, kind: str, key: str) -> Tensor | None:
+        """A whole tensor on rank 0, of a published name, of the optimizer or of a trained name."""
+        rank, size = self._recipe.rank, self._recipe.size
+        path, rows = self._rows(kind, key)
+        return gather(rows, self._plan.whole[path], rank, size) if rows.dim() else rows
+
+    def _rows(self, kind: str, key: str) -> tuple[str, Tensor]:
+        """A parameter's path, and what this rank has of it under `key`."""
+        if kind == STATE:
+            path = self._plan.trained[key.rpartition(":")[0]]
+            return path, self.states[key]
+        path = (self._plan.published if kind == WEIGHT else self._plan.trained)[key]
+        return path, self._shards.rows[path].detach()
+
+    @property
+    def states(self) -> dict[str, Tensor]:
+        """The optimizer's tensors, of this rank's rows."""
+        if self._states is None:
+            self._states = self._adam.tensors()
+        return self._states
+
+    def scatter(self, kind: str, key: str, dtype: str, whole: Tensor | None) -> None:
+        """Take this rank's rows of what rank 0 has; those of the optimizer wait for `adopt`.
+
+        Args:
+            dtype: of the tensor; "" for a number, which `whole` is on every rank.
+        """
+        rank, size = self._recipe.rank, self._recipe.size
+        if kind != STATE:
+            scatter(whole, self._rows(kind, key)[1], rank, size)
+            return
+        name, _, part = key.rpartition(":")
+        rows = self._shards.rows[self._plan.trained[name]]
+        new = torch.empty_like(rows, dtype=getattr(torch, dtype), requires_grad=False)
+        scatter(whole, new, rank, size)
+        self._incoming.setdefault(name, {})[part] = new
+
+    def set_number(self, key: str, value: float) -> None:
+        """A number of the optimizer, the same on every rank; waits for `adopt`."""
+        name, _, part = key.rpartition(":")
+        self._incoming.setdefault(name, {})[part] = torch.tensor(value, dtype=torch.float32)
+
+    def adopt(self, step: int) -> None:
+        """Go on from `step` with the optimizer's state as it came."""
+        self._adam.load(self._incoming)
+        self._incoming, self._states = {}, None
+        self.step_number = step
+
+    def leave(self) -> None:
+        """Give up model and group, where a pass failed in its middle; rows and moments stay."""
+        if not hasattr(self, "_shards"):  # it has left
+            return
+        self._adam.clear()
+        self._old = self._shards.rows
+        del self._shards, self._scorer, self._model
+        group.leave()
+
+    def rejoin(self, file: Path) -> None:
+        """The same state again, in a new group: of a model that is loaded and cut anew."""
+        self._plan, self._shards = self._cut(self._meet(file))
+        self._model = self._shards.root
+        self._scorer = self._shards.root
+        for path, rows in self._shards.rows.items():
+            old = self._old[path]
+            with torch.no_grad():
+                rows.copy_(old)
+            old.data = rows.data  # what the optimizer holds is now what the model is gathered from
+            self._shards.rows[path] = old
+        del self._old
+
+
+class _Rows:
+    """One rank's rows as a `Trainable`."""
+
+    def __init__(self, plan: Plan, shards: Shards) -> None:
+        self._plan = plan
+        self._rows = shards.rows
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The rows of the trained parameters."""
+        return {name: self._rows[path] for name, path in self._plan.trained.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The rows of what is published."""
+        return {name: self._rows[path].detach() for name, path in self._plan.published.items()}
+
+    def extra(self) -> dict[str, Tensor]:
+        """The rows of adapters."""
+        own = self.parameters()
+        return {name: own[name].detach() for name in sorted(self._plan.adapters)}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+        """Rows for rows."""
+        for own, given in ((self.weights(), weights), (self.extra(), extra)):
+            for name, rows in own.items():
+                rows.copy_(given[name])

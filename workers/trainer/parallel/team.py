@@ -1,0 +1,295 @@
+"""The followers as rank 0 sees them: started, told what to do, watched, ended.
+
+A follower that died, or has been silent for too long (stopped, or its machine overloaded), is named
+at once, also while rank 0 itself hangs in a collective with it: that runs in a thread which is left
+behind. Nobody is replaced: the trainer ends, its supervisor starts it again, and it redoes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from streams.errors import ConfigError
+from workers.device import VISIBLE
+from workers.trainer.exhaustion import ExhaustedError
+from workers.trainer.parallel.wire import Arrays, Head, Link
+
+T = TypeVar("T")
+PROGRAM = "workers.trainer.parallel.follower"
+LOOPBACK = "127.0.0.1"
+SILENT_S = 30.0  # a follower speaks once a second
+END_S = 10.0
+_LOOK_EVERY_S = 0.05
+# Two ranks fail together where one does: so long the one at fault may take to be told apart.
+_EXPLAIN_S = 5.0
+_FREE_S = 120.0  # until all ranks came out of a pass that one of them could not finish
+
+
+def team_of(gpus: Sequence[str], *, host: str = LOOPBACK) -> Team | None:
+    """As `claim_devices` names the GPUs; None where rank 0 is alone."""
+    return Team(gpus, host=host) if gpus else None
+
+
+class FollowerError(Exception):
+    """A rank is gone, silent or failed; names it. The trainer ends, and another start may help."""
+
+
+class _Follower:
+    """One process."""
+
+    def __init__(self, rank: int, gpu: str, program: str, changed: threading.Event) -> None:
+        self.rank = rank
+        self.silent_s = 0.0
+        self.answers: queue.SimpleQueue[Head] = queue.SimpleQueue()
+        self.is_gone = False
+        self._changed = changed
+        ours, theirs = socket.socketpair()
+        environment = os.environ | ({VISIBLE: gpu} if gpu else {})
+        command = [sys.executable, "-m", program, str(theirs.fileno())]
+        with theirs:
+            # Its own session: Ctrl-C is not for it. What it prints belongs to the trainer's log.
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
+                start_new_session=True, env=environment,
+            )  # fmt: skip
+        self._ours = ours
+        self.link = Link(ours, SILENT_S)
+        self._heard = threading.Event()
+        self._reader = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)
+        self._reader.start()
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"rank {self.rank} of the trainer (process {self.process.pid})"
+
+    def tick(self, seconds: float) -> None:
+        """So long rank 0 has looked and heard nothing: its own pauses do not count."""
+        if self._heard.is_set():
+            self._heard.clear()
+            self.silent_s = 0.0
+        else:
+            self.silent_s += seconds
+
+    def _read(self) -> None:
+        while (received := self.link.receive()) is not None:
+            self._heard.set()
+            if "alive" not in received[0]:
+                self.answers.put(received[0])
+                self._changed.set()
+        self.is_gone = True
+        self._changed.set()
+
+    def end(self) -> None:
+        """Kill it, stopped or not."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.link.close()
+        self.process.wait(timeout=END_S)
+        self._reader.join(timeout=END_S)
+
+    def death(self) -> str:
+        """How it ended."""
+        try:
+            status = self.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "closed its link"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+
+class Team:
+    """All followers. One thread gives commands; `check` is for any."""
+
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        *,
+        host: str = LOOPBACK,
+        program: str = PROGRAM,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        """Start them; they import while the caller loads its model. Call it in the main thread:
+        the system ends them with the thread that started them.
+
+        Args:
+            gpus: by follower, the GPU that it may see; "" for none in particular.
+            host: address of the interface over which NCCL's ranks find each other.
+        """
+        self.host = host
+        self._silent_s = silent_s
+        self._folder = Path(tempfile.mkdtemp(prefix="rlstreams-ranks-"))
+        self._num_files = 0
+        self._changed = threading.Event()
+        self._own = ThreadPoolExecutor(1, "rank-0")
+        self._is_closed = False
+        self._followers = [
+            _Follower(rank, gpu, program, self._changed) for rank, gpu in enumerate(gpus, 1)
+        ]
+        self._watcher = threading.Thread(target=self._tick, name="ranks", daemon=True)
+        self._watcher.start()
+
+    @property
+    def size(self) -> int:
+        """Ranks, rank 0 included."""
+        return len(self._followers) + 1
+
+    @property
+    def processes(self) -> list[int]:
+        """The followers' process ids, by rank."""
+        return [follower.process.pid for follower in self._followers]
+
+    def new_file(self) -> Path:
+        """Where ranks may meet; in a folder that is this user's alone."""
+        self._num_files += 1
+        return self._folder / f"group-{self._num_files}"
+
+    def check(self) -> None:
+        """
+        Raises:
+            FollowerError: one is gone or silent; all are ended.
+        """
+        for follower in self._followers:
+            problem = ""
+            if follower.is_gone and not self._is_closed:
+                problem = f"{follower.name} {follower.death()}"
+            elif follower.silent_s > self._silent_s:
+                problem = (
+                    f"{follower.name} has said nothing for {self._silent_s:g} s: it is stopped, or "
+                    "this machine is overloaded"
+                )
+            if problem:
+                self.close()
+                raise FollowerError(f"{problem}; all ranks end")
+
+    def together(
+        self,
+        own: Callable[[], T],
+        head: Mapping[str, Any],
+        by_rank: Sequence[tuple[Head, Arrays]] = (),
+    ) -> tuple[T, list[Head]]:
+        """Every rank does the same: the followers `head`, rank 0 `own`.
+
+        Args:
+            by_rank: what each follower gets beside `head`.
+
+        Returns:
+            What `own` gave, and the followers' answers by rank.
+
+        Raises:
+            ExhaustedError: memory ran out on a rank; all came out, and have to meet anew.
+            FollowerError: one is gone or silent.
+        """
+        self.check()
+        self._changed.clear()
+        for number, follower in enumerate(self._followers):
+            more, arrays = by_rank[number] if by_rank else ({}, {})
+            with contextlib.suppress(OSError):  # gone or stopped: `check` says which
+                follower.link.send({**head, **more}, arrays)
+        future = self._own.submit(own)
+        future.add_done_callback(lambda _: self._changed.set())
+        answers = self._wait(future)
+        return future.result(), [answer["done"] for answer in answers]
+
+    def _wait(self, future: Future[Any]) -> list[Head]:
+        """Until all are done, or one cannot be."""
+        answers: dict[int, Head] = {}
+        explain_until_s = 0.0
+        while True:
+            self._changed.wait(_LOOK_EVERY_S)
+            self._changed.clear()
+            self._collect(answers)
+            self.check()
+            found = self._exhausted(future, answers)
+            if found is not None:
+                self._free(future, answers)
+                raise found
+            failed = self._failed(future, answers)
+            if failed is not None:
+                explain_until_s = explain_until_s or time.monotonic() + _EXPLAIN_S
+                if time.monotonic() > explain_until_s:
+                    raise failed
+            elif future.done() and len(answers) == len(self._followers):
+                return [answers[follower.rank] for follower in self._followers]
+
+    def _collect(self, answers: dict[int, Head]) -> None:
+        for follower in self._followers:
+            with contextlib.suppress(queue.Empty):
+                answers[follower.rank] = follower.answers.get_nowait()
+
+    @staticmethod
+    def _exhausted(future: Future[Any], answers: Mapping[int, Head]) -> ExhaustedError | None:
+        """The lowest rank that ran out of memory."""
+        if future.done() and isinstance(error := future.exception(), ExhaustedError):
+            return ExhaustedError(error.index, f"rank 0: {error.told}")
+        for rank, answer in sorted(answers.items()):
+            if "exhausted" in answer:
+                index, told = answer["exhausted"]
+                return ExhaustedError(index, f"rank {rank}: {told}")
+        return None
+
+    def _failed(self, future: Future[Any], answers: Mapping[int, Head]) -> BaseException | None:
+        own = future.exception() if future.done() else None
+        if isinstance(own, ConfigError):  # the others found the same
+            return own
+        for rank, answer in sorted(answers.items()):
+            if "failed" in answer:
+                return FollowerError(f"rank {rank} of the trainer failed: {answer['failed']}")
+        return own
+
+    def _free(self, future: Future[Any], answers: dict[int, Head]) -> None:
+        """Get all ranks out of the pass that one could not finish.
+
+        Raises:
+            FollowerError: one does not come out.
+        """
+        from workers.trainer.parallel import group
+
+        for follower in self._followers:
+            with contextlib.suppress(OSError):
+                follower.link.send({"do": "leave"}, {})
+        group.abort()
+        until_s = time.monotonic() + _FREE_S
+        while not (future.done() and len(answers) == len(self._followers)):
+            self._changed.wait(_LOOK_EVERY_S)
+            self._changed.clear()
+            self._collect(answers)
+            self.check()
+            if time.monotonic() > until_s:
+                late = [f.name for f in self._followers if f.rank not in answers] or ["rank 0"]
+                self.close()
+                raise FollowerError(
+                    f"{late[0]} did not come out of a pass within {_FREE_S:g} s after another rank "
+                    "had run out of memory; all ranks end"
+                )
+
+    def _tick(self) -> None:
+        while not self._is_closed:
+            time.sleep(_LOOK_EVERY_S)
+            for follower in self._followers:
+                follower.tick(_LOOK_EVERY_S)
+
+    def close(self) -> None:
+        """End them; idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for follower in self._followers:
+            follower.end()
+        self._own.shutdown(wait=False, cancel_futures=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
