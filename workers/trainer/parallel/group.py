@@ -2,14 +2,13 @@
 
 The ranks meet in a file of a private folder: no port is open for it. Whoever hangs in a collective
 of NCCL is freed by `abort`. Gloo knows no abort, and torch keeps a group in its caches: there the
-rank that gives up shuts its connections down, which it knows by an address that is the group's own.
+followers shut their connections down, and have no others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import os
 import socket
 import sys
@@ -50,7 +49,7 @@ def join(file: Path, rank: int, size: int, device: str, host: str) -> DeviceMesh
     if device == CPU:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timeout
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address_of(file))]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=size, timeout=timeout, pg_options=options
         )
@@ -62,29 +61,6 @@ def join(file: Path, rank: int, size: int, device: str, host: str) -> DeviceMesh
     return init_device_mesh(device, (size,))
 
 
-def address_of(file: Path) -> str:
-    """Of the loopback; no other group of this machine is likely to have it. Elsewhere than on Linux
-    there is only one."""
-    if sys.platform != "linux":
-        return "127.0.0.1"
-    digest = hashlib.sha256(str(file).encode()).digest()
-    return f"127.{1 + digest[0] % 254}.{digest[1]}.{1 + digest[2] % 254}"
-
-
-def hang_up(file: Path) -> None:
-    """Shut down this process's connections of a gloo group: whoever waits for us fails at once."""
-    address = address_of(file)
-    for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        try:
-            end = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # no socket, or closed meanwhile
-            continue
-        with end, contextlib.suppress(OSError):
-            ends = end.family == socket.AF_INET and (end.getsockname()[0], end.getpeername()[0])
-            if ends and address in ends:
-                end.shutdown(socket.SHUT_RDWR)
-
-
 def abort() -> None:
     """Free whoever hangs in a collective of NCCL. From any thread."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
@@ -92,10 +68,23 @@ def abort() -> None:
             dist.distributed_c10d._abort_process_group()
 
 
-def leave(file: Path) -> None:
-    """Let the group go that met at `file`; the caller holds nothing more that was made with it."""
+def hang_up() -> None:
+    """Free whoever hangs in a collective of gloo with this process, which is a follower."""
+    if not dist.is_initialized() or dist.get_backend() != "gloo" or sys.platform != "linux":
+        return
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            end = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        with end, contextlib.suppress(OSError):
+            if end.family == socket.AF_INET and end.getpeername():  # not one that only listens
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def leave() -> None:
+    """Let the group go; the caller holds nothing any more that was made with it."""
     abort()
-    hang_up(file)
     gc.collect()  # modules in shards refer to themselves, and to the group
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):

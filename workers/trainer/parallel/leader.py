@@ -82,7 +82,7 @@ class Leader(Share):
             )
         except BaseException:
             team.close()
-            group.leave(file)
+            group.leave()
             raise
         self._is_ready = True
 

@@ -84,7 +84,7 @@ class Share(Learner):
         )
 
     def _meet(self, file: Path) -> DeviceMesh:
-        recipe, self._file = self._recipe, file
+        recipe = self._recipe
         return group.join(file, recipe.rank, recipe.size, recipe.device, recipe.host)
 
     def _cut(
@@ -211,7 +211,7 @@ class Share(Learner):
         self._adam.clear()
         self._old = self._shards.rows
         del self._shards, self._scorer, self._model
-        group.leave(self._file)
+        group.leave()
 
     def rejoin(self, file: Path) -> None:
         """The same state again, in a new group: of a model that is loaded and cut anew."""
