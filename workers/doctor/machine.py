@@ -120,7 +120,7 @@ def port(number: int, *, is_broker_up: bool) -> Check:
 def processors(config: RunConfig) -> Check:
     """Cores against the processes that compute."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    computing = config.rollout.workers + config.logprob.workers + 1
+    computing = config.rollout.workers + config.logprob.workers + config.trainer.ranks
     busy = computing * config.model.threads
     found = f"{cores} cores for {computing} computing processes with {config.model.threads} threads"
     if busy > 2 * (cores or 1):
@@ -132,6 +132,8 @@ def gpus(config: RunConfig) -> Check:
     """What `nvidia-smi` lists, and which roles are to compute there."""
     devices = {role: getattr(config, role).device for role in ("rollout", "logprob", "trainer")}
     wanted = ", ".join(f"{role}.device = {d}" for role, d in devices.items() if d != "cpu")
+    if config.trainer.ranks > 1 and config.trainer.device != "cpu":
+        wanted += f" and the {config.trainer.ranks - 1} behind it"
     where = f"asked for: {wanted}" if wanted else "every role computes on the CPU"
     query = ["nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader"]
     try:

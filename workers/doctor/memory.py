@@ -50,7 +50,7 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
     """Every role of the run; the broker too, if it is ours."""
     text, weights = model.config, model.mb_in(config.model.dtype)
     logits = int(text.get("vocab_size") or 0) * FLOAT32 / 1e6  # of one token
-    rollout, logprob, trainer = config.rollout, config.logprob, config.trainer
+    rollout, logprob = config.rollout, config.logprob
     roles = [
         RoleMemory(role="prompts", processes=1, items={"process": SMALL_PROCESS_MB}),
         RoleMemory(
@@ -74,23 +74,32 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
                 "logits": SCORING_ARRAYS * _at_a_time(logprob.token_budget * logits),
             },
         ),
-        RoleMemory(
-            role="trainer",
-            processes=1,
-            items={
-                "process": PROCESS_MB,
-                "weights": weights,
-                "versions served": _copies_served(config) * weights,
-                **_learning(model, config),
-                "logits": TRAINING_ARRAYS * _at_a_time(trainer.micro_batch_tokens * logits),
-                "activations": trainer.micro_batch_tokens * _activation_mb(text, config),
-                "samples": 0.1 * trainer.buffer_mb,
-            },
-        ),
+        *_training(model, config, logits),
     ]
     if not config.broker.bootstrap:
         heap = {"heap": float(config.broker.heap_mb), "process": BROKER_MB}
         roles.insert(0, RoleMemory(role="broker", processes=1, items=heap))
+    return roles
+
+
+def _training(model: ModelFolder, config: RunConfig, logits_mb: float) -> list[RoleMemory]:
+    """The trainer; with several ranks the others too, which neither serve nor read."""
+    trainer, weights = config.trainer, model.mb_in(config.model.dtype)
+    learning = _learning(model, config).items()
+    of_rank = {
+        "process": PROCESS_MB,
+        "weights": weights,  # loaded whole, also where they are cut then
+        **{item: size / trainer.ranks for item, size in learning},
+        "logits": TRAINING_ARRAYS * _at_a_time(trainer.micro_batch_tokens * logits_mb),
+        "activations": trainer.micro_batch_tokens * _activation_mb(model.config, config),
+    }
+    alone = {
+        "versions served": _copies_served(config) * weights,
+        "samples": 0.1 * trainer.buffer_mb,
+    }
+    roles = [RoleMemory(role="trainer", processes=1, items={**of_rank, **alone})]
+    if trainer.ranks > 1:
+        roles.append(RoleMemory(role="ranks", processes=trainer.ranks - 1, items=of_rank))
     return roles
 
 

@@ -1,4 +1,4 @@
-"""A follower that has little memory: a micro-batch of more than four rows does not fit."""
+"""A follower that has little memory: a micro-batch of more than eight rows does not fit."""
 
 import sys
 
@@ -8,7 +8,7 @@ from workers.trainer.packing import MicroBatch
 from workers.trainer.parallel.follower import main
 from workers.trainer.parallel.share import Share
 
-ROWS = 4
+ROWS = 8
 _accumulate = Share._accumulate
 
 

@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests import families
-from tests.unit.trainer.trainer_builders import random_samples
-from workers.config.trainer import OptimizerSection, TrainerSection
-from workers.trainer.advantage import group_advantages
+from tests.heavy.trainer.parallel_stand import SECTION, batch_of, make_model, two_ranks
+from tests.heavy.trainer.poor_follower import ROWS
+from workers.config.trainer import TrainerSection
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.exhaustion import ExhaustedError
-from workers.trainer.packing import Batch, pack
-from workers.trainer.parallel.team import FollowerError, Team
 from workers.trainer.training import Training
 from workers.weights.layout import weight_hash
-
-SECTION = TrainerSection(
-    optimizer=OptimizerSection(lr=1e-2, warmup_steps=0, max_grad_norm=0.2),
-    activation_checkpointing=True,
-)
-STOPPED_S = 10.0
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixture of experts with tied embeddings."""
-    path = tmp_path_factory.mktemp("model")
-    return families.make("Qwen3MoeForCausalLM", path, tie_word_embeddings=True)
-
-
-def training(folder: Path, *, program: str = "", dtype: str = "bfloat16") -> Training:
-    team = Team([""], program=program) if program else Team([""])
-    section = TrainerSection(ranks=2, optimizer=SECTION.optimizer, activation_checkpointing=True)
-    return Training(folder, section, threads=1, dtype=dtype, team=team)
+    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Iterator[Training]:
-    """Two ranks, for all tests that leave them well."""
-    with closing(training(folder)) as made:
+    """Two ranks for all tests, for a process has one group at a time. The second one is poor."""
+    with closing(two_ranks(folder, program="tests.heavy.trainer.poor_follower")) as made:
         yield made
-
-
-def batch_of(seed: int, token_budget: int = 30, count: int = 20) -> Batch:
-    """Five micro-batches or so: one rank is idle in the last round."""
-    samples = random_samples(count, seed)
-    advantages = group_advantages(
-        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
-    )
-    return pack(samples, advantages, [], policy_version=0, token_budget=token_budget)
 
 
 def begin(trained: Training, folder: Path) -> None:
@@ -124,45 +96,21 @@ def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path
 
 
 def test_memory_that_one_rank_lacks_is_the_whole_steps_affair(two: Training, folder: Path) -> None:
-    """The step did not happen, on no rank; one with smaller micro-batches then has its own bits."""
-    with closing(training(folder, program="tests.heavy.trainer.poor_follower")) as poor:
-        poor.learner.step(batch_of(0))
-        before = hashes(poor)
-        large = batch_of(1, token_budget=60)
-        with pytest.raises(ExhaustedError, match=r"rank 1: .*this rank is poor") as caught:
-            poor.learner.step(large)
-        assert len(large.micro_batches[caught.value.index].token_ids_BT) > 4
-        assert before == hashes(poor)
-        poor.learner.step(batch_of(1))
-        begin(two, folder)
-        for seed in range(2):
-            two.learner.step(batch_of(seed))
-        assert hashes(two) == hashes(poor)
-
-
-def test_a_killed_rank_is_named(folder: Path) -> None:
-    """Also while nothing is asked of it; the others end with it."""
-    with closing(training(folder)) as trained:
-        team = trained.learner._team  # type: ignore[attr-defined]
-        (process,) = team.processes
-        os.kill(process, signal.SIGKILL)
-        told = rf"rank 1 of the trainer \(process {process}\) was killed by SIGKILL"
-        with pytest.raises(FollowerError, match=told):
-            trained.learner.step(batch_of(0))
-
-
-def test_a_stopped_rank_is_named_and_ended(folder: Path) -> None:
-    """Rank 0 does not wait for it in a collective for ever."""
-    with closing(training(folder)) as trained:
-        team = trained.learner._team  # type: ignore[attr-defined]
-        team._silent_s = STOPPED_S
-        (process,) = team.processes
-        os.kill(process, signal.SIGSTOP)
-        told = rf"rank 1 of the trainer \(process {process}\) has said nothing for 10 s"
-        with pytest.raises(FollowerError, match=told):
-            trained.learner.step(batch_of(0))
-        with pytest.raises(ProcessLookupError):
-            os.kill(process, 0)
+    """The step did not happen, on no rank; what follows has the bits that it has without it."""
+    begin(two, folder)
+    two.learner.step(batch_of(0))
+    before = hashes(two)
+    large = batch_of(1, token_budget=70)
+    with pytest.raises(ExhaustedError, match=r"rank 1: .*this rank is poor") as caught:
+        two.learner.step(large)
+    assert len(large.micro_batches[caught.value.index].token_ids_BT) > ROWS
+    assert before == hashes(two)
+    two.learner.step(batch_of(1))
+    after = hashes(two)
+    begin(two, folder)
+    for seed in range(2):
+        two.learner.step(batch_of(seed))
+    assert hashes(two) == after
 
 
 def test_more_ranks_than_were_meant_are_a_mistake(folder: Path) -> None:

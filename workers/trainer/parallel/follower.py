@@ -54,6 +54,7 @@ class Follower:
         except (RuntimeError, MemoryError, ConfigError) as err:
             answer = {"failed": f"{type(err).__name__}: {err}"}
         if self._share is not None and head["do"] == "gradient":
+            _free()
             self._share.leave()
         return answer
 
@@ -66,9 +67,7 @@ class Follower:
     def _receive(self) -> None:
         while (received := self._link.receive()) is not None:
             if received[0]["do"] == "leave":
-                from workers.trainer.parallel import group
-
-                group.abort()
+                _free()
             else:
                 self._commands.put(received)
         os._exit(0)
@@ -80,6 +79,14 @@ class Follower:
             except OSError:
                 os._exit(0)
             time.sleep(ALIVE_EVERY_S)
+
+
+def _free() -> None:
+    """End the collectives that this process is in, here and where others wait for it."""
+    from workers.trainer.parallel import group
+
+    group.abort()
+    group.hang_up()
 
 
 def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)

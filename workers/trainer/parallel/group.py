@@ -1,7 +1,8 @@
 """Torch's process group of the ranks: NCCL between GPUs, gloo over the loopback between CPUs.
 
 The ranks meet in a file of a private folder: no port is open for it. Whoever hangs in a collective
-is freed by `abort` (NCCL), or when the rank that it waits for lets its group go (gloo).
+of NCCL is freed by `abort`. Gloo knows no abort, and torch keeps a group in its caches: there the
+followers shut their connections down, and have no others.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import socket
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -63,6 +66,20 @@ def abort() -> None:
     if dist.is_initialized() and dist.get_backend() == "nccl":
         with contextlib.suppress(RuntimeError):
             dist.distributed_c10d._abort_process_group()
+
+
+def hang_up() -> None:
+    """Free whoever hangs in a collective of gloo with this process, which is a follower."""
+    if not dist.is_initialized() or dist.get_backend() != "gloo" or sys.platform != "linux":
+        return
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            end = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        with end, contextlib.suppress(OSError):
+            if end.family == socket.AF_INET and end.getpeername():  # not one that only listens
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def leave() -> None:

@@ -18,6 +18,7 @@ from workers.engines.token_scores import MakeMask
 from workers.trainer.exhaustion import ExhaustedError
 from workers.trainer.loss_totals import LossTotals
 from workers.trainer.packing import Batch
+from workers.trainer.parallel import group
 from workers.trainer.parallel.deal import Task, added, deal
 from workers.trainer.parallel.share import STATE, TRAINED, WEIGHT, Recipe, Share
 from workers.trainer.parallel.team import Team
@@ -75,7 +76,14 @@ class Leader(Share):
         }  # fmt: skip
         ranks: list[tuple[Head, Arrays]] = [({"rank": rank}, {}) for rank in range(1, team.size)]
         self._is_ready = False
-        team.together(lambda: super(Leader, self).__init__(recipe, file, model, mask), head, ranks)
+        try:
+            team.together(
+                lambda: super(Leader, self).__init__(recipe, file, model, mask), head, ranks
+            )
+        except BaseException:
+            team.close()
+            group.leave()
+            raise
         self._is_ready = True
 
     def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from streams.errors import ConfigError
 from workers.config.trainer import TrainerSection
 from workers.engines.folder import read_config, vocab_size_of
 from workers.engines.model import load_model
@@ -93,7 +94,10 @@ class Share(Learner):
         if model is None or mask is None:
             model = load_model(recipe.folder, recipe.dtype)
             mask = check_scoring(model, vocab_size_of(read_config(recipe.folder)))
-        trainable = trainable_of(model, recipe.section.lora)
+        try:
+            trainable = trainable_of(model, recipe.section.lora)
+        except ValueError as err:
+            raise ConfigError(str(err)) from err
         if recipe.section.activation_checkpointing:
             recompute_activations(model)
         # Head and body are told apart here, where the model is whole.

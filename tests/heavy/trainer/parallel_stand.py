@@ -1,0 +1,40 @@
+"""Two ranks on the CPU, a model for them, and batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests import families
+from tests.unit.trainer.trainer_builders import random_samples
+from workers.config.trainer import OptimizerSection, TrainerSection
+from workers.trainer.advantage import group_advantages
+from workers.trainer.packing import Batch, pack
+from workers.trainer.parallel.team import PROGRAM, Team
+from workers.trainer.training import Training
+
+SECTION = TrainerSection(
+    optimizer=OptimizerSection(lr=1e-2, warmup_steps=0, max_grad_norm=0.2),
+    activation_checkpointing=True,
+)
+
+
+def make_model(folder: Path) -> Path:
+    """A mixture of experts with tied embeddings."""
+    return families.make("Qwen3MoeForCausalLM", folder, tie_word_embeddings=True)
+
+
+def two_ranks(folder: Path, *, program: str = PROGRAM, **changes: object) -> Training:
+    """In bfloat16: the smallest numbers, and the most state beside them."""
+    section = replace(SECTION, ranks=2, **changes)  # type: ignore[arg-type]
+    team = Team([""], program=program)
+    return Training(folder, section, threads=1, dtype="bfloat16", team=team)
+
+
+def batch_of(seed: int, token_budget: int = 30, count: int = 20) -> Batch:
+    """An odd number of micro-batches or so: then one rank is idle in the last round."""
+    samples = random_samples(count, seed)
+    advantages = group_advantages(
+        [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
+    )
+    return pack(samples, advantages, [], policy_version=0, token_budget=token_budget)

@@ -1,0 +1,53 @@
+"""A rank that is killed, stopped, or cannot begin: named, and all end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
+from workers.config.trainer import LoraSection
+from workers.trainer.parallel.team import FollowerError
+
+STOPPED_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def test_a_killed_rank_is_named(folder: Path) -> None:
+    """Also while nothing is asked of it; the others end with it."""
+    with closing(two_ranks(folder)) as trained:
+        team = trained.learner._team  # type: ignore[attr-defined]
+        (process,) = team.processes
+        os.kill(process, signal.SIGKILL)
+        told = rf"rank 1 of the trainer \(process {process}\) was killed by SIGKILL"
+        with pytest.raises(FollowerError, match=told):
+            trained.learner.step(batch_of(0))
+
+
+def test_a_stopped_rank_is_named_and_ended(folder: Path) -> None:
+    """Rank 0 does not wait for it in a collective for ever."""
+    with closing(two_ranks(folder)) as trained:
+        team = trained.learner._team  # type: ignore[attr-defined]
+        team._silent_s = STOPPED_S
+        (process,) = team.processes
+        os.kill(process, signal.SIGSTOP)
+        told = rf"rank 1 of the trainer \(process {process}\) has said nothing for 10 s"
+        with pytest.raises(FollowerError, match=told):
+            trained.learner.step(batch_of(0))
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+def test_what_no_rank_can_train_is_refused_by_its_name(folder: Path) -> None:
+    """As one process would say it: the field, not a dead rank."""
+    with pytest.raises(ConfigError, match=r"trainer\.lora\.targets 'nothing'"):
+        two_ranks(folder, lora=LoraSection(rank=2, targets="nothing"))

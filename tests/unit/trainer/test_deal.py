@@ -1,0 +1,86 @@
+"""Micro-batches dealt to ranks, what goes over the wire, and what a claim says of ranks."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+
+from tests.unit.trainer.trainer_builders import random_samples
+from workers.trainer.loss_totals import LossTotals
+from workers.trainer.packing import Batch, MicroBatch, pack
+from workers.trainer.parallel.deal import added, deal, empty
+from workers.trainer.parallel.wire import Link, tasks_in, tasks_out
+from workers.trainer.redo import differences
+
+
+def batch_of(num: int, token_budget: int = 14) -> Batch:
+    samples = random_samples(num, seed=3)
+    return pack(samples, np.zeros(num, np.float32), [], policy_version=0, token_budget=token_budget)
+
+
+def test_each_micro_batch_is_dealt_once_and_every_rank_passes_as_often() -> None:
+    """A rank with nothing left passes an empty one, and the widest of its round is blamed."""
+    batch = batch_of(11)
+    hands = deal(batch, 3)
+    assert {len(hand) for hand in hands} == {-(-len(batch.micro_batches) // 3)}
+    given = sorted(t.index for hand in hands for t in hand if t.micro_batch is not None)
+    assert given == list(range(len(batch.micro_batches)))
+    for of_round in zip(*hands, strict=True):
+        sizes = [t.micro_batch.token_ids_BT.size for t in of_round if t.micro_batch is not None]
+        assert sizes == sorted(sizes, reverse=True)
+        assert all(t.index == of_round[0].index for t in of_round if t.micro_batch is None)
+
+
+def test_one_rank_has_all() -> None:
+    """Widest first, none empty."""
+    (hand,) = deal(batch_of(5), 1)
+    assert all(task.micro_batch is not None for task in hand)
+
+
+def test_a_task_comes_over_the_wire_as_it_was() -> None:
+    """Every array with its dtype and shape; trajectories stay behind."""
+    (_, second) = deal(batch_of(6), 2)
+    ours, theirs = socket.socketpair()
+    heads, arrays = tasks_out(second)
+    Link(ours, 60.0).send({"do": "gradient", "tasks": heads}, arrays)
+    received = Link(theirs, 60.0).receive()
+    assert received is not None
+    head, found = received
+    assert head["do"] == "gradient"
+    for sent, came in zip(second, tasks_in(head["tasks"], found), strict=True):
+        assert sent.index == came.index
+        assert (sent.micro_batch is None) == (came.micro_batch is None)
+        if sent.micro_batch is not None and came.micro_batch is not None:
+            assert_same(sent.micro_batch, came.micro_batch)
+    ours.close()
+    assert Link(theirs, 60.0).receive() is None
+    theirs.close()
+
+
+def assert_same(sent: MicroBatch, came: MicroBatch) -> None:
+    for name in MicroBatch.__dataclass_fields__:
+        if name == "trajectories":
+            continue
+        one, other = np.asarray(getattr(sent, name)), np.asarray(getattr(came, name))
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_empty_pass_has_one_token_that_teaches_nothing() -> None:
+    """Its advantage is 0."""
+    assert empty().num_loss_tokens == 1
+    assert not empty().advantages_B.any()
+
+
+def test_totals_add_up_but_for_maxima() -> None:
+    """In the order of the ranks."""
+    one, other = LossTotals(tokens=3, loss=1.5, ratio_max=2.0), LossTotals(tokens=4, ratio_max=3.0)
+    assert added([one, other]) == LossTotals(tokens=7, loss=1.5, ratio_max=3.0)
+
+
+def test_another_number_of_ranks_is_named_as_the_reason_of_a_drift() -> None:
+    """A claim without a number is of one."""
+    assert differences({"torch": "2"}, {"torch": "2", "ranks": "2"}) == "ranks was 1 and is 2"
+    assert differences({"ranks": "4"}, {}) == "ranks was 4 and is 1"
+    assert differences({}, {}) == ""
