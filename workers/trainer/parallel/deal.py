@@ -46,7 +46,7 @@ def deal(batch: Batch, ranks: int) -> list[list[Task]]:
 
 
 def empty() -> MicroBatch:
-    """One token to learn from, with advantage 0: every parameter gets a gradient, of zeros."""
+    """One token to score, so that every parameter gets a gradient; the caller makes it zeros."""
     zeros_BT, mask_BT = np.zeros((1, 2), np.float32), np.array([[False, True]])
     return MicroBatch(
         token_ids_BT=np.zeros((1, 2), np.int64),

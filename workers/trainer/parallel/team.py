@@ -23,7 +23,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streams.errors import ConfigError
 from workers.device import VISIBLE
 from workers.trainer.exhaustion import ExhaustedError
 from workers.trainer.parallel.wire import Arrays, Head, Link
@@ -245,7 +244,8 @@ class Team:
 
     def _failed(self, future: Future[Any], answers: Mapping[int, Head]) -> BaseException | None:
         own = future.exception() if future.done() else None
-        if isinstance(own, ConfigError):  # the others found the same
+        # A transport's error is that of another rank's death; of any other kind all find the same.
+        if own is not None and type(own) is not RuntimeError:
             return own
         for rank, answer in sorted(answers.items()):
             if "failed" in answer:
