@@ -18,6 +18,11 @@ _SMOOTH = 5  # steps that throughput is averaged over
 _KNOWN = {
     "entropy": ("Entropy", "of the policy while it was trained, per token", "nats"),
     "kl": ("KL divergence", "of the trained policy from the sampling policy, per token", "nats"),
+    "kl_reference": (
+        "Distance from the reference",
+        "KL divergence as the loss has it, before kl_coef, per token",
+        "nats",
+    ),
     "clip_fraction": ("Clipped tokens", "share of tokens whose gradient is clipped", "share"),
     "ratio_max": ("Largest ratio", "of the trained to the sampling version, per step", "ratio"),
     "mismatch_after_pull_mean": (

@@ -161,9 +161,10 @@ class Learner:
         losses = policy_losses(
             scores.logprobs_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss
         )
-        if self._loss.kl_coef:
-            assert micro_batch.reference_logprobs_BT is not None, "checked before"
-            reference_N = self._tensor(micro_batch.reference_logprobs_BT[mask_BT])
+        reference_BT = micro_batch.reference_logprobs_BT
+        # `Training` has checked that samples have one; what is no sample has none to stay close to.
+        if self._loss.kl_coef and reference_BT is not None:
+            reference_N = self._tensor(reference_BT[mask_BT])
             kl_N = kl_terms(scores.logprobs_N, reference_N, self._loss)
             losses = with_kl(losses, kl_N, self._loss)
             totals.add_reference(kl_N)

@@ -40,7 +40,7 @@ class MicroBatch:
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
     num_batch_rows: int  # samples of the whole batch that have such tokens
     trajectories: tuple[Trajectory, ...]  # by row; routed experts are reached from here
-    reference_logprobs_BT: Float32s | None = None  # nats; None: not all of its tokens have them
+    reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
 
     @property
     def num_loss_tokens(self) -> int:
@@ -183,15 +183,11 @@ def _micro_batch(
         num_batch_loss_tokens=of_batch[0],
         num_batch_rows=of_batch[1],
         trajectories=tuple(s.trajectory for s in samples),
-        reference_logprobs_BT=np.zeros(shape, np.float32) if _has_reference(samples) else None,
+        reference_logprobs_BT=np.zeros(shape, np.float32),
     )
     for row, (scored, segments) in enumerate(zip(samples, kept, strict=True)):
         _fill_row(batch, row, scored, segments)
     return batch
-
-
-def _has_reference(samples: Sequence[ScoredTrajectory]) -> bool:
-    return all(score.reference_logprobs is not None for s in samples for score in s.scores)
 
 
 def is_sampled(segment: Segment) -> bool:
@@ -215,8 +211,8 @@ def _fill_row(batch: MicroBatch, row: int, scored: ScoredTrajectory, kept: froze
         batch.behavior_logprobs_BT[here] = segment.behavior_logprobs.numpy()
         batch.proximal_logprobs_BT[here] = scores[index].proximal_logprobs.numpy()
         reference = scores[index].reference_logprobs
-        if batch.reference_logprobs_BT is not None and reference is not None:
-            batch.reference_logprobs_BT[here] = reference.numpy()
+        assert batch.reference_logprobs_BT is not None, "made above"
+        batch.reference_logprobs_BT[here] = np.nan if reference is None else reference.numpy()
         batch.is_true_anchor_BT[here] = scores[index].anchor == "sampled"
         batch.is_after_pull_BT[here] = segment.policy_version != first
         batch.temperature_BT[here] = segment.temperature

@@ -126,3 +126,13 @@ def test_sixteen_bits_and_layers_computed_again_take_less() -> None:
     assert small["trainer"]["lower halves"] == small["trainer"]["weights"]
     assert small["trainer"]["activations"] < plain["trainer"]["activations"] / 2
     assert plain["trainer"]["logits"] == 5 * 256 * 1.048576
+
+
+def test_a_reference_is_one_more_copy_of_the_weights() -> None:
+    """In the log-prob worker, and only where the loss asks for it."""
+    (off,), (on,) = (
+        [role.items for role in roles(*more) if role.role == "logprob"]
+        for more in ((), ("--trainer.loss.kl_coef=0.01",))
+    )
+    assert "reference" not in off
+    assert on == {**off, "reference": off["versions held"] / 2}

@@ -139,7 +139,7 @@ def test_a_record_without_a_reference_is_refused() -> None:
 
 
 def test_each_token_has_its_own_reference() -> None:
-    """In the column of the token, 0 elsewhere; a batch in which some have none has no array."""
+    """In the column of the token, 0 elsewhere; where none was recorded no number is made up."""
     segments = (prompt_segment(), policy_segment([3, 4], [-1, -1]), policy_segment([5], [-1]))
     scores = (
         replace(score(1, [-1, -1]), reference_logprobs=floats([-2, -3])),
@@ -152,4 +152,6 @@ def test_each_token_has_its_own_reference() -> None:
     assert batch.reference_logprobs_BT[0].tolist() == [0, 0, -2, -3, -4]
     samples[1] = scored(sample=1)
     (batch,) = pack(samples, advantages, [], policy_version=0, token_budget=99).micro_batches
-    assert batch.reference_logprobs_BT is None
+    assert batch.reference_logprobs_BT is not None
+    assert batch.reference_logprobs_BT[0].tolist() == [0, 0, -2, -3, -4]
+    assert np.isnan(batch.reference_logprobs_BT[1]).tolist() == [False, False, True, True, False]
