@@ -26,7 +26,6 @@ from streams.record import Committed, Outgoing, Partition, Position
 
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then
-_SLICE_S = 0.01  # of a flush that something else may cut short
 _GRACE_S = 0.5  # in which a call whose time is over says so by itself
 _ABORT_S = 10.0
 _LEARN_S = 2.0
@@ -284,8 +283,8 @@ class KafkaProducer(Closing):
     def _bounded(self, call: Callable[[], object], deadline: float) -> None:
         """A call that may ignore its own timeout (librdkafka issue 5456), with ours instead.
 
-        What lingers goes out meanwhile. A call that never returns keeps its thread until the
-        process exits, which is what an unknown outcome means.
+        A call that never returns keeps its thread until the process exits, which is what an
+        unknown outcome means.
         """
         answer: Future[object] = Future()
 
@@ -296,8 +295,6 @@ class KafkaProducer(Closing):
                 answer.set_exception(err)
 
         threading.Thread(target=run, name="send-offsets", daemon=True).start()
-        while not answer.done() and len(self._client) and time.monotonic() < deadline:
-            _serve(lambda: self._client.flush(_SLICE_S))
         try:
             answer.result(max(0.0, deadline - time.monotonic()) + _GRACE_S)
         except TimeoutError as err:
