@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from schemas.events import PolicyPublished
+from tests.contract.engine_waits import DEADLINE_S, until_running
 from tests.servers.fake_server import VERSIONS, FakeServer
 from tests.servers.real import (
     LONG_MODEL_TOKENS,
@@ -345,9 +346,6 @@ def long_request(sample_id: str) -> SampleRequest:
     return request(sample_id, temperature=8.0, max_new_tokens=110)
 
 
-DEADLINE_S = 300.0  # a real server on a busy machine samples some thousand tokens in it
-
-
 def drive(engine: E, scenario: Callable[[E], Coroutine[Any, Any, None]]) -> None:
     """Run a scenario on an event loop, with a deadline, and close the engine."""
 
@@ -364,34 +362,6 @@ def drive(engine: E, scenario: Callable[[E], Coroutine[Any, Any, None]]) -> None
 
 async def collect(engine: Engine, wanted: SampleRequest) -> list[GeneratedSegment]:
     return [segment async for segment in engine.generate(wanted)]
-
-
-async def until_running(engine: Engine, num: int = 1) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).running < num:
-        assert time.monotonic() < until_s, "nothing runs"
-        await asyncio.sleep(0.001)
-
-
-async def until_sampled(engine: Engine, num_tokens: int) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while engine.num_sampled < num_tokens:
-        assert time.monotonic() < until_s, "too little is sampled"
-        await asyncio.sleep(0.001)
-
-
-async def until_waiting(engine: Engine, num: int) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).waiting != num:
-        assert time.monotonic() < until_s, f"not {num} requests wait"
-        await asyncio.sleep(0.001)
-
-
-async def until_idle(engine: Engine) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).running:
-        assert time.monotonic() < until_s, "something runs on"
-        await asyncio.sleep(0.001)
 
 
 def tokens(segments: list[GeneratedSegment]) -> list[int]:

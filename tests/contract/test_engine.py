@@ -21,9 +21,8 @@ from tests.contract.engine_rigs import (
     make_rig,
     request,
     tokens,
-    until_idle,
-    until_sampled,
 )
+from tests.contract.engine_waits import until_idle, until_sampled
 from workers.engines.base import (
     Engine,
     EngineError,

@@ -23,8 +23,8 @@ from tests.contract.engine_rigs import (
     request,
     rows_of,
     tokens,
-    until_waiting,
 )
+from tests.contract.engine_waits import until_waiting
 from workers.engines.base import (
     Engine,
     EngineError,
