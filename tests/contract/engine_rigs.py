@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,8 +15,17 @@ import pytest
 import torch
 
 from schemas.events import PolicyPublished
+from tests.contract.engine_waits import DEADLINE_S, until_running
 from tests.servers.fake_server import VERSIONS, FakeServer
-from tests.servers.real import LONG_MODEL_TOKENS, long_model, num_generated, real_engine
+from tests.servers.real import (
+    LONG_MODEL_TOKENS,
+    freeze,
+    long_model,
+    num_generated,
+    real_engine,
+    step,
+    thaw,
+)
 from tests.servers.served import served_engine
 from workers.engines.base import Engine, GeneratedSegment, Int32s, SampleRequest, Sampling, Scorer
 from workers.engines.builtin import BuiltinEngine
@@ -133,13 +142,21 @@ class Rig:
         """Whether tokens after a pull still depend on keys and values from before."""
         return self.kind in DEMO_KINDS
 
+    def hold(self) -> None:
+        """From now on whoever has a token stands still in a server, until the next pause or
+        `hasten`: however late a test comes to cut it, it has not ended by itself."""
+
     async def until_sampling(self, engine: Engine) -> None:
-        """Until a request runs that has a token."""
+        """Until a request runs that has a token; held servers only."""
         await until_running(engine)
 
     def long_request(self, sample_id: str | None = None) -> SampleRequest:
         """As `long_request`; of `long`, if no sample is named."""
         return long_request(sample_id or self.long)
+
+    async def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it while another request is held, which does not end before."""
+        await work
 
     def endless_request(self, sample_id: str | None = None) -> SampleRequest:
         """One that is still running when a slow machine comes to cut it."""
@@ -178,9 +195,10 @@ class ServedRig(Rig):
     def rows_of_aborted(self) -> bool:
         return self.kind != "vllm-0.25.1"
 
-    async def until_sampling(self, engine: Engine) -> None:
-        """Whoever has a token then stands still until the next pause, or `hasten`."""
+    def hold(self) -> None:
         self.fake.core.holds = True
+
+    async def until_sampling(self, engine: Engine) -> None:
         until_s = time.monotonic() + DEADLINE_S
         while not any(job.token_ids for job in self.fake.core.jobs.values()):
             assert time.monotonic() < until_s, "nothing is sampled"
@@ -207,7 +225,6 @@ class RealRig(Rig):
         self.model = long_model(self.folder)
 
     def engine(self, *, slots: int = 8) -> Engine:
-        self.counted = num_generated(self.url)
         return real_engine(
             self.kind, self.url, self.model, self.folder, stops=self.stops, limit=slots
         )
@@ -234,14 +251,28 @@ class RealRig(Rig):
 
     def endless_request(self, sample_id: str | None = None) -> SampleRequest:
         """Ten seconds' work for the server, on a quick machine."""
-        self.counted = num_generated(self.url)  # what was sampled before it
         return replace(
             self.long_request(sample_id),
             sampling=Sampling(temperature=0.1, max_new_tokens=LONG_MODEL_TOKENS - 100),
         )
 
+    def hold(self) -> None:
+        freeze(self.url)
+        self.counted = num_generated(self.url)
+
+    def hasten(self) -> None:
+        thaw(self.url)
+
+    def close(self) -> None:
+        thaw(self.url)
+
     async def end(self, engine: Engine) -> None:
-        await self.until_sampling(engine)
+        """A step counts a token or two at most: of sixteen some came after it."""
+        thaw(self.url)
+        before = self.counted
+        async for num_tokens in self._counting():
+            if num_tokens >= before + 16 or not (await engine.health()).running:
+                break
         await engine.abort(self.long)
 
     def scorer(self, *, versions_held: int = 2) -> Scorer:
@@ -252,12 +283,27 @@ class RealRig(Rig):
 
     async def until_sampling(self, engine: Engine) -> None:
         """The server counts tokens as it samples them."""
-        await until_running(engine)
-        until_s = time.monotonic() + DEADLINE_S
         before = self.counted
-        while self.counted < before + 16:  # the last tokens of others may still be counted
-            assert time.monotonic() < until_s, "nothing is sampled"
+        async for num_tokens in self._counting():
+            if num_tokens > before:
+                break
+            await asyncio.to_thread(step, self.url)
+
+    async def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        async for _ in self._counting():
+            if task.done():
+                break
+            await asyncio.to_thread(step, self.url)
+        await task
+
+    async def _counting(self) -> AsyncIterator[float]:
+        """Its tokens, again and again."""
+        until_s = time.monotonic() + DEADLINE_S
+        while time.monotonic() < until_s:
             self.counted = await asyncio.to_thread(num_generated, self.url)
+            yield self.counted
+        raise AssertionError("nothing is sampled")
 
 
 def make_rig(request: pytest.FixtureRequest, folder: Path) -> Rig:
@@ -300,9 +346,6 @@ def long_request(sample_id: str) -> SampleRequest:
     return request(sample_id, temperature=8.0, max_new_tokens=110)
 
 
-DEADLINE_S = 300.0  # a real server on a busy machine samples some thousand tokens in it
-
-
 def drive(engine: E, scenario: Callable[[E], Coroutine[Any, Any, None]]) -> None:
     """Run a scenario on an event loop, with a deadline, and close the engine."""
 
@@ -319,34 +362,6 @@ def drive(engine: E, scenario: Callable[[E], Coroutine[Any, Any, None]]) -> None
 
 async def collect(engine: Engine, wanted: SampleRequest) -> list[GeneratedSegment]:
     return [segment async for segment in engine.generate(wanted)]
-
-
-async def until_running(engine: Engine, num: int = 1) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).running < num:
-        assert time.monotonic() < until_s, "nothing runs"
-        await asyncio.sleep(0.001)
-
-
-async def until_sampled(engine: Engine, num_tokens: int) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while engine.num_sampled < num_tokens:
-        assert time.monotonic() < until_s, "too little is sampled"
-        await asyncio.sleep(0.001)
-
-
-async def until_waiting(engine: Engine, num: int) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).waiting != num:
-        assert time.monotonic() < until_s, f"not {num} requests wait"
-        await asyncio.sleep(0.001)
-
-
-async def until_idle(engine: Engine) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while (await engine.health()).running:
-        assert time.monotonic() < until_s, "something runs on"
-        await asyncio.sleep(0.001)
 
 
 def tokens(segments: list[GeneratedSegment]) -> list[int]:

@@ -21,9 +21,8 @@ from tests.contract.engine_rigs import (
     make_rig,
     request,
     tokens,
-    until_idle,
-    until_sampled,
 )
+from tests.contract.engine_waits import until_idle, until_sampled
 from workers.engines.base import (
     Engine,
     EngineError,
@@ -138,9 +137,10 @@ def test_a_later_request_may_finish_first(rig: Rig) -> None:
             await collect(engine, wanted)
             order.append(wanted.sample_id)
 
+        rig.hold()
         first = asyncio.create_task(note(rig.endless_request()))
         await rig.until_sampling(engine)
-        await note(request("1/0/0", max_new_tokens=1))
+        await rig.beside(note(request("1/0/0", max_new_tokens=1)))
         await rig.end(engine)
         await first
         assert order == ["1/0/0", rig.long]

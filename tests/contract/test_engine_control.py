@@ -23,8 +23,8 @@ from tests.contract.engine_rigs import (
     request,
     rows_of,
     tokens,
-    until_waiting,
 )
+from tests.contract.engine_waits import until_waiting
 from workers.engines.base import (
     Engine,
     EngineError,
@@ -48,6 +48,7 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         running = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         await engine.pause(PauseMode.KEEP)
@@ -83,6 +84,7 @@ def test_a_pull_without_a_pause_disturbs_nobody(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         running = [
             asyncio.create_task(collect(engine, rig.long_request(f"{i}/0/0"))) for i in range(8)
         ]
@@ -105,6 +107,7 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
         await engine.pull(rig.publish(0), rig.channel)
         whole = await collect(engine, rig.long_request())
         wanted = rig.endless_request()
+        rig.hold()
         running = asyncio.create_task(collect(engine, wanted))
         await rig.until_sampling(engine)
         await engine.abort("unknown")
@@ -146,6 +149,7 @@ def test_pausing_with_abort_cuts_what_runs_and_spares_what_waits(rig: Rig) -> No
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         first = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         await engine.pause(PauseMode.ABORT)
@@ -165,6 +169,7 @@ def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         first = asyncio.create_task(collect(engine, rig.long_request()))
         await rig.until_sampling(engine)
         rig.hasten()
@@ -185,6 +190,7 @@ def test_a_pause_that_waits_ends_when_the_last_request_is_aborted(rig: Rig) -> N
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         running = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         pausing = asyncio.create_task(engine.pause(PauseMode.WAIT))
@@ -221,6 +227,7 @@ def test_closing_ends_every_request(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         open_ = [
             asyncio.create_task(collect(engine, rig.endless_request(f"{i}/0/0"))) for i in range(6)
         ]
@@ -244,6 +251,7 @@ def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig, is_paused: bool) 
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         running = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         if is_paused:
@@ -276,6 +284,7 @@ def test_requests_that_are_given_up_together_free_their_places(rig: Rig) -> None
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         given_up = [
             asyncio.create_task(collect(engine, rig.endless_request(f"{i}/0/0"))) for i in range(6)
         ]
@@ -305,6 +314,7 @@ def test_a_listener_that_leaves_frees_its_slot(rig: Rig) -> None:
 
     async def scenario(engine: Engine) -> None:
         await engine.pull(rig.publish(0), rig.channel)
+        rig.hold()
         task = asyncio.create_task(collect(engine, rig.endless_request()))
         await rig.until_sampling(engine)
         task.cancel()

@@ -23,6 +23,7 @@ from tests.servers.vllm_routes import VllmRoutes
 
 Spoil = Callable[[Answer], Answer]
 _DEADLINE_S = 60.0
+_STILL_S = 0.001
 _TURNS = 10  # of the loop, until whoever was accepted is known to the server
 _LOADING = (
     "/collective_rpc",
@@ -62,6 +63,7 @@ class FakeServer:
         self.hangs_of_loading = False
         self.is_stuck = False  # its engine hangs: the front end alone answers
         self.hangs = False  # generate never answers
+        self.admits = True  # False: generate requests come in, and its engine does not know them
         self.breaks_off = False  # generate ends in the middle
         self.slow_routes: dict[str, float] = {}  # control route -> seconds
         self.broken_routes: dict[str, int] = {}  # control route -> status
@@ -163,6 +165,8 @@ class FakeServer:
             return web.json_response({"error": "no"}, status=self.statuses.pop(0))
         if self.hangs:
             await asyncio.Event().wait()
+        while not self.admits:  # noqa: ASYNC110 - set by another thread
+            await asyncio.sleep(_STILL_S)
         if not body.get("stream"):
             async for _ in self.core.run(job):
                 if self.breaks_off and len(job.token_ids) == 3:

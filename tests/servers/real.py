@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 from tests.servers.served import settings
 from workers.config.load import load
@@ -36,6 +38,7 @@ EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"
 DEMO = ROOT / "infra" / "examples" / "demo.toml"
 DEMO_MODEL = ROOT / "infra" / "examples" / "demo" / "model"
 START_S = 240.0
+_CALL_S = 60.0
 LONG_MODEL_TOKENS = 8192
 
 
@@ -128,8 +131,37 @@ def real_engine(
     return ServedEngine(chosen, shape, longest_sequence(model), servers, on_close=desk.close)
 
 
+def freeze(url: str) -> None:
+    """End what the server was asked; what it is asked from now on waits."""
+    _call(url, "/pause?mode=keep&clear_cache=false")
+    _call(url, "/abort_requests", b"{}")
+
+
+def thaw(url: str) -> None:
+    """Have it go on."""
+    _call(url, "/resume")
+
+
+def step(url: str) -> None:
+    """Have a frozen server sample a little: both orders in one packet, so that it stands still
+    again however late its client comes to run."""
+    place = urlsplit(url)
+    order = "POST {} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: {}\r\n\r\n"
+    orders = order.format("/resume", "keep-alive")
+    orders += order.format("/pause?mode=keep&clear_cache=false", "close")
+    with socket.create_connection((place.hostname, place.port), _CALL_S) as connection:
+        connection.sendall(orders.encode())
+        while connection.recv(4096):
+            pass
+
+
+def _call(url: str, path: str, body: bytes = b"") -> None:
+    with urlopen(Request(url + path, data=body, method="POST"), timeout=_CALL_S) as answer:
+        answer.read()
+
+
 def num_generated(url: str) -> float:
     """Tokens that the server sampled since it was started, by its own count."""
-    with urlopen(f"{url}/metrics", timeout=10.0) as answer:
+    with urlopen(f"{url}/metrics", timeout=_CALL_S) as answer:
         rows = [line.split() for line in answer.read().decode().splitlines()]
     return sum(float(row[1]) for row in rows if row and "generation_tokens_total" in row[0])

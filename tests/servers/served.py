@@ -44,6 +44,7 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
         pull_s=60.0,
         request_s=60.0,
         answer_s=30.0,
+        again_s=30.0,  # whoever runs hears an abort
         start_s=60.0,
         beat_s=0.5,
         look_s=30.0,  # only who is dead is silent for so long

@@ -36,6 +36,16 @@ class Running:
         self.num_tokens += len(part.token_ids)
         self.heard_s = time.monotonic()
 
+    async def ended(self, deadline_s: float) -> bool:
+        """Whether it was answered, or broke off, within `deadline_s`."""
+        assert self.task is not None, "it has not left"
+        return bool((await asyncio.wait({self.task}, timeout=deadline_s))[0])
+
+    def hang_up(self) -> None:
+        """Wait for no more of its answer; nothing, if that is there."""
+        if self.task is not None:
+            self.task.cancel()
+
     def end_version(self, held: Held | None) -> None:
         """All that was heard so far, and is behind no border yet, came from `held`."""
         begun = self.borders[-1].end if self.borders else 0
@@ -105,8 +115,7 @@ class Requests:
 
     def end(self, running: Running) -> None:
         """It was answered, or nobody waits for it any more."""
-        if running.task is not None:
-            running.task.cancel()
+        running.hang_up()
         self.num_sampled += running.num_tokens
         self._running.discard(running)
         if not self._running:

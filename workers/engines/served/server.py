@@ -8,7 +8,6 @@ was lost, restarted or damaged stays shut until it has pulled.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
 from schemas.events import PolicyPublished
@@ -16,6 +15,7 @@ from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
 from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from workers.engines.served.delivery import Delivery, DeliveryError, Order
 from workers.engines.served.dialect import Dialect, dialect_of
+from workers.engines.served.ending import Endings
 from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
 from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.request import wanted_of
@@ -57,7 +57,7 @@ class Server:
         self._labels: dict[str, Held] = {}
         self._requests = Requests()
         self._num_reserved = 0
-        self._leaving: set[asyncio.Task[None]] = set()  # tell it of requests that nobody awaits
+        self._endings = Endings(self._tell_to_end, settings)
         self._is_held_back = False  # paused by `pause`, until `resume`
         self._is_doubted = False  # it broke off, and was not looked at since
 
@@ -164,7 +164,8 @@ class Server:
             running.num_tokens = len(answer.token_ids)
             return running.segments(answer, self.held, self._labels, self._shape)
         except (asyncio.CancelledError, ServerGoneError):
-            self._leave(running)
+            if self.is_up:
+                self._endings.leave(running)
             raise
         except AnswerError as err:
             if isinstance(err, UnknownVersionError) and self._router is None:
@@ -178,11 +179,9 @@ class Server:
     async def abort(self, sample_id: str) -> None:
         """End the requests of a sample early; they are answered with what they have."""
         for running in [r for r in self._requests if r.sample_id == sample_id]:
-            running.is_aborted = True
-            if not await self._abort(running) and running.task is not None:
-                running.task.cancel()
+            await self._endings.cut(running)
 
-    async def _abort(self, running: Running) -> bool:
+    async def _tell_to_end(self, running: Running) -> bool:
         """Have whoever may sample it end it; False: there is no way to but hanging up."""
         told = True
         for http in (self.http,) if self._router is None else self._router.servers:
@@ -190,19 +189,6 @@ class Server:
                 request_id, answer_s = running.wanted.request_id, self._settings.answer_s
                 told &= await self._dialect.abort(http, self.facts, request_id, answer_s)
         return told
-
-    def _leave(self, running: Running) -> None:
-        """Nobody waits for it any more. Hanging up says so too, but SGLang looks for that every few
-        seconds, and a router may keep it to itself."""
-
-        async def tell() -> None:
-            with contextlib.suppress(ServerError):  # then it samples to its end, for nobody
-                await self._abort(running)
-
-        if self.is_up:
-            task = asyncio.create_task(tell())
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling, and shut the gate until `resume`."""
@@ -237,12 +223,9 @@ class Server:
         """End what it was asked, let it go on for others, and hang up."""
         self._requests.cut()
         for running in self._requests:
-            if running.task is not None:
-                running.task.cancel()
+            running.hang_up()
         await self._requests.ended()
-        for task in self._leaving:
-            task.cancel()
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._endings.close()
         await self.http.close()
 
     @property
@@ -359,7 +342,7 @@ class Server:
             self._requests.cut()
         await self._stop_server(mode)
         if mode is PauseMode.ABORT:
-            await self._drained()
+            await self._endings.all_cut(self._requests, lambda: self._stop_server(mode))
 
     async def _stop_server(self, mode: PauseMode) -> None:
         await self._dialect.pause(

@@ -22,6 +22,7 @@ class ServedSettings:
     pull_s: float  # longest pull
     request_s: float  # longest request
     answer_s: float = 30.0  # longest answer of a control route
+    again_s: float = 1.0  # until a request that is to end and was not answered is told of again
     start_s: float = 600.0  # longest start of a server
     port_s: float = 30.0  # longest wait for another process to leave a server's port
     beat_s: float = 1.0  # between two looks at a server
