@@ -122,8 +122,8 @@ class NextTurn:
                 len(whole),
             )
             raise self._unstable(
-                f"`...{before[max(0, at - 20) : at + _SHOWN]}` becomes "
-                f"`...{whole[max(0, at - 20) : at + _SHOWN]}` once a message of role "
+                f"...{before[max(0, at - 20) : at + _SHOWN]!r} becomes "
+                f"...{whole[max(0, at - 20) : at + _SHOWN]!r} once a message of role "
                 f"{self._role!r} follows"
             )
         return whole[len(before) :]

@@ -122,10 +122,12 @@ class UserEnvironment:
             EpisodeError: it cannot be started.
         """
         async with self._starting:
-            self._homes = [home for home in self._homes if not home.child.broken]
+            loop = asyncio.get_running_loop()
+            for home in [home for home in self._homes if home.child.broken]:
+                await loop.run_in_executor(self.pool, home.child.end, "is closed")
+                self._homes.remove(home)
             is_full = all(home.open for home in self._homes)
             if is_full and len(self._homes) < self.code.processes:
-                loop = asyncio.get_running_loop()
                 self._homes.append(await loop.run_in_executor(self.pool, self._start))
             home = min(self._homes, key=lambda home: len(home.open))
             home.open.add(name)
