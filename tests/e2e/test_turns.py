@@ -1,4 +1,4 @@
-"""A rollout worker that is killed in the middle of an episode: its samples are whole all the same."""
+"""A rollout worker that is killed in the middle of an episode: its samples stay whole."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ evaluate_rows = 8
 kills = []
 
 [trainer]
-steps = 3
+steps = 2
 groups_per_step = 4
 """
 
