@@ -31,6 +31,7 @@ class Prompt:
     replaces: str | None = None  # the dropped group that this one replaces
     replacement: int = 0  # how many times this row was replaced before
     issued_at_ms: int = 0
+    is_chat: bool = False  # token_ids were rendered by a chat template; later turns are too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,12 +160,15 @@ def _prompts(context: Context) -> Role:
 
 
 def _rollout(context: Context) -> Role:
+    from workers.log import get as get_log
+    from workers.rollout.make_environment import make_turns
     from workers.rollout.make_verifier import make_verifier
     from workers.rollout.sampling import Sampler, judging_threads, sampling_of
     from workers.rollout.worker import make_worker
     from workers.tokenizer import Tokenizer
 
     config = context.config.rollout
+    log = get_log(context.role, context.worker, context.instance)
     engine = _engine(context)
     sampler = Sampler(
         engine=engine,
@@ -173,6 +176,11 @@ def _rollout(context: Context) -> Role:
         tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
         sampling=sampling_of(config),
         evaluation=sampling_of(context.config.evaluation),
+        turns=make_turns(
+            context.config,
+            vocab_size=engine.vocab_size,
+            note=lambda what: log.warning("environment", what=what),
+        ),
         max_attempts=config.max_attempts,
         deadline_s=config.sample_deadline_s,
         judging=judging_threads(context.config.reward.num_at_once),

@@ -53,6 +53,8 @@ class Tokenizer:
         self._template_file = Path(template) if template else None
         self._options = dict(options or {})
         self._compiled: Any = None  # the chat template, at its first use
+        self._content = content
+        self._plain: Any = None  # the same without special tokens, at its first use
         self.bos_id = self._special_id("bos_token")
         """Begins a sequence; None: the model has none."""
         self.eos_id = self._special_id("eos_token")
@@ -79,6 +81,26 @@ class Tokenizer:
         """The tokens of `text`, with what the tokenizer itself adds around them."""
         return list(self._core.encode(text).ids)
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The texts of the control tokens, longest first."""
+        found = self._core.get_added_tokens_decoder().values()
+        return tuple(sorted((t.content for t in found if t.special), key=len, reverse=True))
+
+    def encode_piece(self, text: str, *, literal: bool = False) -> list[int]:
+        """The tokens of a piece of a text, with nothing added around them.
+
+        Args:
+            literal: `<eos>` and its like are plain characters, no control tokens.
+        """
+        core = self._core
+        if literal:
+            if self._plain is None:
+                self._plain = type(core).from_str(self._content.decode("utf-8"))
+                self._plain.encode_special_tokens = True
+            core = self._plain
+        return list(core.encode(text, add_special_tokens=False).ids)
+
     def encode_prompt(self, prompt: str | Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens of a prompt given as text or as chat messages; see the functions below."""
         if isinstance(prompt, str):
@@ -89,6 +111,11 @@ class Tokenizer:
         """The text of `token_ids`."""
         text: str = self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    @property
+    def template_name(self) -> str:
+        """Where the chat template is from, for messages."""
+        return f"{self._template_file or f'of {self._folder}'}"
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
         """A dialogue as the text that the model was trained on, ready for its answer.
@@ -110,8 +137,7 @@ class Tokenizer:
                 }
             )
         except jinja2.TemplateError as err:
-            source = self._template_file or f"of {self._folder}"
-            raise TokenizerError(f"the chat template {source} fails: {err}") from err
+            raise TokenizerError(f"the chat template {self.template_name} fails: {err}") from err
         return rendered
 
     def _template(self) -> str:

@@ -116,11 +116,16 @@ def _rolled_out(event: Trajectory, position: Position | None) -> Hop:
     num_tokens = sum(len(segment.token_ids) for segment in sampled)
     ends = ", ".join(dict.fromkeys(s.finish_reason for s in sampled if s.finish_reason))
     ended = f"; {ends}" if ends else ""
+    said = [segment for segment in event.segments if segment.author == "environment"]
+    tokens = f"{num_tokens} tokens"
+    if said:
+        others = sum(len(segment.token_ids) for segment in said)
+        tokens += f" in {1 + len(said)} turns, {others} by the environment between them"
     again = f", attempt {event.attempt}" if event.attempt else ""
     return Hop(
         role="rollout",
         what="sampled",
-        detail=f"{event.worker}{again}: {num_tokens} tokens, {_versions(versions)}{ended}; "
+        detail=f"{event.worker}{again}: {tokens}, {_versions(versions)}{ended}; "
         f"reward {event.reward:g}",
         at_ms=event.started_at_ms,
         until_ms=event.finished_at_ms,

@@ -20,6 +20,7 @@ from tests.contract.engine_rigs import (
     drive,
     make_rig,
     request,
+    rows_of,
     tokens,
 )
 from tests.contract.engine_waits import until_idle, until_sampled
@@ -290,5 +291,56 @@ def test_a_prompt_that_nearly_fills_the_model_ends_by_length(rig: Rig) -> None:
         (segment,) = await collect(engine, request(token_ids=prompt))
         assert len(segment.token_ids) == 1
         assert segment.finish_reason in ("length", "stop")
+
+    drive(rig.engine(), scenario)
+
+
+def test_a_later_turn_goes_on_behind_what_was_said(rig: Rig) -> None:
+    """All that came before counts as given: its length is its own, its log-probs are those of the
+    whole sequence, and expert rows come for the environment's tokens too.
+    """
+    scorer = rig.scorer()
+    scorer.pull(rig.publish(0), rig.channel)
+
+    async def scenario(engine: Engine) -> None:
+        await engine.pull(rig.publish(0), rig.channel)
+        first = await collect(engine, request(max_new_tokens=5))
+        said = np.array([9, 4, 8], np.int32)
+        given = np.concatenate([PROMPT, *(s.token_ids for s in first), said])
+        segments = await collect(engine, request(token_ids=given, max_new_tokens=6))
+        sampled = np.array(tokens(segments), np.int32)
+        reason = segments[-1].finish_reason
+        assert len(sampled) == 6 or (reason is FinishReason.STOP and sampled[-1] == EOS)
+        whole = np.concatenate([given, sampled])
+        (score,) = scorer.score([TokenSequence(token_ids=whole)], 0, 1.0)
+        logprobs = np.concatenate([segment.logprobs for segment in segments])
+        np.testing.assert_allclose(logprobs, score.logprobs[len(given) :], atol=1e-4)
+        if rig.captures_experts:
+            assert rows_of(segments) == list(range(len(whole) - 1))
+
+    drive(rig.engine(), scenario)
+
+
+def test_a_later_turn_that_was_aborted_is_resumed(rig: Rig) -> None:
+    """The rest of the turn is what it would have been; no row of experts comes a second time."""
+
+    async def scenario(engine: Engine) -> None:
+        await engine.pull(rig.publish(0), rig.channel)
+        given = np.concatenate([PROMPT, np.array([EOS, 9, 4, 8], np.int32)])
+        whole = await collect(engine, request(token_ids=given, temperature=0.0, max_new_tokens=8))
+        held = np.array(tokens(whole)[:3], np.int32)
+        resumed = await collect(
+            engine,
+            request(
+                token_ids=np.concatenate([given, held]),
+                prompt_tokens=len(given),
+                temperature=0.0,
+                max_new_tokens=8,
+            ),
+        )
+        assert tokens(whole) == [*held.tolist(), *tokens(resumed)]
+        if rig.captures_experts:
+            num_tokens = len(given) + len(tokens(whole))
+            assert rows_of(resumed) == list(range(len(given) + len(held) - 1, num_tokens - 1))
 
     drive(rig.engine(), scenario)

@@ -84,12 +84,12 @@ class Workspace:
         """`rlstreams up` of the demo, to its end."""
         return self.run("rlstreams", "up", CONFIG, *words, timeout_s=UP_S)
 
-    def start_up(self, *words: str) -> Started:
+    def start_up(self, *words: str, config: str = CONFIG) -> Started:
         """The same, on its way."""
         log = self.folder / f"up-{secrets.token_hex(4)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                ["rlstreams", "up", CONFIG, *words], cwd=self.folder, env=self.environment,
+                ["rlstreams", "up", config, *words], cwd=self.folder, env=self.environment,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         return Started(process, log)

@@ -11,6 +11,7 @@ from workers.cli.arguments import add_config, examples, whole
 if TYPE_CHECKING:
     from workers.config.run import RunConfig
     from workers.rollout.reward import Verifier
+    from workers.rollout.sampling import Turns
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -89,14 +90,21 @@ def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> in
     rows = first_rows(config.data, "data.train", args.rows)
     print("loading the model ...", flush=True)
     from workers.engines.base import EngineError
+    from workers.rollout.make_environment import make_turns
     from workers.trial.sample import Trial
     from workers.trial.show import row_lines, summary
 
+    def turns(vocab_size: int) -> Turns | None:
+        return make_turns(config, vocab_size=vocab_size, note=print)
+
     try:
-        trial = Trial(config, verifier, encoder)
+        trial = Trial(config, verifier, encoder, turns)
     except EngineError as err:
         raise ConfigError(f"model.path: {err}") from err
-    tried = trial.run(rows, args.samples)
+    try:
+        tried = trial.run(rows, args.samples)
+    finally:
+        trial.close()
     print()
     for index, row in enumerate(tried, 1):
         print("\n".join(row_lines(row, index, len(tried), trial.decode, tokens=args.tokens)))

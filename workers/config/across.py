@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streams.errors import ConfigError
+from workers.config.reward import ENVIRONMENT
 from workers.config.run import START, RunConfig
 
 MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
@@ -32,6 +33,7 @@ def check_across(config: RunConfig) -> None:
             f"engine.urls names {len(config.engine.urls)} servers, but rollout.workers is "
             f"{config.rollout.workers}: a server belongs to one worker"
         )
+    _check_environment(config)
     if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
         raise ConfigError(
             f"rollout.temperature is {config.rollout.temperature}, but vLLM takes at most 2"
@@ -56,6 +58,21 @@ def check_across(config: RunConfig) -> None:
         raise ConfigError(
             f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "
             f"but rollout.max_new_tokens is {longest}: the longest sample would fit no micro-batch"
+        )
+
+
+def _check_environment(config: RunConfig) -> None:
+    environment, rollout = config.environment, config.rollout
+    if config.reward.verifier == ENVIRONMENT and not environment.name:
+        raise ConfigError(
+            f"reward.verifier is {ENVIRONMENT!r}, but environment.name is empty: nobody would give "
+            "a reward"
+        )
+    if environment.name and environment.timeout_s >= rollout.sample_deadline_s:
+        raise ConfigError(
+            f"environment.timeout_s is {environment.timeout_s:g}, but rollout.sample_deadline_s is "
+            f"{rollout.sample_deadline_s:g}: a step that hangs would be blamed on the sample; set "
+            "a shorter limit of a step"
         )
 
 

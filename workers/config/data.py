@@ -97,6 +97,11 @@ class DataSection:
         """Whether there is anything to evaluate on."""
         return bool(self.held_out or self.held_out_rows or self.held_out_fraction)
 
+    @property
+    def is_always_chat(self) -> bool:
+        """Whether every prompt is rendered by a chat template, whatever the rows hold."""
+        return self.chat == "always" or bool(self.system_prompt)
+
     def __post_init__(self) -> None:
         not_negative(
             "data",

@@ -254,7 +254,7 @@ def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
         return value if is_name else _absolute(value, folder)
     if name == "engine.python" and "/" in value:  # else it is looked up in PATH
         return _absolute(value, folder)
-    if name == "reward.verifier":
+    if name in ("reward.verifier", "environment.name"):
         return _verifier(value, folder)
     if name == "reward.parts":
         return [{**part, "verifier": _verifier(part["verifier"], folder)} for part in value]

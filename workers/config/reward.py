@@ -9,6 +9,7 @@ from workers.config.checks import not_negative, positive
 from workers.config.options import Option
 
 SUM = "sum"
+ENVIRONMENT = "environment"  # its numbers are the rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,10 @@ class RewardPart:
     """As `reward.options`."""
 
     def __post_init__(self) -> None:
-        if self.verifier == SUM:
-            raise ConfigError("reward.parts.verifier must not be `sum`: name the parts themselves")
+        if self.verifier in (SUM, ENVIRONMENT):
+            raise ConfigError(
+                f"reward.parts.verifier must not be `{self.verifier}`: name a verifier"
+            )
 
     @property
     def label(self) -> str:
@@ -40,8 +43,8 @@ class RewardSection:
 
     verifier: str = "exact"
     """`exact`, `numeric`, `choice`, `pattern`, `math-verify`, `reasoning-gym`, `json-schema`,
-    `sum`, or your `file.py:function` or `module:function`, called with (prompt, completion,
-    answer, metadata) in a separate process."""
+    `sum`, `environment` (its numbers alone), or your `file.py:function` or `module:function`,
+    called with (prompt, completion, answer, metadata) in a separate process."""
     options: dict[str, Option] = field(default_factory=dict)
     """Keyword arguments for the verifier."""
     parts: tuple[RewardPart, ...] = ()

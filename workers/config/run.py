@@ -10,6 +10,7 @@ from streams.errors import ConfigError
 from workers.config.checks import device, not_negative, positive
 from workers.config.data import DataSection
 from workers.config.engine import EngineSection
+from workers.config.environment import EnvironmentSection
 from workers.config.operation import DeadLettersSection, DeadlinesSection, DemoSection
 from workers.config.reward import RewardSection
 from workers.config.trainer import TrainerSection
@@ -152,7 +153,7 @@ class RolloutSection:
     slots: int = 64
     """Sequences decoded together."""
     max_new_tokens: int = 16
-    """Maximum answer length, tokens."""
+    """Maximum length of an answer, or of one turn, tokens."""
     temperature: float = 1.0
     """Sampling temperature, not 0: greedy samples leave nothing to learn from."""
     top_p: float = 1.0
@@ -264,6 +265,7 @@ class RunConfig:
     prompts: PromptsSection = field(default_factory=PromptsSection)
     rollout: RolloutSection = field(default_factory=RolloutSection)
     engine: EngineSection = field(default_factory=EngineSection)
+    environment: EnvironmentSection = field(default_factory=EnvironmentSection)
     reward: RewardSection = field(default_factory=RewardSection)
     logprob: LogprobSection = field(default_factory=LogprobSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)

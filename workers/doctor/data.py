@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 
 from streams.errors import ConfigError
+from workers.config.reward import ENVIRONMENT
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, ok
 from workers.doctor.model import ModelFolder
 from workers.problems.open import first_rows, open_problems, prompt_encoder
 from workers.prompts.issue import text_of
+from workers.rollout.make_environment import make_environment
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.reward import STOP, RewardError
 
@@ -31,12 +33,16 @@ def data_checks(
 
 
 def verifier_check(config: RunConfig) -> Check:
-    """Load the verifier and let it judge one row's own answer.
+    """Load the verifier and let it judge one row's own answer; an environment is only loaded.
 
     Raises:
         ConfigError: it cannot be loaded, raises, hangs, or returns no number.
     """
     row = first_rows(config.data, "data.train", 1)[0]
+    if config.environment.name:
+        make_environment(config).close()
+    if config.reward.verifier == ENVIRONMENT:
+        return ok("verifier", f"the environment {config.environment.name}, which can be loaded")
     with make_verifier(config.reward) as verifier:
         try:
             judged = verifier.judge(

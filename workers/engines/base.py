@@ -61,12 +61,17 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One sample to generate. The draw at position p is keyed by (seed, sample_id, p)."""
+    """One turn of a sample to generate. The draw at position p is keyed by (seed, sample_id, p).
+
+    In a later turn `token_ids` begins with earlier turns and what was said between them, and
+    `prompt_tokens` counts them all: `max_new_tokens` is of the turn, and expert rows come for the
+    whole sequence, as for any prompt.
+    """
 
     sample_id: str  # "{group_id}/{sample}/{attempt}"
     group_id: str  # siblings share a prefix
-    token_ids: Int32s  # prompt, and on resumption the tokens so far
-    prompt_tokens: int  # of token_ids; the rest was sampled before
+    token_ids: Int32s  # what the turn begins with, and on resumption its tokens so far
+    prompt_tokens: int  # of token_ids; the rest was sampled before, in this turn
     sampling: Sampling
     seed: int
 

@@ -28,6 +28,7 @@ from workers.export.join import Join, Known
 from workers.inspect.words import Spelling
 
 _NAMED = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())]))
+_TURNS = pa.list_(pa.struct([pa.field("author", pa.string()), pa.field("text", pa.string())]))
 _FLOATS = pa.list_(pa.float32())
 _TIME = pa.timestamp("ms", "UTC")
 
@@ -39,7 +40,12 @@ _COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("row", pa.int64(), "line of the data set, from 0"),
     ("dataset_epoch", pa.int64(), "how often the data set was gone through before"),
     ("prompt", pa.string(), "text of the prompt; null if its record is gone"),
-    ("completion", pa.string(), "text that the policy sampled, without special tokens"),
+    (
+        "completion",
+        pa.string(),
+        "text that the policy sampled, without special tokens; turns are glued",
+    ),
+    ("turns", _TURNS, "who wrote what behind the prompt: policy and environment, in order"),
     ("expected", pa.string(), "what the verifier compared with"),
     ("metadata", pa.string(), "free fields of the row, a JSON object"),
     ("reward", pa.float64(), "of the whole completion"),
@@ -110,6 +116,7 @@ def _row(
         "purpose": event.purpose,
         "row": event.row,
         "dataset_epoch": event.dataset_epoch,
+        "turns": turns_of(event, spelling),
         "completion": spelling.plain(tokens.ids_N[tokens.is_policy_N].tolist()),
         "reward": event.reward,
         "reward_parts": named(event.reward_parts),
@@ -123,6 +130,20 @@ def _row(
         **_fate(event, known),
         **_tokens(tokens),
     }
+
+
+def turns_of(event: Trajectory, spelling: Spelling) -> list[dict[str, str]]:
+    """What was said behind the prompt; segments of one turn are one text."""
+    ids: list[tuple[str, list[int]]] = []
+    for segment in event.segments:
+        if not ids or ids[-1][0] != segment.author:
+            ids.append((segment.author, []))
+        ids[-1][1].extend(segment.token_ids.numpy().tolist())
+    return [
+        {"author": author, "text": spelling.plain(said)}
+        for author, said in ids
+        if author != "prompt"
+    ]
 
 
 def _fate(event: Trajectory, known: Known) -> dict[str, Any]:

@@ -23,13 +23,16 @@ def segments_table(story: Story) -> str:
     scores = {score.segment: score for score in scored.event.scores} if scored else {}
     trained = story.lineage.trained
     rows = []
+    turn = 1
     for n, segment in enumerate(rollout.segments):
+        turn += segment.author == "environment"
         score = scores.get(n)
         is_policy = segment.author == "policy"
         masked = "" if trained is None or n not in trained.masked else ", masked"
         stale = str(trained.base_version - segment.policy_version) if trained and is_policy else ""
         cells = (
             f'<td class="num">{n}</td><td>{escape(segment.author)}</td>'
+            f'<td class="num">{turn if is_policy else ""}</td>'
             f'<td class="num">{len(segment.token_ids)}</td>'
             f'<td class="num">{segment.policy_version if is_policy else ""}</td>'
             f'<td class="hash"><code>{escape(segment.weight_hash[:8])}</code></td>'
@@ -40,6 +43,7 @@ def segments_table(story: Story) -> str:
         rows.append(f"<tr>{cells}</tr>")
     return (
         '<h3>Segments</h3><div class="wide"><table><tr><th class=num></th><th>author</th>'
+        "<th class=num>turn</th>"
         "<th class=num>tokens</th><th class=num>version</th><th>weights</th><th>ended by</th>"
         "<th>scored under</th><th>staleness</th>"
         f"</tr>{''.join(rows)}</table></div>"

@@ -48,6 +48,7 @@ main:has(#by-entropy:checked) .keys.entropy { display: inline-flex; flex-wrap: w
   background: color-mix(in srgb, var(--t, transparent) var(--p), transparent);
   box-shadow: inset -1px 0 0 var(--panel); }
 .text span { color: var(--ink); } .text span.o { color: var(--muted); }
+.text span.ae { border-bottom: 1px dotted var(--v1); }
 .text span:hover, .text span.on { outline: 2px solid var(--ink); }
 main:has(#by-author:checked) .ap { --t: var(--b); } main:has(#by-author:checked) .ao {
   --t: var(--v0); } main:has(#by-author:checked) .ae { --t: var(--v1); }

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     ENGINE = "engine"  # refused or failed by the engine, as often as is tried
     DEADLINE = "deadline"  # not rolled out within `rollout.sample_deadline_s`
     REWARD = "reward"  # the verifier raised, hung, died or returned no number
+    ENVIRONMENT = "environment"  # it raised, hung, died, or answered nonsense
     SCORING = "scoring"  # refused or failed by the scorer, alone in its window
     NUMERICS = "numerics"  # a step with it is not finite, also with it alone
     MEMORY = "memory"  # a step with it alone does not fit in the trainer's memory

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from schemas.events import EVALUATE, TRAIN, Prompt, Segment, Tensor, Trajectory
+from schemas.events import EVALUATE, NO_VERSION, TRAIN, Prompt, Segment, Tensor, Trajectory
 from streams.group_ids import evaluation_id, issue_number
 
 AUTHORS = ("prompt", "policy", "environment")
@@ -48,8 +48,9 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
         ValueError: names the field, the place and the value: an id that no run gives, a reward that
             `check_reward` refuses, a sample number outside of its group, an unknown author, ids
             outside of the vocabulary, log-probs that are missing, NaN, infinite or above 0, lengths
-            that disagree, a policy segment without a version, no policy token or one with nothing
-            before it, routed experts of another shape, or an expert twice in one row.
+            that disagree, a policy segment without a version or another with one, no policy token
+            or one with nothing before it, routed experts of another shape, or an expert twice in a
+            row.
     """
     _check_identity(trajectory)
     check_reward("reward", trajectory.reward)
@@ -91,6 +92,11 @@ def _check_segment(name: str, segment: Segment, vocab_size: int) -> None:
         at = int(outside[0])
         raise ValueError(f"{name}.token_ids[{at}] must be below {vocab_size}, got {ids[at]}")
     if segment.author != "policy":
+        if segment.policy_version != NO_VERSION or segment.behavior_logprobs is not None:
+            raise ValueError(
+                f"{name} is by {segment.author}, and has policy version {segment.policy_version} "
+                "or log-probs: no policy sampled it"
+            )
         return
     if segment.policy_version < 0:
         raise ValueError(f"{name}.policy_version must be 0 or above, got {segment.policy_version}")

@@ -101,6 +101,7 @@ def prompt_of(
         min_policy_version=version,
         seed=seed,
         issued_at_ms=now_ms(),
+        is_chat=not isinstance(row.prompt, str),
     )
 
 

@@ -45,6 +45,12 @@ _KNOWN = {
         "share",
     ),
     "response_tokens": ("Answer length", "mean over the batch", "tokens"),
+    "turns": ("Turns per sample", "of the policy, mean over the batch", "turns"),
+    "environment_tokens": (
+        "Environment's tokens",
+        "per sample, mean over the batch; not in the loss",
+        "tokens",
+    ),
     "train_s": ("Time in the optimizer", "forward, backward and update of a step", "s"),
 }
 _PART = "reward/"  # begins the name of a metric that is a part of the reward

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from streams.errors import ConfigError
 from workers.config.options import Option
-from workers.config.reward import SUM, RewardSection
+from workers.config.reward import ENVIRONMENT, SUM, RewardSection
 from workers.rollout.judges import JUDGES
 from workers.rollout.reward import (
     Ending,
@@ -24,7 +23,7 @@ from workers.rollout.reward import (
     RuleVerifier,
     Verifier,
 )
-from workers.rollout.user_verifier import Function, UserVerifier
+from workers.rollout.user_verifier import Function, UserVerifier, located
 
 _IN_CHILD = Path(__file__).with_name("child_judges.py")
 
@@ -68,6 +67,8 @@ def make_verifier(section: RewardSection) -> Verifier:
                     for part in section.parts
                 ]
             )
+        elif section.verifier == ENVIRONMENT:
+            judge = _unfinished
         else:
             judge = maker.judge(section.verifier, section.options, "reward.verifier")
         close = stack.pop_all().close
@@ -106,6 +107,11 @@ class _Sum:
         return Judgement(reward=reward, parts=parts)
 
 
+def _unfinished(*_: object) -> Judgement:
+    """Of a sample that ended before its environment gave a number."""
+    return Judgement(reward=0.0, parts={"unfinished": 1.0})
+
+
 class _Maker:
     """Makes judges, and sees to it that they are closed."""
 
@@ -123,18 +129,15 @@ class _Maker:
         return user
 
     def _function(self, verifier: str, options: Mapping[str, Option], field: str) -> Function:
-        place, colon, function = verifier.rpartition(":")
         file = module = title = ""
         if verifier in CHILD_JUDGES:
             named = CHILD_JUDGES[verifier]
             _check_installed(named, f"{field} {verifier!r}")
             file, function, title = str(_IN_CHILD), named.function, verifier
-        elif colon and function.isidentifier() and place.endswith(".py"):
-            file = str(Path(place).resolve())
-        elif colon and function.isidentifier() and re.fullmatch(r"\w+(\.\w+)*", place):
-            module = place
+        elif (found := located(verifier)) is not None:
+            file, module, function = found
         else:
-            known = [*JUDGES, *CHILD_JUDGES, SUM]
+            known = [*JUDGES, *CHILD_JUDGES, SUM, ENVIRONMENT]
             near = difflib.get_close_matches(verifier, known, n=1)
             raise ConfigError(
                 f"{field} must be one of {', '.join(known)}, or `file.py:function` or "

@@ -15,6 +15,8 @@ from workers.loop.validation import check_reward
 
 STOP = "stop"  # finish reason of an answer that its policy ended (engines.base.FinishReason)
 Metadata = Mapping[str, Any]
+# Turns in their order, `{"author": "policy" or "environment", "text": ...}`; a lone answer is one.
+Transcript = Sequence[Mapping[str, str]]
 
 
 class RewardError(Exception):
@@ -35,6 +37,7 @@ class Ending:
 
     finish_reason: str  # of the last segment, a `FinishReason`
     token_ids: Sequence[int] = ()
+    transcript: Transcript = ()
 
 
 class Verifier(Protocol):
@@ -52,16 +55,18 @@ class Verifier(Protocol):
         metadata: Metadata,
         finish_reason: str,
         token_ids: Sequence[int] = (),
+        transcript: Transcript = (),
     ) -> Judgement:
         """The reward of `completion`.
 
         Args:
             prompt: the prompt as text.
-            completion: what the policy wrote, special tokens left out.
+            completion: what the policy wrote in its last turn, special tokens left out.
             answer: the row's `answer`.
             metadata: the row's free fields.
             finish_reason: of the last segment, a `FinishReason`.
-            token_ids: that were sampled, the one that ends the answer included.
+            token_ids: that were sampled in that turn, the one that ends it included.
+            transcript: all turns.
 
         Raises:
             RewardError: the verifier failed on this answer.
@@ -80,6 +85,17 @@ class Verifier(Protocol):
         traceback: TracebackType | None,
     ) -> None:
         """Close."""
+
+
+def check_judgement(judged: Judgement) -> None:
+    """Return if its numbers can be learnt from.
+
+    Raises:
+        ValueError: names the part and the value.
+    """
+    check_reward("the reward", judged.reward)
+    for name, part in judged.parts.items():
+        check_reward(f"part {name!r} of the reward", part)
 
 
 # Gives the reward of a whole answer: (prompt, completion, answer, metadata, ending).
@@ -110,16 +126,15 @@ class RuleVerifier:
         metadata: Metadata,
         finish_reason: str,
         token_ids: Sequence[int] = (),
+        transcript: Transcript = (),
     ) -> Judgement:
         """See `Verifier.judge`."""
         if self._require_stop and finish_reason != STOP:
             return Judgement(reward=0.0, parts={"cut": 1.0})
-        ending = Ending(finish_reason=finish_reason, token_ids=token_ids)
+        ending = Ending(finish_reason=finish_reason, token_ids=token_ids, transcript=transcript)
         judged = self._judge(prompt, completion, answer, metadata, ending)
         try:
-            check_reward("the reward", judged.reward)
-            for name, part in judged.parts.items():
-                check_reward(f"part {name!r} of the reward", part)
+            check_judgement(judged)
         except ValueError as err:
             raise RewardError(str(err)) from None
         return judged

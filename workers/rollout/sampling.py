@@ -1,8 +1,11 @@
-"""From a prompt to a scored rollout: drive the engine, segment by segment, until the sample ends.
+"""From a prompt to a scored rollout: drive the engine, turn by turn, until the sample ends.
 
-Runs on the engine's event loop. An engine may end a segment because the policy changed (the next
-segment follows automatically) or because the request was aborted; then the sample is requested
-again with the tokens so far, and continues under the weights that the engine holds by then.
+Runs on the engine's event loop. Where there is an environment, it answers each turn that the policy
+ended, until it says that the sample is over, `max_turns` is reached, or there is no room. An engine
+may end a segment because the policy changed (the next segment follows automatically) or because the
+request was aborted; then the turn is requested again with the tokens so far, and continues under
+the weights that the engine holds by then. Tokens that were sampled are only appended to, never made
+anew from their text.
 """
 
 from __future__ import annotations
@@ -27,6 +30,16 @@ from workers.engines.base import (
     SampleRequest,
     Sampling,
 )
+from workers.rollout.environment import (
+    Ends,
+    Environment,
+    Episode,
+    LostEpisodeError,
+    PolicyTurn,
+    Says,
+)
+from workers.rollout.episode import EnvironmentSegment, Played, Progress, Turn, turn_of
+from workers.rollout.next_turn import NextTurn
 from workers.rollout.reward import Judgement, Verifier
 from workers.tokenizer import Tokenizer
 
@@ -35,11 +48,20 @@ from workers.tokenizer import Tokenizer
 class Rollout:
     """A finished sample, not yet an event."""
 
-    segments: tuple[GeneratedSegment, ...]
+    played: Played
     judgement: Judgement
     attempt: int
     started_s: float  # monotonic
     finished_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What samples of several turns need."""
+
+    environment: Environment
+    next_turn: NextTurn
+    max_turns: int
 
 
 def sampling_of(section: RolloutSection) -> Sampling:
@@ -66,6 +88,7 @@ class Sampler:
     tokenizer: Tokenizer
     sampling: Sampling
     evaluation: Sampling | None = None  # of held-out rows; None: as all others
+    turns: Turns | None = None  # None: a sample is one answer
     max_attempts: int
     deadline_s: float
     # Its own: answers that wait for a slow verifier must not hold up a pull, which needs a thread.
@@ -77,77 +100,119 @@ class Sampler:
         Raises:
             PromptTooLongError: no room for an answer.
             EngineError: the engine failed `max_attempts` times; the last failure.
+            EpisodeError: the environment failed, or its process was lost as often.
             TimeoutError: not finished within `deadline_s`.
             RewardError: the verifier failed.
         """
         started_s = time.monotonic()
-        attempt, segments = await self.generate(prompt)
-        sampled = np.concatenate([segment.token_ids for segment in segments])
-        judgement = await self._judged(prompt, sampled.tolist(), segments[-1].finish_reason)
+        attempt, played = await self.generate(prompt)
+        judgement = played.judgement or await self._judged(prompt, played)
         return Rollout(
-            segments=tuple(segments),
+            played=played,
             judgement=judgement,
             attempt=attempt,
             started_s=started_s,
             finished_s=time.monotonic(),
         )
 
-    async def _judged(
-        self, prompt: Prompt, sampled: list[int], finish_reason: FinishReason
-    ) -> Judgement:
+    async def _judged(self, prompt: Prompt, played: Played) -> Judgement:
         judge = partial(
             self.verifier.judge,
             prompt.text,
-            self.tokenizer.decode(sampled),
+            played.last.text,
             prompt.answer,
             json.loads(prompt.metadata or "{}"),
-            finish_reason,
-            sampled,
+            played.last.finish_reason,
+            played.last.token_ids,
+            played.transcript,
         )
         # Two changes of thread cost more than a judgement that does not wait.
         if not self.verifier.waits:
             return judge()
         return await asyncio.get_running_loop().run_in_executor(self.judging, judge)
 
-    async def generate(self, prompt: Prompt) -> tuple[int, list[GeneratedSegment]]:
-        """The attempt that succeeded, and its segments; raises as `roll_out` does."""
-        prompt_ids = prompt.token_ids.numpy().astype(np.int32, copy=False)
+    async def generate(self, prompt: Prompt) -> tuple[int, Played]:
+        """The attempt that succeeded, and what was said; raises as `roll_out` does."""
+        progress = Progress(np.zeros(0, np.int32))
         try:
             async with asyncio.timeout(self.deadline_s):
-                return await self._attempts(prompt, prompt_ids)
+                for attempt in range(self.max_attempts):
+                    progress = Progress(prompt.token_ids.numpy().astype(np.int32, copy=False))
+                    try:
+                        return attempt, await self._play(prompt, attempt, progress)
+                    except (EngineError, LostEpisodeError) as err:
+                        if isinstance(err, PromptTooLongError) or attempt + 1 == self.max_attempts:
+                            raise
         except TimeoutError:
             raise TimeoutError(
-                f"sample {prompt.group_id}/{prompt.sample} was not finished by engine "
-                f"{self.engine.name} within {self.deadline_s:g} s"
+                f"sample {prompt.group_id}/{prompt.sample} was not finished by "
+                f"{progress.waits_for} within {self.deadline_s:g} s"
             ) from None
+        raise AssertionError("max_attempts is at least 1")
 
     def _sampling_of(self, prompt: Prompt) -> Sampling:
         return (prompt.purpose == EVALUATE and self.evaluation) or self.sampling
 
-    async def _attempts(
-        self, prompt: Prompt, prompt_ids: np.ndarray[tuple[int], np.dtype[np.int32]]
-    ) -> tuple[int, list[GeneratedSegment]]:
-        for attempt in range(self.max_attempts):
-            try:
-                return attempt, await self._generate(prompt, prompt_ids, attempt)
-            except EngineError as err:
-                if isinstance(err, PromptTooLongError) or attempt + 1 == self.max_attempts:
-                    raise
-        raise AssertionError("max_attempts is at least 1")
+    async def _play(self, prompt: Prompt, attempt: int, progress: Progress) -> Played:
+        """One attempt, from the policy's first turn on."""
+        if self.turns is None:
+            await self._turn(prompt, attempt, progress)
+            return progress.played()
+        name = f"{prompt.group_id}/{prompt.sample}/{attempt}"
+        episode = self.turns.environment.begin(name, prompt)
+        try:
+            while True:
+                turn = await self._turn(prompt, attempt, progress)
+                if turn.finish_reason is not FinishReason.STOP:
+                    return progress.played()  # cut: there is nothing to answer
+                outcome = await self._step(episode, progress, self.turns.max_turns)
+                if isinstance(outcome, Ends):
+                    return progress.played(outcome.judgement)
+                if not self._go_on(prompt, progress, outcome, self.turns):
+                    return progress.played()
+        finally:
+            episode.leave()
 
-    async def _generate(
-        self,
-        prompt: Prompt,
-        prompt_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
-        attempt: int,
-    ) -> list[GeneratedSegment]:
+    async def _step(self, episode: Episode, progress: Progress, max_turns: int) -> Says | Ends:
+        number, turn = len(progress.turns), progress.turns[-1]
+        progress.waits_for = f"its environment, in turn {number}"
+        started_s = time.monotonic()
+        try:
+            return await episode.step(
+                PolicyTurn(
+                    number=number,
+                    is_last=number >= max_turns,
+                    text=turn.text,
+                    token_ids=turn.token_ids,
+                )
+            )
+        finally:
+            progress.environment_s += time.monotonic() - started_s
+
+    def _go_on(self, prompt: Prompt, progress: Progress, says: Says, turns: Turns) -> bool:
+        """Append what the environment said, if a turn can follow."""
+        if len(progress.turns) >= turns.max_turns:
+            return False
+        sampled = progress.turns[-1].token_ids
+        ids = turns.next_turn.tokens(says, sampled, is_chat=prompt.is_chat)
+        if len(progress.token_ids) + len(ids) >= self.engine.max_tokens:
+            return False
+        progress.answers.append(EnvironmentSegment(token_ids=ids, text=says.text))
+        return True
+
+    async def _turn(self, prompt: Prompt, attempt: int, progress: Progress) -> Turn:
+        """The policy's next turn; an aborted request is resumed where it was."""
+        given = progress.token_ids
+        progress.waits_for = f"engine {self.engine.name}"
+        if self.turns is not None:
+            progress.waits_for += f", in turn {len(progress.turns) + 1}"
         segments: list[GeneratedSegment] = []
         while not segments or segments[-1].finish_reason is FinishReason.ABORT:
             request = SampleRequest(
                 sample_id=f"{prompt.group_id}/{prompt.sample}/{attempt}",
                 group_id=prompt.group_id,
-                token_ids=np.concatenate([prompt_ids, *(s.token_ids for s in segments)]),
-                prompt_tokens=len(prompt_ids),
+                token_ids=np.concatenate([given, *(s.token_ids for s in segments)]),
+                prompt_tokens=len(given),
                 sampling=self._sampling_of(prompt),
                 seed=prompt.seed,
             )
@@ -158,4 +223,6 @@ class Sampler:
                 raise EngineError(
                     f"engine {self.engine.name} ended request {request.sample_id} without a segment"
                 )
-        return [segment for segment in segments if len(segment.token_ids)] or segments[-1:]
+        sampled = [int(token) for segment in segments for token in segment.token_ids]
+        progress.turns.append(turn_of(segments, self.tokenizer.decode(sampled)))
+        return progress.turns[-1]

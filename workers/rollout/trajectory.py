@@ -12,6 +12,7 @@ from streams.record import Position
 from workers.config.run import RolloutSection
 from workers.context import Context
 from workers.engines.base import Experts, GeneratedSegment
+from workers.rollout.episode import AnySegment, EnvironmentSegment
 from workers.rollout.sampling import Rollout
 
 
@@ -30,7 +31,10 @@ def trajectory_of(
         loads: the `load_id` of each version that the engine held.
         engine: its name and version.
     """
-    experts, mask = stitch_experts(rollout.segments, num_rows=_num_tokens(prompt, rollout) - 1)
+    said = rollout.played.segments
+    sampled = [segment for segment in said if isinstance(segment, GeneratedSegment)]
+    num_tokens = len(prompt.token_ids) + sum(len(segment.token_ids) for segment in said)
+    experts, mask = stitch_experts(sampled, num_rows=num_tokens - 1)
     finished_ms = now_ms()
     config = context.config
     sampled_as = config.evaluation if prompt.purpose == EVALUATE else config.rollout
@@ -45,7 +49,7 @@ def trajectory_of(
         replacement=prompt.replacement,
         segments=(
             Segment(author="prompt", token_ids=prompt.token_ids),
-            *(_segment(s, loads, sampled_as) for s in rollout.segments),
+            *(_segment(segment, loads, sampled_as) for segment in said),
         ),
         reward=rollout.judgement.reward,
         reward_parts=rollout.judgement.parts,
@@ -67,7 +71,8 @@ def stitch_experts(
     """Routed experts of the whole sample, and which rows are recorded (None: all of them).
 
     A row that came first stays: a resumed request returns rows of old tokens under new weights,
-    but the tokens were sampled under the old ones (design, section 4).
+    but the tokens were sampled under the old ones (design, section 4). Rows of an environment's
+    tokens, and of the last token of a turn, come with the request of the turn that follows.
 
     Returns:
         `[num_rows, layers, top_k]` and uint8 `[num_rows]`; None, None if nothing was captured.
@@ -98,9 +103,9 @@ def stitch_experts(
     return whole, None if seen.all() else seen
 
 
-def _segment(
-    segment: GeneratedSegment, loads: Mapping[int, str], config: RolloutSection
-) -> Segment:
+def _segment(segment: AnySegment, loads: Mapping[int, str], config: RolloutSection) -> Segment:
+    if isinstance(segment, EnvironmentSegment):
+        return Segment(author="environment", token_ids=Tensor.of(segment.token_ids))
     return Segment(
         author="policy",
         token_ids=Tensor.of(segment.token_ids.astype(np.int32, copy=False)),
@@ -113,7 +118,3 @@ def _segment(
         top_k=config.top_k,
         finish_reason=segment.finish_reason,
     )
-
-
-def _num_tokens(prompt: Prompt, rollout: Rollout) -> int:
-    return len(prompt.token_ids) + sum(len(s.token_ids) for s in rollout.segments)

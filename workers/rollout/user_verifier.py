@@ -8,6 +8,7 @@ with a `RewardError`. The protocol is described in `verifier_process.py`.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,16 @@ class Function:
                 "memory_mb": self.memory_mb,
             }
         )
+
+
+def located(name: str) -> tuple[str, str, str] | None:
+    """File, module and name of `file.py:name` or `module:name`; None: it is neither."""
+    place, colon, code = name.rpartition(":")
+    if not colon or not code.isidentifier():
+        return None
+    if place.endswith(".py"):
+        return str(Path(place).resolve()), "", code
+    return ("", place, code) if re.fullmatch(r"\w+(\.\w+)*", place) else None
 
 
 class UserVerifier:
@@ -169,13 +180,10 @@ def _extra(wants: frozenset[str], ending: Ending) -> dict[str, Any]:
     known: dict[str, Any] = {
         "finish_reason": ending.finish_reason,
         "num_tokens": len(ending.token_ids),
-        "token_ids": ending.token_ids,
+        "token_ids": list(ending.token_ids),
+        "transcript": [dict(turn) for turn in ending.transcript],
     }
-    return {
-        name: list(value) if name == "token_ids" else value
-        for name, value in known.items()
-        if name in wants
-    }
+    return {name: value for name, value in known.items() if name in wants}
 
 
 def _judgement(child: Child, reply: Reply) -> Judgement:

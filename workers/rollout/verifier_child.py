@@ -1,6 +1,7 @@
-"""One verifier process as the worker sees it: requests go out, replies come back by their number.
+"""One process of user code as the worker sees it: requests go out, replies come back by number.
 
-The wire is described in `verifier_process.py`. Used by any number of threads.
+The wires are in `verifier_process.py` and `environment_process.py`. Used by any number of
+threads.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ class NoAnswerError(Exception):
     """The child missed its deadline, is gone or talks nonsense; says which and where."""
 
 
+class LateError(NoAnswerError):
+    """It missed the deadline of this very call."""
+
+
 class Child:
     """A process that has one function loaded, once `begin` has returned."""
 
-    def __init__(self, spec: str, timeout_s: float) -> None:
+    def __init__(self, spec: str, timeout_s: float, program: Path = _CHILD) -> None:
         self._link, theirs = socket.socketpair()
         # A child that is stopped reads nothing: sending ends then too.
         send_limit = struct.pack("ll", int(timeout_s) + 1, 0)
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_limit)
-        command = [sys.executable, "-P", str(_CHILD), str(theirs.fileno()), spec]
+        command = [sys.executable, "-P", str(program), str(theirs.fileno()), spec]
         with theirs:
             # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
             self._process = subprocess.Popen(
@@ -64,7 +69,7 @@ class Child:
         """`file:line` of the function, once it is loaded."""
         self.is_async = False
         self.wants: frozenset[str] = frozenset()
-        """What the function takes beyond the four arguments."""
+        """What the function takes beyond what it must."""
         self._reader = threading.Thread(target=self._read, name="verifier-link", daemon=True)
         self._reader.start()
 
@@ -80,23 +85,25 @@ class Child:
         self.wants = frozenset(reply.get("wants", ()))
         return reply
 
-    def ask(self, request: Mapping[str, Any]) -> Reply:
-        """Send `request` and wait for its reply.
+    def ask(self, request: Mapping[str, Any], timeout_s: float = 0.0) -> Reply:
+        """Send `request` and wait for its reply, for `timeout_s`; 0: the child's own limit.
 
         A call that misses its deadline is cancelled if it is asynchronous; one that does not let
         go, or cannot, ends the process, and with it what else it held.
 
         Raises:
-            NoAnswerError: says whether it hangs, and where, or how it died.
+            LateError: it hangs; says where.
+            NoAnswerError: says how it died.
         """
+        timeout_s = timeout_s or self._timeout_s
         number, box = self._send(request)
         try:
-            return self._reply(number, box, self._timeout_s)
+            return self._reply(number, box, timeout_s)
         except TimeoutError:
-            told = f"gave no answer within {self._timeout_s:g} s{self._whereabouts(number)}"
+            told = f"gave no answer within {timeout_s:g} s{self._whereabouts(number)}"
             if not (self.is_async and self._cancel(number)):
-                self.end(f"was ended because another judgement {told} and did not let go")
-            raise NoAnswerError(told) from None
+                self.end(f"was ended because another call {told} and did not let go")
+            raise LateError(told) from None
 
     def end(self, reason: str) -> None:
         """Kill it and all that it started; what waits for it fails with `reason`."""
@@ -126,7 +133,7 @@ class Child:
                 self._link.sendall(json.dumps({"id": number, **request}).encode() + b"\n")
         except BlockingIOError:
             self.end("was ended because it took no request")
-            raise NoAnswerError(f"gave no answer within {self._timeout_s:g} s") from None
+            raise LateError(f"gave no answer within {self._timeout_s:g} s") from None
         except OSError:
             pass  # it is gone: the reader says how
         return number, box

@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 Reply = dict[str, Any]
 
 WANTED = "(prompt, completion, answer, metadata)"
-EXTRA = ("finish_reason", "num_tokens", "token_ids")  # for a function that has such parameters
+# For a function that has such parameters.
+EXTRA = ("finish_reason", "num_tokens", "token_ids", "transcript")
 OUT_OF_MEMORY = 137  # exit status, as of a process that the kernel killed for it
 _MEMORY_POLL_S = 0.05
 
@@ -53,12 +54,12 @@ class UnusableError(Exception):
 
 
 def load(spec: Reply) -> tuple[Callable[..., object], str]:
-    """The function that `spec` names, and the file it was looked for in.
+    """What `spec` names, and the file it was looked for in.
 
     Modules beside a file can be imported by it; a module is looked for in the working folder last.
 
     Raises:
-        UnusableError: no such function, or one that does not take what it is called with.
+        UnusableError: no such function.
         Exception: whatever the user's code raises.
     """
     name = spec["function"]
@@ -80,7 +81,6 @@ def load(spec: Reply) -> tuple[Callable[..., object], str]:
             n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
         ]
         raise UnusableError(f"{file} has no function {name!r} (it has: {', '.join(own)})")
-    _check_signature(function, spec["options"], file)
     return function, file
 
 
@@ -156,7 +156,7 @@ def call(function: Callable[..., object], request: Reply, spec: Reply) -> object
 
 
 @cache
-def _runner() -> asyncio.Runner:
+def runner() -> asyncio.Runner:
     """The loop of all calls, for functions that need one: its import doubles a start."""
     import asyncio
 
@@ -168,7 +168,7 @@ def answer(function: Callable[..., object], request: Reply, spec: Reply) -> Repl
     try:
         returned = call(function, request, spec)
         if inspect.iscoroutine(returned):
-            returned = _runner().run(returned)
+            returned = runner().run(returned)
     except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
         return raised(err, spec)
     return reply_of(returned, place_of(function, spec["file"]))
@@ -212,7 +212,12 @@ def _watch_memory(size: int) -> NoReturn:
     os._exit(OUT_OF_MEMORY)
 
 
-def _check_signature(function: Callable[..., object], options: Reply, file: str) -> None:
+def check_signature(function: Callable[..., object], options: Reply, file: str) -> None:
+    """Whether it takes what a verifier is called with.
+
+    Raises:
+        UnusableError: it does not; says how to write it.
+    """
     try:
         signature = inspect.signature(function)
     except ValueError:  # of a compiled function: the first call will tell
@@ -258,7 +263,7 @@ def _busy_at(file: str) -> str:
     return f"{found.f_code.co_filename}:{found.f_lineno}" if found else ""
 
 
-class _Link:
+class Link:
     """The socket to the worker. When it closes the worker is gone: end, even amid user code."""
 
     def __init__(self, fd: int, file: str) -> None:
@@ -270,6 +275,7 @@ class _Link:
         threading.Thread(target=self._read, name="worker-watch", daemon=True).start()
 
     def send(self, number: int, reply: Reply) -> None:
+        """Answer a request."""
         with self._lock:
             self._socket.sendall(json.dumps({"id": number, **reply}).encode() + b"\n")
 
@@ -297,8 +303,12 @@ class _Link:
         return found
 
 
-async def serve(link: _Link, function: Callable[..., Any], spec: Reply) -> None:
-    """Answer requests side by side, for ever; the link ends the process."""
+async def serve(link: Link, answer: Callable[[Reply], Coroutine[Any, Any, Reply]], at: str) -> None:
+    """Answer requests side by side, for ever; the link ends the process.
+
+    Args:
+        at: `file:line` of the user's code.
+    """
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -313,13 +323,13 @@ async def serve(link: _Link, function: Callable[..., Any], spec: Reply) -> None:
             task.add_done_callback(lambda _: link.send(number, {}))
             task.cancel()
             return
-        task = link.tasks[number] = loop.create_task(answer_async(function, request, spec))
+        task = link.tasks[number] = loop.create_task(answer(request))
         task.add_done_callback(lambda task: end(number, task))
 
     def end(number: int, task: asyncio.Task[Reply]) -> None:
         del link.tasks[number]
         if task.cancelled():
-            reply: Reply = {"error": f"{place_of(function, spec['file'])} was cancelled"}
+            reply: Reply = {"error": f"{at} was cancelled"}
         elif task.exception() is not None:
             return  # of SystemExit and the like: the process ends of it
         else:
@@ -334,19 +344,31 @@ async def serve(link: _Link, function: Callable[..., Any], spec: Reply) -> None:
     await loop.create_future()
 
 
-def main(fd: int, spec: Reply) -> None:
-    """Load, say so, then answer until the worker closes the link."""
-    link = _Link(fd, spec.get("file", ""))
+def loaded(
+    link: Link, spec: Reply, check: Callable[[Callable[..., object], Reply, str], None]
+) -> tuple[Callable[..., Any], Reply] | None:
+    """The user's code and `spec` with its file; None: it is unusable, and the worker was told."""
     try:
         limit_memory(spec["memory_mb"])
         function, file = load(spec)
+        check(function, spec["options"], file)
     except UnusableError as err:
         link.send(0, {"error": str(err)})
-        return
+        return None
     except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
         link.send(0, {"error": f"{where(err, spec.get('file', ''))}: {_told(err)}"})
+        return None
+    return function, {**spec, "file": file}
+
+
+def main(fd: int, spec: Reply) -> None:
+    """Load, say so, then answer until the worker closes the link."""
+    link = Link(fd, spec.get("file", ""))
+    found = loaded(link, spec, check_signature)
+    if found is None:
         return
-    spec = {**spec, "file": file}
+    function, spec = found
+    file = spec["file"]
     is_async = is_asynchronous(function)
     link.send(
         0,
@@ -357,7 +379,13 @@ def main(fd: int, spec: Reply) -> None:
         },
     )
     if is_async:
-        _runner().run(serve(link, function, spec))
+        runner().run(
+            serve(
+                link,
+                lambda request: answer_async(function, request, spec),
+                place_of(function, file),
+            )
+        )
     while True:
         request = link.requests.get()
         link.send(request["id"], answer(function, request, spec))

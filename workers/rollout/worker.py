@@ -25,6 +25,7 @@ from workers.loop.stage import Finished, StageLoop
 from workers.loop.validation import check_prompt
 from workers.policy.pulls import PullLog
 from workers.policy.view import PolicyFollower
+from workers.rollout.environment import EpisodeError
 from workers.rollout.reward import RewardError
 from workers.rollout.sampling import Rollout, Sampler
 from workers.rollout.trajectory import trajectory_of
@@ -140,6 +141,8 @@ class RolloutStage:
     def close(self) -> None:
         """Give up open samples; they stay in flight."""
         self._loop.wait(self._engine.close(), CLOSE_S, f"closing engine {self._engine.name}")
+        if self._sampler.turns is not None:
+            self._sampler.turns.environment.close()
         self._loop.close()
         self._sampler.judging.shutdown(wait=False, cancel_futures=True)
         self._sampler.verifier.close()
@@ -203,7 +206,9 @@ class RolloutStage:
         return "waiting", f"for policy version {wanted}, holds {held}"
 
     def _conclude(self, record: Record[Prompt], rollout: Rollout, finished: list[Finished]) -> None:
-        if any(s.policy_version not in self._pulls.loads for s in rollout.segments):
+        played = rollout.played
+        sampled = [segment for turn in played.turns for segment in turn.segments]
+        if any(segment.policy_version not in self._pulls.loads for segment in sampled):
             # Its PolicyLoaded is not told yet: no trajectory names a load that nobody can read of.
             self._unnamed.append((record, rollout))
             return
@@ -218,9 +223,15 @@ class RolloutStage:
         self._num_open -= 1
         self._reporter.count(
             samples=1,
-            tokens=sum(len(s.token_ids) for s in rollout.segments),
+            tokens=sum(len(segment.token_ids) for segment in sampled),
             sample_s=rollout.finished_s - rollout.started_s,
         )
+        if self._sampler.turns is not None:
+            self._reporter.count(
+                turns=len(played.turns),
+                environment_tokens=sum(len(answer.token_ids) for answer in played.answers),
+                environment_s=played.environment_s,
+            )
         finished.append(Finished(raw=record.raw, outputs=(outgoing(TRAJECTORIES, trajectory),)))
 
     def _engine_is_ready(self) -> bool:
@@ -232,6 +243,7 @@ class RolloutStage:
             (PromptTooLongError, "prompt_too_long"),
             (EngineError, "engine"),
             (RewardError, "reward"),
+            (EpisodeError, "environment"),
             (TimeoutError, "deadline"),
         ]
         reason = next((name for kind, name in reasons if isinstance(error, kind)), None)

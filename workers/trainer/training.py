@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from schemas.events import MaskedSegment, ScoredTrajectory
+from schemas.events import MaskedSegment, ScoredTrajectory, Trajectory
 from streams.crash_points import CrashPoint, reach
 from streams.errors import ConfigError
 from workers.config.trainer import TrainerSection
@@ -373,4 +373,19 @@ def _rewards(payloads: Sequence[Payload]) -> dict[str, float]:
             np.mean([len(set(group)) == 1 for group in by_group.values()])
         ),
         "response_tokens": float(np.mean(lengths)),
+        **_turns([payload.scored.trajectory for payload in payloads]),
+    }
+
+
+def _turns(batch: Sequence[Trajectory]) -> dict[str, float]:
+    """Of samples with an environment: turns of the policy and tokens that nobody sampled, each
+    sample's mean; empty where no sample has any."""
+    said = [[s for s in one.segments if s.author == "environment"] for one in batch]
+    if not any(said):
+        return {}
+    turns = [1 + len(segments) for segments in said]
+    return {
+        "turns": float(np.mean(turns)),
+        "turns_max": float(max(turns)),
+        "environment_tokens": float(np.mean([sum(len(s.token_ids) for s in one) for one in said])),
     }

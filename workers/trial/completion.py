@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from workers.engines.base import FinishReason
 from workers.problems.row import Row
+from workers.rollout.episode import Played
 from workers.rollout.reward import Judgement, RewardError, Verifier
 
 
@@ -16,7 +17,8 @@ from workers.rollout.reward import Judgement, RewardError, Verifier
 class Completion:
     """One answer, and what became of it."""
 
-    text: str
+    text: str  # of the last turn
+    before: Sequence[Mapping[str, str]] = ()  # turns before it: author and text
     token_ids: Sequence[int] = ()
     finish_reason: str = FinishReason.STOP
     judgement: Judgement | None = None
@@ -45,25 +47,26 @@ class Times:
     judge_s: list[float] = field(default_factory=list)
 
 
-def judged(
-    verifier: Verifier,
-    row: Row,
-    prompt: str,
-    text: str,
-    finish_reason: str,
-    token_ids: Sequence[int] = (),
-) -> Completion:
+def judged(verifier: Verifier, row: Row, prompt: str, played: Played) -> Completion:
     """An answer with its judgement, or with why there is none."""
     started_s = time.monotonic()
-    judgement, rejected = None, ""
+    judgement, rejected, last = played.judgement, "", played.last
     try:
-        metadata = json.loads(row.metadata)
-        judgement = verifier.judge(prompt, text, row.answer, metadata, finish_reason, token_ids)
+        judgement = judgement or verifier.judge(
+            prompt,
+            last.text,
+            row.answer,
+            json.loads(row.metadata),
+            last.finish_reason,
+            last.token_ids,
+            played.transcript,
+        )
     except RewardError as err:
         rejected = str(err)
     return Completion(
-        text=text,
-        finish_reason=finish_reason,
+        text=last.text,
+        before=played.transcript[:-1],
+        finish_reason=last.finish_reason,
         judgement=judgement,
         rejected=rejected,
         judge_s=time.monotonic() - started_s,

@@ -18,7 +18,8 @@ from workers.problems.indexing import parse
 from workers.problems.open import first_rows
 from workers.problems.row import Row
 from workers.prompts.issue import text_of
-from workers.rollout.reward import STOP, Verifier
+from workers.rollout.episode import answered
+from workers.rollout.reward import Verifier
 from workers.trial.completion import Completion, judged
 
 
@@ -56,7 +57,8 @@ def read_given(config: RunConfig, path: Path) -> list[Given]:
 def judge_given(verifier: Verifier, given: Sequence[Given]) -> list[Completion]:
     """Judge each as an answer that its policy ended."""
     return [
-        judged(verifier, one.row, text_of(one.row.prompt), one.completion, STOP) for one in given
+        judged(verifier, one.row, text_of(one.row.prompt), answered(one.completion))
+        for one in given
     ]
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from schemas.events import Prompt
 from workers.config.run import RunConfig
-from workers.engines.base import EngineError, FinishReason, GeneratedSegment, Sampling
+from workers.engines.base import EngineError, FinishReason, Sampling
 from workers.engines.builtin import BuiltinEngine
 from workers.engines.folder_channel import FolderChannel
 from workers.hub import model_folder
 from workers.problems.limits import PromptEncoder
 from workers.problems.row import Row
 from workers.prompts.issue import prompt_of
+from workers.rollout.environment import EpisodeError
+from workers.rollout.episode import Played
 from workers.rollout.reward import Verifier
-from workers.rollout.sampling import Sampler
+from workers.rollout.sampling import Sampler, Turns
 from workers.tokenizer import Tokenizer
 from workers.trial.completion import Completion, Times, TriedRow, judged
 
@@ -27,11 +27,20 @@ from workers.trial.completion import Completion, Times, TriedRow, judged
 class Trial:
     """Model and verifier, loaded.
 
+    Args:
+        turns: makes what samples of several turns need, for an engine's vocabulary.
+
     Raises:
         EngineError: from the constructor: the model cannot be loaded or decoded.
     """
 
-    def __init__(self, config: RunConfig, verifier: Verifier, encoder: PromptEncoder) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        verifier: Verifier,
+        encoder: PromptEncoder,
+        turns: Callable[[int], Turns | None] = lambda _: None,
+    ) -> None:
         started_s = time.monotonic()
         self.times = Times()
         self._config = config
@@ -59,6 +68,7 @@ class Trial:
                 top_k=rollout.top_k,
                 max_new_tokens=rollout.max_new_tokens,
             ),
+            turns=turns(self._engine.vocab_size),
             max_attempts=rollout.max_attempts,
             deadline_s=rollout.sample_deadline_s,
         )
@@ -86,6 +96,11 @@ class Trial:
             tried.append(TriedRow(row=row, prompt_ids=ids, left_out=why, completions=completions))
         return tried
 
+    def close(self) -> None:
+        """End the environment's processes."""
+        if self._sampler.turns is not None:
+            self._sampler.turns.environment.close()
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -105,7 +120,7 @@ class Trial:
 
     async def _sample(
         self, prompts: Sequence[Prompt], num_samples: int
-    ) -> list[list[Sequence[GeneratedSegment] | Exception]]:
+    ) -> list[list[Played | Exception]]:
         await self._engine.pull(self._channel.published, self._channel)
         try:
             return [
@@ -117,37 +132,28 @@ class Trial:
         finally:
             await self._engine.close()
 
-    async def _group(
-        self, prompt: Prompt, num_samples: int
-    ) -> Sequence[Sequence[GeneratedSegment] | Exception]:
+    async def _group(self, prompt: Prompt, num_samples: int) -> Sequence[Played | Exception]:
         samples = [dataclasses.replace(prompt, sample=number) for number in range(num_samples)]
         return await asyncio.gather(*(self._answer(sample) for sample in samples))
 
-    async def _answer(self, prompt: Prompt) -> Sequence[GeneratedSegment] | Exception:
+    async def _answer(self, prompt: Prompt) -> Played | Exception:
         try:
             return (await self._sampler.generate(prompt))[1]
-        except (EngineError, TimeoutError) as err:  # what a run would set aside
+        except (EngineError, EpisodeError, TimeoutError) as err:  # what a run would set aside
             return err
 
-    def _judged(
-        self, row: Row, prompt: Prompt, answer: Sequence[GeneratedSegment] | Exception
-    ) -> Completion:
+    def _judged(self, row: Row, prompt: Prompt, answer: Played | Exception) -> Completion:
         if isinstance(answer, Exception):
             return Completion(text="", finish_reason="", rejected=str(answer))
-        ids = np.concatenate([segment.token_ids for segment in answer]).tolist()
-        self.times.num_tokens += len(ids)
-        completion = judged(
-            self._verifier,
-            row,
-            prompt.text,
-            self._tokenizer.decode(ids),
-            answer[-1].finish_reason,
-            ids,
+        ids = answer.last.token_ids
+        self.times.num_tokens += sum(len(turn.token_ids) for turn in answer.turns)
+        completion = dataclasses.replace(
+            judged(self._verifier, row, prompt.text, answer), token_ids=ids
         )
         self.times.judge_s.append(completion.judge_s)
-        note = ""
+        note = "" if answer.judgement is None else "by the environment"
         if completion.finish_reason != FinishReason.STOP:
             note = f"cut at rollout.max_new_tokens = {self._config.rollout.max_new_tokens}"
             if self._config.reward.require_stop:
                 note += "; a cut answer earns 0 while reward.require_stop is true"
-        return dataclasses.replace(completion, token_ids=ids, note=note)
+        return dataclasses.replace(completion, note=note)

@@ -30,6 +30,9 @@ def row_lines(
     if tried.left_out:
         return [*lines, f"  LEFT OUT: {tried.left_out}", ""]
     for number, completion in enumerate(tried.completions, 1):
+        for turn, said in enumerate(completion.before):
+            who = f"completion {number}, turn {turn // 2 + 1}"
+            lines += _block(who if said["author"] == "policy" else "  environment", said["text"])
         size = f"{len(completion.token_ids)} tokens, {completion.finish_reason}"
         lines += _block(f"completion {number}, {size}", completion.text)
         if tokens:

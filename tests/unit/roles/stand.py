@@ -23,7 +23,7 @@ from workers.context import Context
 from workers.engines.base import Sampling
 from workers.engines.fake import FakeEngine, fake_weights
 from workers.loop.runtime import Role
-from workers.rollout.reward import Judgement, RewardError
+from workers.rollout.reward import Judgement, RewardError, Transcript
 from workers.rollout.sampling import Sampler
 from workers.tokenizer import Tokenizer
 from workers.weights.file import FileWeightServer
@@ -118,6 +118,7 @@ class LengthVerifier:
         metadata: object,
         finish_reason: str,
         token_ids: Sequence[int] = (),
+        transcript: Transcript = (),
     ) -> Judgement:
         if answer == "refuse":
             raise RewardError("verifier.py:7 refused")

@@ -13,7 +13,7 @@ from schemas.events import EVALUATE, Prompt
 from tests.unit.roles.stand import DEADLINE_S, LengthVerifier, Stand, make_prompt, make_sampler
 from tests.unit.served.test_gate import until
 from workers.engines.fake import FakeEngine
-from workers.rollout.reward import Judgement
+from workers.rollout.reward import Judgement, Transcript
 from workers.rollout.sampling import Sampler, sampling_of
 from workers.weights.file import FileWeightChannel
 
@@ -37,6 +37,7 @@ class SlowVerifier(LengthVerifier):
         metadata: object,
         finish_reason: str,
         token_ids: Sequence[int] = (),
+        transcript: Transcript = (),
     ) -> Judgement:
         self.is_asked.set()
         assert self.may_judge.wait(DEADLINE_S)

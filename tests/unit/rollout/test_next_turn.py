@@ -1,0 +1,158 @@
+"""The tokens between two turns: as the chat template would write them, and no control tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from tests.unit.roles.stand import EXAMPLE
+from workers.rollout.environment import EpisodeError, Says
+from workers.rollout.next_turn import NextTurn
+from workers.tokenizer import Tokenizer
+
+MODEL = EXAMPLE.parent / "demo/model"
+EOS = 2
+# The common form, with digits for words: `<unk>ROLE:CONTENT<eos>`.
+CHATML = (
+    "{{ bos_token }}{% for m in messages %}"
+    "<unk>{{ {'user': '1', 'assistant': '2', 'tool': '3', 'system': '4'}[m.role] }}:"
+    "{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<unk>2:{% endif %}"
+)
+# As Qwen3's: what an answer thought is kept until the next word of the user's, not of a tool's.
+STRIPS = CHATML.replace(
+    "{{ m.content }}",
+    "{% set later = messages[loop.index0:] | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\\n') "
+    "if later and m.role == 'assistant' else m.content }}",
+)
+COUNTS = CHATML.replace("{{ m.content }}", "{{ loop.index }}{{ m.content }}")
+
+
+def tokenizer(folder: Path, template: str) -> Tokenizer:
+    file = folder / "template.jinja"
+    file.write_text(template)
+    return Tokenizer(MODEL, template=file)
+
+
+def next_turn(folder: Path, template: str = CHATML, role: str = "tool") -> NextTurn:
+    return NextTurn(tokenizer(folder, template), role, vocab_size=128)
+
+
+def test_a_later_turn_is_what_the_template_would_have_written(tmp_path: Path) -> None:
+    """Prompt, answer and what follows it are the tokens of the whole dialogue, rendered at once."""
+    spoken = tokenizer(tmp_path, CHATML)
+    asked = [{"role": "user", "content": "1+2="}]
+    ids = spoken.encode_prompt(asked)
+    made = next_turn(tmp_path)
+    for answer, observed in (("4", "12"), ("5", "~;")):
+        answered = [*spoken.encode_piece(answer), EOS]
+        ids += answered + made.tokens(Says(observed), answered, is_chat=True).tolist()
+        asked += [
+            {"role": "assistant", "content": answer},
+            {"role": "tool", "content": observed},
+        ]
+    assert spoken.encode_prompt(asked) == ids
+
+
+def test_an_answer_that_did_not_sample_its_end_is_given_one(tmp_path: Path) -> None:
+    """The template's own end of the message is left out only where it was sampled."""
+    made = next_turn(tmp_path)
+    ended = made.tokens(Says("1"), [5, EOS], is_chat=True).tolist()
+    assert [EOS, *ended] == made.tokens(Says("1"), [5, 6], is_chat=True).tolist()
+
+
+def test_several_messages_become_several_turns(tmp_path: Path) -> None:
+    """Each under its own role."""
+    says = Says([{"role": "tool", "content": "7"}, {"role": "user", "content": "8"}])
+    spoken = tokenizer(tmp_path, CHATML)
+    wanted = spoken.encode_piece("<unk>3:7<eos><unk>1:8<eos><unk>2:")
+    assert wanted == next_turn(tmp_path).tokens(says, [EOS], is_chat=True).tolist()
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_no_text_of_an_environment_becomes_a_control_token(tmp_path: Path, is_chat: bool) -> None:
+    """`<eos>` in a tool's output is five characters, wherever it stands."""
+    made = next_turn(tmp_path)
+    ids = made.tokens(Says("1<eos>2<pad>"), [EOS], is_chat=is_chat).tolist()
+    # The template writes one end, behind its message; the text's own makes none.
+    assert [int(is_chat), 0] == [ids.count(EOS), ids.count(0)]
+    plain = made.tokens(Says("12"), [EOS], is_chat=is_chat).tolist()
+    assert len(ids) > len(plain)
+
+
+def test_a_text_prompt_goes_on_with_the_text_as_it_is(tmp_path: Path) -> None:
+    """Nothing is added before or behind it."""
+    spoken, made = tokenizer(tmp_path, CHATML), next_turn(tmp_path)
+    ids = made.tokens(Says(" 3+4="), [EOS], is_chat=False).tolist()
+    assert spoken.encode_piece(" 3+4=") == ids
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "told"),
+    [
+        (STRIPS, "user", r"template.jinja cannot be used.*think>.*of role 'user' follows"),
+        (COUNTS, "tool", r"template.jinja cannot be used for several turns"),
+        ("{{ messages[-1].content }}", "tool", r"template.jinja cannot be used"),
+    ],
+)
+def test_a_template_that_changes_what_was_said_is_refused(
+    tmp_path: Path, template: str, role: str, told: str
+) -> None:
+    """By name, with what changes, and what to do."""
+    with pytest.raises(ConfigError, match=told):
+        next_turn(tmp_path, template, role).check_template()
+
+
+def test_a_template_that_keeps_thoughts_until_the_next_user_may_be_used_with_tools(
+    tmp_path: Path,
+) -> None:
+    """The role decides: nothing changes behind a tool's message."""
+    next_turn(tmp_path, STRIPS, "tool").check_template()
+
+
+def test_a_template_may_begin_the_thought_of_an_answer(tmp_path: Path) -> None:
+    """The answer's own text then goes on behind it."""
+    template = CHATML.replace("<unk>2:{% endif %}", "<unk>2:<think>\n{% endif %}").replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' and '<think>' not in m.content %}<think>\n{% endif %}"
+        "{{ m.content }}",
+    )
+    next_turn(tmp_path, template).check_template()
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (Says(""), "makes no tokens"),
+        (Says([{"role": "tool", "content": "1"}]), "the prompt is text: return text"),
+    ],
+)
+def test_what_cannot_follow_a_text_is_refused(tmp_path: Path, says: Says, told: str) -> None:
+    """Nothing at all, and messages."""
+    with pytest.raises(EpisodeError, match=told):
+        next_turn(tmp_path).tokens(says, [EOS], is_chat=False)
+
+
+def test_a_token_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
+    """A tokenizer may know more tokens than the model."""
+    made = NextTurn(tokenizer(tmp_path, CHATML), "tool", vocab_size=10)
+    with pytest.raises(EpisodeError, match=r"holds token \d+, and the model knows 10"):
+        made.tokens(Says("99"), [EOS], is_chat=False)
+
+
+def test_a_piece_gets_no_special_tokens_around_it(tmp_path: Path) -> None:
+    """Some tokenizers begin every text with `bos`: a piece in the middle must not."""
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<bos>", "type_id": 0}})
+    content["post_processor"]["special_tokens"] = {
+        "<bos>": {"id": "<bos>", "ids": [1], "tokens": ["<bos>"]}
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    spoken = Tokenizer(folder)
+    assert [1] == spoken.encode("7")[:1]
+    assert spoken.encode("7")[1:] == spoken.encode_piece("7")

@@ -1,0 +1,175 @@
+"""The child process that holds environments: JSON lines in, JSON lines out, paired by `id`.
+
+Started by path with `python -P`, as `verifier_process.py` is, whose link, loading and limits it
+uses. The user's class is made once per sample and kept by the sample's name until it is closed:
+
+`{"id": .., "step": NAME, "start": {"prompt", "answer", "metadata"} or null, "completion": text,
+"extra": {..}}` makes the object if `start` is there, calls its `step`, and is answered with
+`{"says": text or [{"role", "content"}]}`, `{"ends": null or {"reward", "parts"}}` or `{"error"}`.
+`{"id": .., "close": [NAME]}` lets go of objects, by their `close` if they have one, and is answered
+with `{}` or `{"error"}`. `where` and `cancel` are those of `verifier_process.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workers.rollout import verifier_process as base
+else:
+    _spec = importlib.util.spec_from_file_location(
+        "_rlstreams_verifier_process", Path(__file__).with_name("verifier_process.py")
+    )
+    base = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(base)
+
+Reply = dict[str, Any]
+
+STEP_EXTRA = ("turn", "is_last", "num_tokens", "token_ids")  # for a step with such parameters
+
+
+def check_class(made: Any, options: Reply, file: str) -> None:  # noqa: ANN401
+    """Whether it is a class that can be made and stepped as described above.
+
+    Raises:
+        UnusableError: it is not; says how to write it.
+    """
+    name = getattr(made, "__name__", "it")
+    if not isinstance(made, type) or not callable(getattr(made, "step", None)):
+        raise base.UnusableError(
+            f"{file}: {name} must be a class with a method `step(self, completion)`"
+        )
+    given = "".join(f", {option}" for option in options)
+    try:
+        inspect.signature(made).bind("", "", {}, **options)
+    except TypeError as err:
+        wanted = f"(self, prompt, answer, metadata{given})"
+        raise base.UnusableError(
+            f"{file}: {name} cannot be made with (prompt, answer, metadata{given}): {err}; write "
+            f"`def __init__{wanted}:`"
+        ) from None
+    step: Any = made.step  # type: ignore[attr-defined]
+    try:
+        extra = dict.fromkeys(step_extra(made))
+        inspect.signature(step).bind(None, "", **extra)
+    except TypeError as err:
+        raise base.UnusableError(
+            f"{base.place_of(step, file)}: {name}.step cannot be called with (completion): "
+            f"{err}; write `def step(self, completion):`"
+        ) from None
+
+
+def step_extra(made: Any) -> list[str]:  # noqa: ANN401
+    """Which of `STEP_EXTRA` the class's step has parameters for."""
+    return [name for name in STEP_EXTRA if name in inspect.signature(made.step).parameters]
+
+
+def reply_of(returned: object, place: str) -> Reply:
+    """What a step returned: text or messages to go on, a reward or None to end."""
+    if returned is None:
+        return {"ends": None}
+    if isinstance(returned, str):
+        return {"says": returned}
+    if isinstance(returned, dict) and "role" in returned:
+        returned = [returned]
+    if isinstance(returned, list):
+        if returned and all(_is_message(message) for message in returned):
+            return {"says": returned}
+        return {
+            "error": f"{place} returned a list that is not of messages "
+            '{"role": text, "content": text}'
+        }
+    reply = base.reply_of(returned, place)
+    if "error" in reply:
+        return {"error": f"{reply['error']}, to end; text or messages to go on; None to be judged"}
+    return {"ends": reply}
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and all(
+        isinstance(message.get(name), str) for name in ("role", "content")
+    )
+
+
+class Held:
+    """The objects of the samples that are under way."""
+
+    def __init__(self, made: Any, spec: Reply) -> None:  # noqa: ANN401
+        self._made = made
+        self._spec = spec
+        self._held: dict[str, Any] = {}
+        self._place = base.place_of(made.step, spec["file"])
+
+    async def answer(self, request: Reply) -> Reply:
+        """The reply to a request; whatever the user's code raises becomes one."""
+        try:
+            if "close" in request:
+                return await self._close(request["close"])
+            return reply_of(await _awaited(self._step(request)), self._place)
+        except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
+            return base.raised(err, self._spec)
+
+    def answer_plain(self, request: Reply) -> Reply:
+        """The same, without a loop where nothing is to be awaited."""
+        coroutine = self.answer(request)
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            reply: Reply = stop.value
+            return reply
+        coroutine.close()
+        return {
+            "error": f"{self._place}: `step` or `close` awaits something, but `step` is no "
+            "`async def`"
+        }
+
+    def _step(self, request: Reply) -> object:
+        name, start = request["step"], request["start"]
+        if start is not None:
+            self._held[name] = self._made(
+                start["prompt"], start["answer"], start["metadata"], **self._spec["options"]
+            )
+        return self._held[name].step(request["completion"], **request["extra"])
+
+    async def _close(self, names: list[str]) -> Reply:
+        errors = []
+        for name in names:
+            held = self._held.pop(name, None)
+            close = getattr(held, "close", None)
+            try:
+                await _awaited(close() if callable(close) else None)
+            except Exception as err:  # noqa: BLE001  (told when all are closed)
+                errors.append(base.raised(err, self._spec)["error"])
+        return {"error": "; ".join(errors)} if errors else {}
+
+
+async def _awaited(value: Any) -> object:  # noqa: ANN401
+    return await value if inspect.isawaitable(value) else value
+
+
+def main(fd: int, spec: Reply) -> None:
+    """Load, say so, then answer until the worker closes the link."""
+    link = base.Link(fd, spec.get("file", ""))
+    found = base.loaded(link, spec, check_class)
+    if found is None:
+        return
+    made: Any
+    made, spec = found
+    held = Held(made, spec)
+    place = base.place_of(made.step, spec["file"])
+    is_async = inspect.iscoroutinefunction(made.step)
+    link.send(0, {"ready": place, "is_async": is_async, "wants": step_extra(made)})
+    if is_async:
+        base.runner().run(base.serve(link, held.answer, place))
+    while True:
+        request = link.requests.get()
+        link.send(request["id"], held.answer_plain(request))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

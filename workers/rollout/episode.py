@@ -1,0 +1,115 @@
+"""What was said in one attempt at a sample: the policy's turns, the environment's between them.
+
+The last word is the policy's: an environment's answer that no turn follows is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from workers.engines.base import FinishReason, GeneratedSegment, Int32s
+from workers.rollout.reward import Judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSegment:
+    """Tokens that no policy sampled."""
+
+    token_ids: Int32s  # [tokens]
+    text: str  # as the environment gave it
+
+
+AnySegment = GeneratedSegment | EnvironmentSegment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of the policy, by as many versions as sampled it."""
+
+    segments: tuple[GeneratedSegment, ...]
+    finish_reason: FinishReason
+    text: str  # special tokens left out
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All that was sampled, the token that ends it included."""
+        return [int(token) for segment in self.segments for token in segment.token_ids]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """An episode that is over; of a sample without an environment, one turn."""
+
+    turns: tuple[Turn, ...]
+    answers: tuple[EnvironmentSegment, ...] = ()  # behind each turn but the last
+    judgement: Judgement | None = None  # the environment's; None: the verifier judges
+    environment_s: float = 0.0  # waited for the environment
+
+    @property
+    def last(self) -> Turn:
+        """What the verifier judges."""
+        return self.turns[-1]
+
+    @property
+    def segments(self) -> tuple[AnySegment, ...]:
+        """Behind the prompt, in order."""
+        return tuple(self._segments())
+
+    @property
+    def transcript(self) -> list[dict[str, str]]:
+        """Who said what, in order."""
+        said = []
+        for number, turn in enumerate(self.turns):
+            said.append({"author": "policy", "text": turn.text})
+            if number < len(self.answers):
+                said.append({"author": "environment", "text": self.answers[number].text})
+        return said
+
+    def _segments(self) -> Iterator[AnySegment]:
+        for number, turn in enumerate(self.turns):
+            yield from turn.segments
+            if number < len(self.answers):
+                yield self.answers[number]
+
+
+@dataclass(slots=True)
+class Progress:
+    """An episode under way: its tokens so far, and what it waits for."""
+
+    prompt_ids: Int32s
+    turns: list[Turn] = field(default_factory=list)
+    answers: list[EnvironmentSegment] = field(default_factory=list)
+    environment_s: float = 0.0
+    waits_for: str = ""
+
+    @property
+    def token_ids(self) -> Int32s:
+        """All tokens up to the turn that is next or under way."""
+        parts = [self.prompt_ids, *(s.token_ids for s in self.played().segments)]
+        return np.concatenate(parts)
+
+    def played(self, judgement: Judgement | None = None) -> Played:
+        """As it stands."""
+        return Played(
+            turns=tuple(self.turns),
+            answers=tuple(self.answers),
+            judgement=judgement,
+            environment_s=self.environment_s,
+        )
+
+
+def turn_of(segments: Sequence[GeneratedSegment], text: str) -> Turn:
+    """A turn, without segments that have no token; the first stays where none has."""
+    kept = [segment for segment in segments if len(segment.token_ids)] or segments[-1:]
+    reason = segments[-1].finish_reason
+    # An empty segment may be all that says how a resumed turn ended.
+    kept = [*kept[:-1], replace(kept[-1], finish_reason=reason)]
+    return Turn(segments=tuple(kept), finish_reason=reason, text=text)
+
+
+def answered(text: str) -> Played:
+    """A lone answer that somebody has, ended, without tokens."""
+    return Played(turns=(Turn(segments=(), finish_reason=FinishReason.STOP, text=text),))

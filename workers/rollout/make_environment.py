@@ -1,0 +1,67 @@
+"""From the configuration's `[environment]` to what a sampler needs for several turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streams.errors import ConfigError
+from workers.config.reward import ENVIRONMENT
+from workers.config.run import RunConfig
+from workers.hub import model_folder
+from workers.rollout.next_turn import NextTurn
+from workers.rollout.sampling import Turns
+from workers.rollout.user_environment import UserEnvironment
+from workers.rollout.user_verifier import Function, located
+from workers.tokenizer import Tokenizer
+
+
+def make_turns(
+    config: RunConfig, *, vocab_size: int, note: Callable[[str], None] = lambda _: None
+) -> Turns | None:
+    """The environment that the configuration names, ready to begin episodes; None: none is named.
+
+    Args:
+        vocab_size: of the engine.
+        note: told what went wrong after a sample was over, for the log.
+
+    Raises:
+        ConfigError: a class that cannot be loaded, or a chat template that is not fit for several
+            turns.
+        TokenizerError: there is no usable tokenizer.
+    """
+    section, data = config.environment, config.data
+    if not section.name:
+        return None
+    tokenizer = Tokenizer(
+        model_folder(config.model.path), template=data.template, options=data.template_options
+    )
+    next_turn = NextTurn(tokenizer, section.role, vocab_size=vocab_size)
+    if data.is_always_chat:
+        next_turn.check_template()
+    return Turns(
+        environment=make_environment(config, note), next_turn=next_turn, max_turns=section.max_turns
+    )
+
+
+def make_environment(
+    config: RunConfig, note: Callable[[str], None] = lambda _: None
+) -> UserEnvironment:
+    """The environment alone; raises as `make_turns`."""
+    section = config.environment
+    found = located(section.name)
+    if found is None:
+        raise ConfigError(
+            f"environment.name must be `file.py:Class` or `module:Class`, got {section.name!r}"
+        )
+    file, module, name = found
+    code = Function(
+        name=name,
+        file=file,
+        module=module,
+        options=section.options,
+        timeout_s=section.timeout_s,
+        memory_mb=section.memory_mb,
+        processes=section.processes,
+        concurrency=section.concurrency,
+    )
+    return UserEnvironment(code, must_reward=config.reward.verifier == ENVIRONMENT, note=note)

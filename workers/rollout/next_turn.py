@@ -1,0 +1,165 @@
+"""What stands between two turns of the policy, as tokens: the environment's text, dressed.
+
+A prompt given as text goes on with the environment's text as it is. Of a chat, the chat template
+writes what follows an answer: the end of the assistant's message, the environment's message, the
+header of the next answer. That is found as a difference of two renderings, which holds only if the
+template renders what was said before as it did before: `check_template` tries it.
+
+The policy's own tokens are never rendered or tokenised again. Where it has sampled the token
+that ends its message, the template's own is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from streams.errors import ConfigError
+from workers.engines.base import Int32s
+from workers.rollout.environment import EpisodeError, Message, Says
+from workers.tokenizer import Tokenizer
+
+_ASKED: list[Message] = [{"role": "user", "content": "QUESTION"}]
+_ASKED_AGAIN: list[Message] = [
+    *_ASKED,
+    {"role": "assistant", "content": "EARLIER"},
+    {"role": "user", "content": "AGAIN"},
+]
+_ANSWER = "ANSWER"
+_THOUGHT = "<think>\nTHOUGHT\n</think>\n\nANSWER"
+_OPENED = "<think>\n"  # some templates begin the next answer so
+_MARKS = range(0xE000, 0xF8FF)  # characters for private use
+_SHOWN = 60
+
+
+class NextTurn:
+    """Makes the tokens that follow a turn."""
+
+    def __init__(self, tokenizer: Tokenizer, role: str, *, vocab_size: int) -> None:
+        """Args: role: of the message that a text becomes in a chat."""
+        self._tokenizer = tokenizer
+        self._role = role
+        self._vocab_size = vocab_size
+        specials = "|".join(map(re.escape, tokenizer.special_tokens))
+        self._special = re.compile(specials) if specials else None
+        self._is_checked = False
+
+    def check_template(self) -> None:
+        """Return if later turns of a chat can be rendered by the template.
+
+        Raises:
+            ConfigError: it renders what was said before in another way; names it.
+            TokenizerError: there is none, or it refuses the messages.
+        """
+        if self._is_checked:
+            return
+        found: set[str] = set()
+        observed: list[Message] = [{"role": self._role, "content": "OBSERVED"}]
+        for history in (_ASKED, _ASKED_AGAIN):
+            for said in (_ANSWER, _THOUGHT):
+                found.add(self._following(history, said, observed))
+                later = [*history, {"role": "assistant", "content": said}, *observed]
+                found.add(self._following(later, said, observed))
+        if len(found) > 1:
+            one, other = sorted(found)[:2]
+            raise self._unstable(f"what follows an answer depends on it: {one!r} or {other!r}")
+        self._is_checked = True
+
+    def tokens(self, says: Says, sampled: Sequence[int], *, is_chat: bool) -> Int32s:
+        """The tokens that follow `sampled`, up to the policy's next turn.
+
+        Raises:
+            ConfigError: a chat whose template is not fit for several turns.
+            EpisodeError: an answer that makes no token, or one outside of the vocabulary.
+        """
+        ids = self._chat(says, sampled) if is_chat else self._text(says)
+        if not ids:
+            raise EpisodeError(f"the environment's answer {says.content!r} makes no tokens")
+        if max(ids) >= self._vocab_size:
+            raise EpisodeError(
+                f"the environment's answer holds token {max(ids)}, and the model knows "
+                f"{self._vocab_size}: the tokenizer is not the model's"
+            )
+        return np.array(ids, np.int32)
+
+    def _text(self, says: Says) -> list[int]:
+        if not isinstance(says.content, str):
+            raise EpisodeError(
+                "the environment answered with messages, and the prompt is text: return text, or "
+                'set data.chat = "always"'
+            )
+        mark = _mark_for(says.content)
+        return list(self._encoded(self._hidden(says.content, mark), mark))
+
+    def _chat(self, says: Says, sampled: Sequence[int]) -> list[int]:
+        self.check_template()
+        messages = says.content
+        if isinstance(messages, str):
+            messages = [{"role": self._role, "content": messages}]
+        mark = _mark_for("".join(message["content"] for message in messages))
+        hidden = [{**m, "content": self._hidden(m["content"], mark)} for m in messages]
+        ids = list(self._encoded(self._following(_ASKED, _ANSWER, hidden), mark))
+        is_ended = bool(ids and len(sampled) and ids[0] == sampled[-1])
+        return ids[1:] if is_ended else ids
+
+    def _following(self, history: Sequence[Message], said: str, messages: Sequence[Message]) -> str:
+        """What the template renders behind an answer, for `messages` and the next answer's header.
+
+        Raises:
+            ConfigError: what stands before is rendered in another way with `messages` behind it.
+        """
+        render = self._tokenizer.apply_chat_template
+        head = render(history)
+        # A thought that the template has begun already is not begun again.
+        written = said.removeprefix(_OPENED) if head.endswith(_OPENED) else said
+        before = head + written
+        whole = render([*history, {"role": "assistant", "content": said}, *messages])
+        if not whole.startswith(before):
+            at = next(
+                (n for n, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b),
+                len(whole),
+            )
+            raise self._unstable(
+                f"...{before[max(0, at - 20) : at + _SHOWN]!r} becomes "
+                f"...{whole[max(0, at - 20) : at + _SHOWN]!r} once a message of role "
+                f"{self._role!r} follows"
+            )
+        return whole[len(before) :]
+
+    def _unstable(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"the chat template {self._tokenizer.template_name} cannot be used for several turns, "
+            f"it does not keep earlier ones as they were (reasoning that it strips, for one): "
+            f"{why}; try another environment.role, or name a template that keeps them in "
+            "data.template"
+        )
+
+    def _hidden(self, text: str, mark: str) -> str:
+        """`text` with what looks like a control token hidden behind marks."""
+        if self._special is None:
+            return text
+        return self._special.sub(lambda found: f"{mark}{_digits(found[0])}{mark}", text)
+
+    def _encoded(self, text: str, mark: str) -> Iterator[int]:
+        """The tokens of a rendered text; what was hidden is encoded as plain characters."""
+        for number, piece in enumerate(text.split(mark)):
+            if piece and number % 2:
+                yield from self._tokenizer.encode_piece(_undigits(piece), literal=True)
+            elif piece:
+                yield from self._tokenizer.encode_piece(piece)
+
+
+def _mark_for(text: str) -> str:
+    """A character that is not in `text`."""
+    return next(chr(code) for code in _MARKS if chr(code) not in text)
+
+
+def _digits(text: str) -> str:
+    """A text that no template changes and that names no token."""
+    return text.encode().hex()
+
+
+def _undigits(digits: str) -> str:
+    return bytes.fromhex(digits).decode()

@@ -1,0 +1,256 @@
+"""The worker's side of an environment class: each episode lives in one of a few child processes.
+
+An episode stays in the process where it began. A step that misses its deadline or raises costs its
+own sample. A process that ends takes all its episodes along: the sample whose step was alone in it
+is to blame, the others are attempted again from their prompts. The wire is described in
+`environment_process.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.events import Prompt
+from streams.errors import ConfigError
+from workers.rollout.environment import Ends, EpisodeError, LostEpisodeError, PolicyTurn, Says
+from workers.rollout.reward import Judgement, check_judgement
+from workers.rollout.user_verifier import Function
+from workers.rollout.verifier_child import Child, LateError, NoAnswerError, Reply
+
+CLOSE_S = 5.0  # at the end of a worker, for all that is open in one process
+_PROGRAM = Path(__file__).with_name("environment_process.py")
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    was_alone: bool  # in its process, all the time
+
+
+class _Home:
+    """A process, the episodes that live in it, and room for its calls."""
+
+    def __init__(self, child: Child, room: int) -> None:
+        self.child = child
+        self.open: set[str] = set()
+        self._room = asyncio.Semaphore(room)
+        self._calls: set[_Call] = set()  # under way
+
+    async def ask(self, pool: ThreadPoolExecutor, request: Reply) -> Reply:
+        """The reply, as `Child.ask`; whoever gives up waiting leaves the call's room taken.
+
+        Raises:
+            LateError: it hangs.
+            LostEpisodeError: the process ended, and this call was not alone in it.
+            NoAnswerError: it ended of this call.
+        """
+        await self._room.acquire()
+        call = _Call(was_alone=not self._calls)
+        for other in self._calls:
+            other.was_alone = False
+        self._calls.add(call)
+
+        def end(reply: asyncio.Future[Reply]) -> None:
+            self._calls.discard(call)
+            self._room.release()
+            if not reply.cancelled():
+                reply.exception()  # seen: nobody may wait for it any more
+
+        # A pool that is shut down raises: its worker ends.
+        reply = asyncio.get_running_loop().run_in_executor(pool, self.child.ask, request)
+        reply.add_done_callback(end)
+        try:
+            return await asyncio.shield(reply)
+        except LateError:
+            raise
+        except NoAnswerError as err:
+            if call.was_alone:
+                raise
+            raise LostEpisodeError(str(err)) from None
+
+
+class UserEnvironment:
+    """Episodes of a user's class.
+
+    Raises:
+        ConfigError: from the constructor, if the class cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        code: Function,
+        *,
+        must_reward: bool = False,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Start the first process; others follow as episodes need them.
+
+        Args:
+            must_reward: None ends no episode: there is no verifier to judge it.
+            note: told what went wrong after a sample was over, for the log.
+        """
+        self.code = code
+        self.must_reward = must_reward
+        self.note = note
+        if code.file and not Path(code.file).is_file():
+            raise ConfigError(f"environment.name: there is no file {code.file}")
+        room = code.processes * (code.concurrency + 1)
+        self.pool = ThreadPoolExecutor(max_workers=room, thread_name_prefix="environment")
+        self._is_closed = False
+        self._starting = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
+        try:
+            self._homes = [self._start()]
+        except EpisodeError as err:
+            self.pool.shutdown(wait=False)
+            raise ConfigError(f"environment.name: {err}") from err
+
+    def begin(self, name: str, prompt: Prompt) -> UserEpisode:
+        """See `Environment.begin`."""
+        return UserEpisode(self, name, prompt)
+
+    async def home(self, name: str) -> _Home:
+        """A process for one episode more: a new one as long as all have some and more may run.
+
+        Raises:
+            EpisodeError: it cannot be started.
+        """
+        async with self._starting:
+            loop = asyncio.get_running_loop()
+            for home in [home for home in self._homes if home.child.broken]:
+                await loop.run_in_executor(self.pool, home.child.end, "is closed")
+                self._homes.remove(home)
+            is_full = all(home.open for home in self._homes)
+            if is_full and len(self._homes) < self.code.processes:
+                self._homes.append(await loop.run_in_executor(self.pool, self._start))
+            home = min(self._homes, key=lambda home: len(home.open))
+            home.open.add(name)
+            return home
+
+    def leave(self, home: _Home, name: str) -> None:
+        """Have an episode closed, in its turn."""
+        if not self._is_closed and not home.child.broken:
+            task = asyncio.get_running_loop().create_task(self._leave(home, name))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, home: _Home, name: str) -> None:
+        try:
+            reply = await home.ask(self.pool, {"close": [name]})
+            if "error" in reply:
+                self.note(f"closing {name}: {reply['error']}")
+        except (NoAnswerError, LostEpisodeError) as err:
+            self.note(f"closing {name}: environment {self.code} {err}")
+        finally:
+            home.open.discard(name)
+
+    def close(self) -> None:
+        """Close what is open, each process within `CLOSE_S`, and end them."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for home in self._homes:
+            if home.open and not home.child.broken:
+                with contextlib.suppress(NoAnswerError):  # it ends now, one way or the other
+                    home.child.ask({"close": sorted(home.open)}, CLOSE_S)
+            home.child.end("is closed")
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> _Home:
+        if self._is_closed:
+            raise LostEpisodeError("is closed")
+        code = self.code
+        child = Child(code.spec(), code.timeout_s, _PROGRAM)
+        try:
+            reply = child.begin()
+        except NoAnswerError as err:
+            child.end("is closed")
+            raise EpisodeError(f"{code} cannot be loaded: it {err}") from None
+        if "error" in reply:
+            child.end("is closed")
+            raise EpisodeError(str(reply["error"]))
+        return _Home(child, code.concurrency if child.is_async else 1)
+
+
+class UserEpisode:
+    """One object of the user's class, from the first step on."""
+
+    def __init__(self, environment: UserEnvironment, name: str, prompt: Prompt) -> None:
+        self._environment = environment
+        self._name = name
+        self._prompt = prompt
+        self._home: _Home | None = None
+
+    async def step(self, turn: PolicyTurn) -> Says | Ends:
+        """See `Episode.step`."""
+        environment, start = self._environment, None
+        home = self._home
+        if home is None:
+            home = self._home = await environment.home(self._name)
+            prompt = self._prompt
+            metadata = json.loads(prompt.metadata or "{}")
+            start = {"prompt": prompt.text, "answer": prompt.answer, "metadata": metadata}
+        request = {
+            "step": self._name,
+            "start": start,
+            "completion": turn.text,
+            "extra": _extra(home.child.wants, turn),
+        }
+        reply = await self._reply(home, request)
+        if "error" in reply:
+            raise EpisodeError(f"environment {reply['error']}")
+        return self._outcome(home, reply)
+
+    def leave(self) -> None:
+        """See `Episode.leave`."""
+        home, self._home = self._home, None
+        if home is not None:
+            self._environment.leave(home, self._name)
+
+    async def _reply(self, home: _Home, request: Reply) -> Reply:
+        environment = self._environment
+        named = f"{home.child.place}: step"
+        if home.child.broken:
+            raise LostEpisodeError(f"environment {environment.code} {home.child.broken}")
+        try:
+            return await home.ask(environment.pool, request)
+        except LostEpisodeError as err:
+            raise LostEpisodeError(f"environment {named} {err}") from None
+        except NoAnswerError as err:
+            raise EpisodeError(f"environment {named} {err}") from None
+
+    def _outcome(self, home: _Home, reply: Reply) -> Says | Ends:
+        try:
+            if "says" in reply:
+                return Says(reply["says"])
+            ends = reply["ends"]
+            if ends is not None:
+                judged = Judgement(reward=float(ends["reward"]), parts=dict(ends["parts"]))
+                check_judgement(judged)
+                return Ends(judged)
+        except (KeyError, TypeError) as err:
+            raise EpisodeError(f"environment {self._environment.code} sent {err!r}") from None
+        except ValueError as err:
+            raise EpisodeError(f"environment {home.child.place}: {err}") from None
+        if self._environment.must_reward:
+            raise EpisodeError(
+                f"environment {home.child.place}: step returned None, and reward.verifier is "
+                "`environment`: return a number to end, or name a verifier"
+            )
+        return Ends(None)
+
+
+def _extra(wants: frozenset[str], turn: PolicyTurn) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "turn": turn.number,
+        "is_last": turn.is_last,
+        "num_tokens": len(turn.token_ids),
+        "token_ids": list(turn.token_ids),
+    }
+    return {name: value for name, value in known.items() if name in wants}
