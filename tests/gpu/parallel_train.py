@@ -39,7 +39,7 @@ from workers.trainer.training import Training
 from workers.weights.layout import size_bytes, weight_hash
 
 SMALL_LENGTH = 256  # of the step before memory is made scarce
-LEFT_GB = 3.0  # on the last GPU then
+LEFT_GB = 1.0  # on the last GPU then
 
 
 def made(args: argparse.Namespace) -> dict[str, float]:
@@ -148,6 +148,8 @@ def exhausted(args: argparse.Namespace, gpus: tuple[str, ...]) -> dict[str, Any]
                 step_of(args, training, 1, args.length)
             except ExhaustedError as err:
                 told["exhausted"] = str(err)[:300]
+            else:
+                raise RuntimeError(f"a step fits beside {LEFT_GB} GB: take a longer --length")
             told["recovered_s"] = round(time.monotonic() - started_s, 1)
         told["again"] = step_of(args, training, 1, args.length)
         told["hash_after_exhaustion"] = weight_hash(training.learner.weights())

@@ -71,7 +71,7 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
                 "process": PROCESS_MB,
                 "versions held": logprob.versions_held * weights,
                 "a version being pulled": weights,
-                **({"reference": weights} if trainer.loss.kl_coef else {}),
+                **({"reference": weights} if config.trainer.loss.kl_coef else {}),
                 "logits": SCORING_ARRAYS * _at_a_time(logprob.token_budget * logits),
             },
         ),
