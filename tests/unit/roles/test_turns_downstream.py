@@ -24,7 +24,7 @@ from workers.trainer.validation import check_versions, validate
 from workers.weights.file import FileWeightChannel
 
 VOCAB_SIZE = 16
-LOADS = {version: Load(weight_hash="", load_id=f"l{version}") for version in (1, 2)}
+LOADS = {version: Load(weight_hash=f.HASH, load_id=f"l{version}") for version in (1, 2)}
 
 
 def environment(num_tokens: int, **changes: object) -> Segment:
@@ -66,7 +66,7 @@ def test_only_the_policys_segments_are_scored_given_all_before_them(tmp_path: Pa
     assert [(1, 1), (3, 2)] == [(s.segment, s.policy_version) for s in event.scores]
     assert [3, 2] == [len(s.proximal_logprobs) for s in event.scores]
     validate(event, VOCAB_SIZE)
-    check_versions(event.trajectory, {1: f.HASH, 2: f.HASH})
+    check_versions(event, {1: f.HASH, 2: f.HASH})
     assert not is_truncated(event.trajectory)
 
 
