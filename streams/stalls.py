@@ -16,6 +16,7 @@ from streams.record import Committed, Partition, Position
 from streams.views.hops import HopsState, OpenSample, WorkerHop
 from streams.views.workers import SILENT_S
 
+SAVE_S = 1800.0  # a checkpoint of tens of billions of weights
 START_S = 600.0  # a large model takes its time to load; until then a role is starting
 _NAMED = 3  # workers and groups that a sentence lists
 
@@ -36,6 +37,8 @@ class Limits:
             return max(self.stall_s, self.sample_s)
         if worker.state == "starting":
             return max(self.stall_s, self.start_s)
+        if worker.state == "saving":
+            return max(self.stall_s, SAVE_S)
         return max(self.stall_s, self.pull_s) if worker.state == "pulling" else self.stall_s
 
 
@@ -287,7 +290,10 @@ class Inquiry:
         return f"{self._told(sample, at, since_ms, 'logprob', 'finished')} by {sample.worker}"
 
     def _trainer_works(self) -> bool:
-        return any(w.state == "working" or self._is_silent(w) for w in self._state.of("trainer"))
+        return any(
+            w.state in ("working", "saving") or self._is_silent(w)
+            for w in self._state.of("trainer")
+        )
 
     @staticmethod
     def _is_covered(known: Mapping[Partition, Committed] | None, position: Position | None) -> bool:

@@ -286,13 +286,15 @@ def _weight_server(context: Context) -> WeightServer:
     from workers.weights.collective import CollectiveWeightServer
     from workers.weights.sender import Limits
 
+    is_cut = context.config.trainer.ranks > 1
     return CollectiveWeightServer(
         weights.channel,
         host=weights.host,
         secret=_secret(context),
         log=get_log(context.role, context.worker, context.instance),
         limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
-        place=weights.snapshot,
+        # Room that shards leave on rank 0's GPU is not room for whole versions.
+        place="pinned" if is_cut and weights.snapshot == "auto" else weights.snapshot,
         hold_s=weights.hold_s,
     )
 

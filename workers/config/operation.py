@@ -20,7 +20,7 @@ class DeadlinesSection:
     stall_s: float = 120.0
     """No step for this long: the first blocked hop is named and the run stops; a window or a step
     that takes longer ends its worker. Longer than the longest step; 0: never. Time in which the run
-    is paused, draining or in redo does not count."""
+    is paused, draining or in redo does not count; a checkpoint may take half an hour."""
     fence_s: float = 35.0
     """Maximum wait for a predecessor's open transaction to be settled."""
     drain_s: float = 30.0

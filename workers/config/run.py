@@ -231,7 +231,7 @@ class WeightsSection:
     snapshot: Literal["auto", "device", "pinned", "none"] = "auto"
     """Where the trainer keeps the copy it serves: next to the model, in pinned host memory, or no
     copy: then only the newest version can be pulled, and training waits for the pulls. `auto`:
-    `device` if it fits there, else `pinned`."""
+    `device` if it fits there and `trainer.ranks` is 1, else `pinned`."""
     hold_s: float = 10.0
     """With `none`: maximum wait for workers that are connected and have not pulled yet."""
     window_s: float = 0.05

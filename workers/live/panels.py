@@ -27,6 +27,7 @@ _STATE_STYLES = {
     "waiting": "bright_black",
     "pulling": "yellow",
     "redo": "yellow",
+    "saving": "yellow",
     "starting": "yellow",
     "draining": "yellow",
     "silent": "bold red",

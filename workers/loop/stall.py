@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from streams.errors import DeadlineError
+from streams.stalls import SAVE_S
 from streams.views.hops import PROGRESS
 from workers.config.run import RunConfig
 
@@ -47,6 +48,7 @@ def limits(config: RunConfig, role: str) -> Mapping[str, float]:
         "working": working_s,
         "pulling": max(stall_s, config.weights.pull_deadline_s),
         "draining": max(stall_s, config.deadlines.drain_s),
+        "saving": max(stall_s, SAVE_S),
     }
 
 

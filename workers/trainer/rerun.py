@@ -290,7 +290,7 @@ class _State:
         self.weights = _weights(training)
         self._hash = training.weight_hash
         tensors = training.learner.optimizer_tensors()
-        self._optimizer = {name: tensor.clone() for name, tensor in tensors.items()}
+        self._optimizer = _copied(tensors)
 
     def back(self) -> None:
         """Return to it."""
@@ -299,7 +299,12 @@ class _State:
 
 
 def _weights(training: Training) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in training.learner.weights().items()}
+    return _copied(training.learner.weights())
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the host: a GPU that is one of several would not have room for all of them."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _train(

@@ -90,14 +90,19 @@ class _LowRank(nn.Module):
         return merged(weight, self.down, self.up, self._scale)
 
     def rounding(self, weight: Tensor) -> Tensor:
-        """How far the merged weight of other hardware, which adds in another order, may be off."""
-        size = weight.float().abs() + self._scale * (self.up.abs() @ self.down.abs())
-        return size * (2 * torch.finfo(weight.dtype).eps + len(self.down) * EPS32)
+        """See `rounding`."""
+        return rounding(weight, self.down, self.up, self._scale)
 
 
 def merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
     """What a layer with an adapter computes with."""
     return weight + (scale * (up @ down)).to(weight.dtype)
+
+
+def rounding(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """How far the merged weight of other hardware, which adds in another order, may be off."""
+    size = weight.float().abs() + scale * (up.abs() @ down.abs())
+    return size * (2 * torch.finfo(weight.dtype).eps + len(down) * EPS32)
 
 
 class Adapters:
@@ -182,14 +187,14 @@ class Adapters:
         self._published = {
             name: weights[name].to(self._base[name].device)
             for name in self._adapted
-            if not _is_same(weights[name], self._merged(name, self._base[name]))
+            if not is_same(weights[name], self._merged(name, self._base[name]))
         }
 
     def _is_made(self, name: str, found: Tensor) -> bool:
         """Whether the merged weight is `found`; without an adapter to the bit."""
         base = self._base[name]
         if name not in self._adapted:
-            return _is_same(found, base)
+            return is_same(found, base)
         off = (found.to(base.device).float() - self._merged(name, base).float()).abs()
         return bool((off <= self._adapted[name].rounding(base)).all())
 
@@ -201,7 +206,8 @@ class Adapters:
         return low_rank.forward(base) if bool(low_rank.up.any()) else base
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """The same bits, shape and dtype, on whatever devices."""
     return weight_hash({"": one}) == weight_hash({"": other})
 
 

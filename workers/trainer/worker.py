@@ -125,6 +125,7 @@ class TrainerWorker:
         yield from self._publish()
         while self._step < self._target and not self._draining:
             if self._recovery.is_due(self._step, self._intake.positions):
+                self._tell("saving", f"a checkpoint of step {self._step}")
                 yield from self._checkpoint()
             plan = self._admission.plan(self._version)
             if plan is None:

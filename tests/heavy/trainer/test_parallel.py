@@ -113,6 +113,24 @@ def test_memory_that_one_rank_lacks_is_the_whole_steps_affair(two: Training, fol
     assert hashes(two) == after
 
 
+def test_ranks_that_had_finished_a_pass_meet_anew_too(two: Training, folder: Path) -> None:
+    """Another one may run out of memory when these have nothing left to do; all keep what they had.
+
+    (Over GPUs: nobody waits for the poor rank any more, so nobody fails and leaves by itself.)
+    """
+    begin(two, folder)
+    two.learner.step(batch_of(0))
+    before = hashes(two)
+    two.learner._meet_again()  # type: ignore[attr-defined]
+    assert before == hashes(two)
+    two.learner.step(batch_of(1))
+    after = hashes(two)
+    begin(two, folder)
+    for seed in range(2):
+        two.learner.step(batch_of(seed))
+    assert hashes(two) == after
+
+
 def test_more_ranks_than_were_meant_are_a_mistake(folder: Path) -> None:
     """Ranks are started by whoever makes the training, and the section says how many."""
     with pytest.raises(ValueError, match=r"trainer\.ranks is 2, but there are 1"):

@@ -52,7 +52,8 @@ class Follower:
         except ExhaustedError as err:
             answer: Head = {"exhausted": [err.index, err.told]}
         except (RuntimeError, MemoryError, ConfigError) as err:
-            answer = {"failed": f"{type(err).__name__}: {err}"}
+            kind = type(err).__name__
+            answer = {"failed": f"{kind}: {err}", "kind": kind}
         if self._share is not None and head["do"] == "gradient":
             _free()
             self._share.leave()

@@ -12,6 +12,7 @@ import gc
 import os
 import socket
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from workers.engines.base import CPU
 from workers.weights.link.interface import name_of
 
-# The last resort: dead and stopped ranks are noticed, and named, long before.
+# Gloo's last resort; NCCL has none, see _ENVIRONMENT. What all ranks do together has a deadline in
+# `Team`, and dead and stopped ranks are noticed, and named, long before.
 COLLECTIVE_S = 1800.0
+_aborting = threading.Lock()
 # What NCCL reads once a process: as the weight server's groups have it, and without multicast,
 # which adds up in another order.
 _ENVIRONMENT = {
@@ -62,10 +65,12 @@ def join(file: Path, rank: int, size: int, device: str, host: str) -> DeviceMesh
 
 
 def abort() -> None:
-    """Free whoever hangs in a collective of NCCL. From any thread."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        with contextlib.suppress(RuntimeError):
-            dist.distributed_c10d._abort_process_group()
+    """Free whoever hangs in a collective of NCCL. From any thread, also from several at once."""
+    with _aborting:
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            # The thread that is freed may be at work on the same group's caches.
+            with contextlib.suppress(RuntimeError, KeyError, ValueError, AssertionError):
+                dist.distributed_c10d._abort_process_group()
 
 
 def hang_up() -> None:
@@ -74,8 +79,13 @@ def hang_up() -> None:
         return
     for name in os.listdir("/proc/self/fd"):
         try:
-            end = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # no socket, or closed meanwhile
+            copy = os.dup(int(name))
+        except OSError:  # closed meanwhile
+            continue
+        try:
+            end = socket.socket(fileno=copy)
+        except OSError:  # no socket
+            os.close(copy)
             continue
         with end, contextlib.suppress(OSError):
             if end.family == socket.AF_INET and end.getpeername():  # not one that only listens

@@ -23,14 +23,13 @@ from workers.trainer.parallel.deal import Task, added, deal
 from workers.trainer.parallel.share import STATE, TRAINED, WEIGHT, Recipe, Share
 from workers.trainer.parallel.team import Team
 from workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
-from workers.trainer.trainable import VALUE, merged
+from workers.trainer.trainable import VALUE, is_same, merged, rounding
 from workers.weights.channel import WeightError
 from workers.weights.layout import (
     LazyWeights,
     dtype_name,
     layout_difference,
     layout_of,
-    weight_hash,
 )
 
 
@@ -68,6 +67,8 @@ class Leader(Share):
             model: whole, on the CPU; it is cut.
         """
         self._team = team
+        # What other hardware merged of a checkpoint's adapters: the version, until they change.
+        self._published: dict[str, Tensor] = {}
         file = team.new_file()
         head = {
             "do": "begin", "folder": str(recipe.folder), "section": plain(recipe.section),
@@ -133,6 +134,7 @@ class Leader(Share):
         self._team.together(self.local_forget, {"do": "forget"})
 
     def _update(self, lr: float) -> None:
+        self._published = {}
         self._team.together(lambda: self.local_update(lr), {"do": "update", "lr": lr})
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -152,6 +154,8 @@ class Leader(Share):
     def _weight(self, name: str) -> Tensor:
         if name in self._plan.constant:
             return self._plan.constant[name]
+        if name in self._published:
+            return self._published[name]
         base = self._whole(WEIGHT, name)
         if f"{name}.up" not in self._plan.adapters:
             return base
@@ -232,10 +236,30 @@ class Leader(Share):
         before = {name: self._whole(TRAINED, name).clone() for name in extra}
         for name, tensor in extra.items():
             self._spread(TRAINED, name, tensor)
-        if weight_hash(self.weights()) != weight_hash(weights):
-            for name, tensor in before.items():
-                self._spread(TRAINED, name, tensor)
-            raise ValueError("the checkpoint's adapters do not make its weights of this folder's")
+        self._published = {}
+        published: dict[str, Tensor] = {}
+        for name, given in weights.items():
+            made = self._weight(name)
+            if is_same(given, made):
+                continue
+            if not self._is_rounding(name, given.to(made.device), made):
+                for own, tensor in before.items():
+                    self._spread(TRAINED, own, tensor)
+                raise ValueError(
+                    "the checkpoint's adapters do not make its weights of this folder's"
+                )
+            published[name] = given
+        self._published = published
+
+    @torch.no_grad()
+    def _is_rounding(self, name: str, given: Tensor, made: Tensor) -> bool:
+        """Whether other hardware may have merged so."""
+        if f"{name}.up" not in self._plan.adapters:
+            return False
+        base, up = self._whole(WEIGHT, name), self._whole(TRAINED, f"{name}.up")
+        down, section = self._whole(TRAINED, f"{name}.down"), self._recipe.section.lora
+        bound = rounding(base, down, up, section.alpha / section.rank)
+        return bool(((given.float() - made.float()).abs() <= bound).all())
 
     def _spread(self, kind: str, key: str, tensor: Tensor) -> None:
         if not tensor.dim():

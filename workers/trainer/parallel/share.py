@@ -31,6 +31,7 @@ from workers.trainer.parallel.deal import Task, empty
 from workers.trainer.parallel.shards import Plan, Shards, gather, scatter
 from workers.trainer.trainable import trainable_of
 
+_SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
 WEIGHT, STATE, TRAINED = "weight", "state", "trained"  # what can be gathered
 
 
@@ -138,7 +139,11 @@ class Share(Learner):
 
     @torch.no_grad()
     def _squares(self) -> float:
-        squares = [gradient.double().square().sum() for gradient in self._adam.gradients]
+        squares = [
+            part.double().square().sum()
+            for gradient in self._adam.gradients
+            for part in torch.split(gradient.flatten(), _SQUARED_AT_ONCE)
+        ]
         return float(torch.stack(squares).sum()) if squares else 0.0
 
     @torch.no_grad()
@@ -216,7 +221,11 @@ class Share(Learner):
         group.leave()
 
     def rejoin(self, file: Path) -> None:
-        """The same state again, in a new group: of a model that is loaded and cut anew."""
+        """The same state again, in a new group: of a model that is loaded and cut anew.
+
+        A rank that finished its pass when another ran out of memory has not left yet.
+        """
+        self.leave()
         self._plan, self._shards = self._cut(self._meet(file))
         self._model = self._shards.root
         self._scorer = self._shards.root

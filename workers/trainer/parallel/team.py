@@ -35,12 +35,20 @@ END_S = 10.0
 _LOOK_EVERY_S = 0.05
 # Two ranks fail together where one does: so long the one at fault may take to be told apart.
 _EXPLAIN_S = 5.0
+TOGETHER_S = 1800.0  # longest that one thing may take all ranks: a step, loading the model
+_TRANSPORT = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _FREE_S = 120.0  # until all ranks came out of a pass that one of them could not finish
 
 
 def team_of(gpus: Sequence[str], *, host: str = LOOPBACK) -> Team | None:
     """As `claim_devices` names the GPUs; None where rank 0 is alone."""
     return Team(gpus, host=host) if gpus else None
+
+
+def _no_order(told: str) -> Exception:
+    from workers.engines.one_order import NoOrderError  # torch, later than the followers start
+
+    return NoOrderError(told)
 
 
 class FollowerError(Exception):
@@ -98,7 +106,8 @@ class _Follower:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.process.pid, signal.SIGKILL)
         self.link.close()
-        self.process.wait(timeout=END_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel still frees its memory
+            self.process.wait(timeout=END_S)
         self._reader.join(timeout=END_S)
 
     def death(self) -> str:
@@ -209,7 +218,14 @@ class Team:
         """Until all are done, or one cannot be."""
         answers: dict[int, Head] = {}
         explain_until_s = 0.0
+        until_s = time.monotonic() + TOGETHER_S
         while True:
+            if time.monotonic() > until_s:
+                late = self._late(answers)
+                self.close()
+                raise FollowerError(
+                    f"{late} did not do its part within {TOGETHER_S:g} s; all ranks end"
+                )
             self._changed.wait(_LOOK_EVERY_S)
             self._changed.clear()
             self._collect(answers)
@@ -245,9 +261,11 @@ class Team:
     def _failed(self, future: Future[Any], answers: Mapping[int, Head]) -> BaseException | None:
         own = future.exception() if future.done() else None
         # A transport's error is that of another rank's death; of any other kind all find the same.
-        if own is not None and type(own) is not RuntimeError:
+        if own is not None and type(own).__name__ not in _TRANSPORT:
             return own
         for rank, answer in sorted(answers.items()):
+            if answer.get("kind") == "NoOrderError":
+                return _no_order(answer["failed"])
             if "failed" in answer:
                 return FollowerError(f"rank {rank} of the trainer failed: {answer['failed']}")
         return own
@@ -271,12 +289,16 @@ class Team:
             self._collect(answers)
             self.check()
             if time.monotonic() > until_s:
-                late = [f.name for f in self._followers if f.rank not in answers] or ["rank 0"]
+                late = self._late(answers)
                 self.close()
                 raise FollowerError(
-                    f"{late[0]} did not come out of a pass within {_FREE_S:g} s after another rank "
+                    f"{late} did not come out of a pass within {_FREE_S:g} s after another rank "
                     "had run out of memory; all ranks end"
                 )
+
+    def _late(self, answers: Mapping[int, Head]) -> str:
+        names = [f.name for f in self._followers if f.rank not in answers]
+        return ", ".join(names) or "rank 0 of the trainer"
 
     def _tick(self) -> None:
         while not self._is_closed:

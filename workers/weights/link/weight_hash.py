@@ -84,15 +84,20 @@ class WeightHash:
         return _sha256(self._on_host(piece) if piece.is_cuda else piece)
 
     def _on_host(self, piece: torch.Tensor) -> torch.Tensor:
-        """A copy in this thread's own page-locked buffer, by its own stream."""
+        """A copy in this thread's own page-locked buffer.
+
+        By the default stream, behind what computed it: torch's other streams are few, and dealt out
+        in turn, so one of "our own" may be that in which a broadcast waits for a receiver.
+        """
         own = self._staging
         if not hasattr(own, "buffer"):
             own.buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-            own.stream = torch.cuda.Stream(piece.device)  # type: ignore[no-untyped-call]
+            own.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         host: torch.Tensor = own.buffer[: piece.numel()]
-        with torch.cuda.stream(own.stream):
+        with torch.cuda.device(piece.device):
             host.copy_(piece, non_blocking=True)
-        own.stream.synchronize()
+            own.copied.record()
+        own.copied.synchronize()
         return host
 
 

@@ -1,0 +1,40 @@
+"""Two ranks that train adapters take a checkpoint of other hardware, as one process does."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
+from workers.config.trainer import LoraSection
+from workers.trainer.checkpoint import CheckpointStore, Manifest
+from workers.weights.layout import weight_hash
+
+LORA = LoraSection(rank=2, alpha=4.0, targets="q_proj")
+
+
+def test_a_merge_that_rounds_otherwise_is_the_version_until_it_learns(tmp_path: Path) -> None:
+    """One bit off is taken, and published as it was; more is refused, and nothing is loaded."""
+    with closing(two_ranks(make_model(tmp_path / "model"), lora=LORA)) as two:
+        two.learner.step(batch_of(0))
+        own = {name: tensor.clone() for name, tensor in two.learner.weights().items()}
+        state = {n: t.clone() for n, t in two.learner.optimizer_tensors().items()}
+        two.learner.step(batch_of(1))
+        expected = weight_hash(two.learner.weights())
+        name = next(n for n in own if n.endswith("q_proj.weight"))
+        towards = torch.tensor(torch.inf, dtype=own[name].dtype)
+        other = own | {name: torch.nextafter(own[name], towards)}
+        store = CheckpointStore(tmp_path / "checkpoints")
+        manifest = Manifest(
+            run="r", epoch=1, step=1, policy_version=1, weight_hash=weight_hash(other)
+        )
+        two.restore(store, store.save(manifest, other, state))
+        assert weight_hash(other) == two.weight_hash == weight_hash(two.learner.weights())
+        two.learner.step(batch_of(1))
+        assert expected == weight_hash(two.learner.weights())
+        with pytest.raises(ValueError, match="adapters do not make its weights"):
+            two.learner.load(own | {name: own[name] * 1.1}, state, 1)
+        assert expected == weight_hash(two.learner.weights())
