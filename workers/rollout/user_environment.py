@@ -19,10 +19,17 @@ from typing import Any
 
 from schemas.events import Prompt
 from streams.errors import ConfigError
-from workers.rollout.environment import Ends, EpisodeError, LostEpisodeError, PolicyTurn, Says
+from workers.rollout.environment import (
+    Ends,
+    EpisodeError,
+    LostEpisodeError,
+    PolicyTurn,
+    Says,
+    SuspectEpisodeError,
+)
 from workers.rollout.reward import Judgement, check_judgement
 from workers.rollout.user_verifier import Function
-from workers.rollout.verifier_child import Child, LateError, NoAnswerError, Reply
+from workers.rollout.verifier_child import Child, GoneError, LateError, NoAnswerError, Reply
 
 CLOSE_S = 5.0  # at the end of a worker, for all that is open in one process
 _PROGRAM = Path(__file__).with_name("environment_process.py")
@@ -47,7 +54,9 @@ class _Home:
 
         Raises:
             LateError: it hangs.
-            LostEpisodeError: the process ended, and this call was not alone in it.
+            LostEpisodeError: the process ended of another call, maybe while this one waited for
+                room.
+            SuspectEpisodeError: the process ended of one of several calls, this one among them.
             NoAnswerError: it ended of this call.
         """
         await self._room.acquire()
@@ -69,10 +78,12 @@ class _Home:
             return await asyncio.shield(reply)
         except LateError:
             raise
+        except GoneError as err:
+            raise LostEpisodeError(str(err)) from None
         except NoAnswerError as err:
             if call.was_alone:
                 raise
-            raise LostEpisodeError(str(err)) from None
+            raise SuspectEpisodeError(str(err)) from None
 
 
 class UserEnvironment:
@@ -221,7 +232,7 @@ class UserEpisode:
         try:
             return await home.ask(environment.pool, request)
         except LostEpisodeError as err:
-            raise LostEpisodeError(f"environment {named} {err}") from None
+            raise type(err)(f"environment {named} {err}") from None
         except NoAnswerError as err:
             raise EpisodeError(f"environment {named} {err}") from None
 

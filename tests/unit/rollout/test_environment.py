@@ -18,6 +18,7 @@ from workers.rollout.environment import (
     LostEpisodeError,
     PolicyTurn,
     Says,
+    SuspectEpisodeError,
 )
 from workers.rollout.user_environment import UserEnvironment, UserEpisode
 from workers.rollout.user_verifier import Function
@@ -214,7 +215,39 @@ def test_nobody_is_blamed_for_a_death_that_several_could_have_caused(world: Worl
         environment = world(SLOW)
         steps = [begin(environment, f"0/{n}/0").step(turn("exit")) for n in range(2)]
         found = await asyncio.gather(*steps, return_exceptions=True)
-        assert [LostEpisodeError] * 2 == [type(error) for error in found]
+        assert [SuspectEpisodeError] * 2 == [type(error) for error in found]
+
+    drive(scenario())
+
+
+@pytest.mark.parametrize("said", ["hang", "exit"])
+def test_who_waits_for_room_in_a_process_that_ends_is_not_to_blame(world: World, said: str) -> None:
+    """Steps that were never sent are lost, not failed, however many stood in line."""
+
+    async def scenario() -> None:
+        environment = world(timeout_s=1.0 if said == "hang" else 60.0)
+        steps = [begin(environment).step(turn(said))]
+        steps += [begin(environment, f"{n}/0/0").step(turn("a")) for n in range(1, 4)]
+        found = await asyncio.gather(*steps, return_exceptions=True)
+        assert [EpisodeError, *[LostEpisodeError] * 3] == [type(error) for error in found]
+
+    drive(scenario())
+
+
+def test_a_process_that_is_ended_for_another_step_blames_none_that_is_under_way(
+    world: World,
+) -> None:
+    """A step that does not let go ends its process; the rest are innocent, alone or not."""
+
+    async def scenario() -> None:
+        environment = world(SLOW)
+        step = asyncio.create_task(begin(environment).step(turn("hang")))
+        child = environment._homes[0].child
+        await until(lambda: child._sent > 0, "its step is not under way")
+        await asyncio.to_thread(child.end, "was ended because another call hung")
+        with pytest.raises(LostEpisodeError, match="another call hung") as raised:
+            await step
+        assert LostEpisodeError is type(raised.value)
 
     drive(scenario())
 
