@@ -79,7 +79,7 @@ def reply_of(returned: object, place: str) -> Reply:
         returned = [returned]
     if isinstance(returned, list):
         if returned and all(_is_message(message) for message in returned):
-            return {"says": returned}
+            return {"says": returned} if _is_json(returned) else _no_json(place)
         return {
             "error": f"{place} returned a list that is not of messages "
             '{"role": text, "content": text}'
@@ -94,6 +94,21 @@ def _is_message(message: object) -> bool:
     return isinstance(message, dict) and all(
         isinstance(message.get(name), str) for name in ("role", "content")
     )
+
+
+def _is_json(messages: object) -> bool:
+    try:
+        json.dumps(messages)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_json(place: str) -> Reply:
+    return {
+        "error": f"{place} returned a message with a field that is not JSON: texts, numbers, "
+        "true, false, null, lists and objects of them"
+    }
 
 
 class Held:

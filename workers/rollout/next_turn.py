@@ -32,6 +32,8 @@ _THOUGHT = "<think>\nTHOUGHT\n</think>\n\nANSWER"
 _OPENED = "<think>\n"  # some templates begin the next answer so
 _MARKS = range(0xE000, 0xF8FF)  # characters for private use
 _SHOWN = 60
+# What a template (or the tokenizer, of text that is not Unicode) raises for one sample's messages.
+_REFUSALS = (ConfigError, ValueError, TypeError, LookupError, AttributeError)
 
 
 class NextTurn:
@@ -72,11 +74,19 @@ class NextTurn:
 
         Raises:
             ConfigError: a chat whose template is not fit for several turns.
-            EpisodeError: an answer that makes no token, or one outside of the vocabulary.
+            EpisodeError: an answer that is no text, that the template does not take as it should,
+                that makes no token, or one outside of the vocabulary.
         """
-        ids = self._chat(says, sampled) if is_chat else self._text(says)
+        if is_chat:
+            self.check_template()
+        try:
+            ids = self._chat(says, sampled) if is_chat else self._text(says)
+        except _REFUSALS as err:
+            raise EpisodeError(
+                f"the environment's answer {_brief(says)} cannot be a turn: {err}"
+            ) from err
         if not ids:
-            raise EpisodeError(f"the environment's answer {says.content!r} makes no tokens")
+            raise EpisodeError(f"the environment's answer {_brief(says)} makes no tokens")
         if max(ids) >= self._vocab_size:
             raise EpisodeError(
                 f"the environment's answer holds token {max(ids)}, and the model knows "
@@ -94,7 +104,6 @@ class NextTurn:
         return list(self._encoded(self._hidden(says.content, mark), mark))
 
     def _chat(self, says: Says, sampled: Sequence[int]) -> list[int]:
-        self.check_template()
         messages = says.content
         if isinstance(messages, str):
             messages = [{"role": self._role, "content": messages}]
@@ -149,6 +158,11 @@ class NextTurn:
                 yield from self._tokenizer.encode_piece(_undigits(piece), literal=True)
             elif piece:
                 yield from self._tokenizer.encode_piece(piece)
+
+
+def _brief(says: Says) -> str:
+    text = repr(says.content)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _mark_for(text: str) -> str:

@@ -236,7 +236,7 @@ def test_an_environment_that_fails_costs_its_sample(tmp_path: Path) -> None:
 
     def reply(name: str, turn: PolicyTurn) -> Says | Ends:
         if name.startswith("1/"):
-            raise EpisodeError("environment game.py:7 raised KeyError")
+            raise EpisodeError("environment game.py:7 raised KeyError: '\ud800'")
         return hint_once(name, turn)
 
     stand, environment = Stand(tmp_path), Scripted(reply)
@@ -252,7 +252,7 @@ def test_an_environment_that_fails_costs_its_sample(tmp_path: Path) -> None:
         letter.reason,
         letter.permanent,
     )
-    assert "game.py:7" in letter.detail
+    assert "environment game.py:7 raised KeyError: '\\ud800'" == letter.detail
     assert sorted(environment.begun) == sorted(environment.left)
 
 

@@ -51,6 +51,8 @@ class Game:
             return 1e30
         if completion == "tools":
             return [{"role": "tool", "content": "a"}, {"role": "user", "content": "b"}]
+        if completion == "extra":
+            return {"role": "tool", "content": "a", "at": {1, 2}}
         if completion == "won" or is_last:
             return 0.5, {"turns": turn}
         return self.word + " " + ",".join(self.said)
@@ -153,6 +155,7 @@ def test_messages_of_several_roles_may_be_said(world: World) -> None:
         ("eat", r"game.py:17: Game raised MemoryError"),
         ("nonsense", r"game.py:8 part 'right' is 'yes' of type str; .* text or messages to go on"),
         ("empty", r"game.py:8 returned a list that is not of messages"),
+        ("extra", r"game.py:8 returned a message with a field that is not JSON"),
         ("huge", r"the reward must be finite and within 1e\+09"),
         ("stop", r"step returned None, and reward.verifier is `environment`"),
     ],

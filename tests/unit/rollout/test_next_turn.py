@@ -137,6 +137,42 @@ def test_what_cannot_follow_a_text_is_refused(tmp_path: Path, says: Says, told: 
         next_turn(tmp_path).tokens(says, [EOS], is_chat=False)
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_text_that_is_not_unicode_is_refused(tmp_path: Path, is_chat: bool) -> None:
+    """Half of a surrogate pair has no tokens; the error itself can be written down."""
+    with pytest.raises(EpisodeError, match=r"answer '1.ud800' cannot be a turn") as raised:
+        next_turn(tmp_path).tokens(Says("1\ud800"), [EOS], is_chat=is_chat)
+    str(raised.value).encode()
+
+
+REFUSES = CHATML.replace(
+    "{{ m.content }}",
+    "{% if 'BAD' in m.content %}{{ raise_exception('no such word') }}{% endif %}{{ m.content }}",
+)
+FAILS = CHATML.replace("{{ m.content }}", "{% if m.x %}{{ 'a' + m.x }}{% endif %}{{ m.content }}")
+LOOKS_AHEAD = CHATML.replace(
+    "<unk>{{", "{{ '9' if 'ends' in (messages | last) else '' }}<unk>{{", 1
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "told"),
+    [
+        (REFUSES, {"role": "tool", "content": "BAD"}, "no such word"),
+        (FAILS, {"role": "tool", "content": "1", "x": 3}, "cannot be a turn"),
+        (LOOKS_AHEAD, {"role": "tool", "content": "1", "ends": True}, "cannot be a turn"),
+    ],
+)
+def test_messages_that_the_template_cannot_take_cost_their_own_sample(
+    tmp_path: Path, template: str, message: dict[str, str], told: str
+) -> None:
+    """It raises, or writes what was said before in another way: the template itself is fit."""
+    made = next_turn(tmp_path, template)
+    made.check_template()
+    with pytest.raises(EpisodeError, match=told):
+        made.tokens(Says([message]), [EOS], is_chat=True)
+
+
 def test_a_token_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
     """A tokenizer may know more tokens than the model."""
     made = NextTurn(tokenizer(tmp_path, CHATML), "tool", vocab_size=10)
