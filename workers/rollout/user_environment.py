@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,9 @@ class _Home:
         self._room = asyncio.Semaphore(room)
         self._calls: set[_Call] = set()  # under way
 
-    async def ask(self, pool: ThreadPoolExecutor, request: Reply) -> Reply:
+    async def ask(
+        self, pool: ThreadPoolExecutor, request: Reply, *, needs_room: bool = True
+    ) -> Reply:
         """The reply, as `Child.ask`; whoever gives up waiting leaves the call's room taken.
 
         Raises:
@@ -59,7 +62,8 @@ class _Home:
             SuspectEpisodeError: the process ended of one of several calls, this one among them.
             NoAnswerError: it ended of this call.
         """
-        await self._room.acquire()
+        if needs_room:
+            await self._room.acquire()
         call = _Call(was_alone=not self._calls)
         for other in self._calls:
             other.was_alone = False
@@ -67,7 +71,8 @@ class _Home:
 
         def end(reply: asyncio.Future[Reply]) -> None:
             self._calls.discard(call)
-            self._room.release()
+            if needs_room:
+                self._room.release()
             if not reply.cancelled():
                 reply.exception()  # seen: nobody may wait for it any more
 
@@ -116,6 +121,7 @@ class UserEnvironment:
         self._is_closed = False
         self._starting = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count()
         try:
             self._homes = [self._start()]
         except EpisodeError as err:
@@ -123,8 +129,8 @@ class UserEnvironment:
             raise ConfigError(f"environment.name: {err}") from err
 
     def begin(self, name: str, prompt: Prompt) -> UserEpisode:
-        """See `Environment.begin`."""
-        return UserEpisode(self, name, prompt)
+        """See `Environment.begin`; a sample that comes back is not taken for the one that left."""
+        return UserEpisode(self, f"{name}#{next(self._numbers)}", prompt)
 
     async def home(self, name: str) -> _Home:
         """A process for one episode more: a new one as long as all have some and more may run.
@@ -145,7 +151,7 @@ class UserEnvironment:
             return home
 
     def leave(self, home: _Home, name: str) -> None:
-        """Have an episode closed, in its turn."""
+        """Have an episode closed behind its step, which is cancelled if it is asynchronous."""
         if not self._is_closed and not home.child.broken:
             task = asyncio.get_running_loop().create_task(self._leave(home, name))
             self._leaving.add(task)
@@ -153,7 +159,9 @@ class UserEnvironment:
 
     async def _leave(self, home: _Home, name: str) -> None:
         try:
-            reply = await home.ask(self.pool, {"close": [name]})
+            # An asynchronous step ends by this, so it is not waited for; a plain one is.
+            needs_room = not home.child.is_async
+            reply = await home.ask(self.pool, {"close": [name]}, needs_room=needs_room)
             if "error" in reply:
                 self.note(f"closing {name}: {reply['error']}")
         except (NoAnswerError, LostEpisodeError) as err:

@@ -20,6 +20,7 @@ from workers.rollout.environment import (
     Says,
     SuspectEpisodeError,
 )
+from workers.rollout.environment_process import Held
 from workers.rollout.user_environment import UserEnvironment, UserEpisode
 from workers.rollout.user_verifier import Function
 
@@ -273,6 +274,71 @@ def test_a_state_that_is_given_up_is_closed(world: World, tmp_path: Path) -> Non
         assert "closed\nclosed\n" == log.read_text()
 
     drive(scenario())
+
+
+def test_a_step_that_is_given_up_ends_before_its_object_is_closed(
+    world: World, tmp_path: Path
+) -> None:
+    """By the cancellation of an `async def`, even where every call has its room taken."""
+    log = tmp_path / "log"
+    source = """
+import asyncio
+
+class Game:
+    def __init__(self, prompt, answer, metadata):
+        self.log = metadata["log"]
+
+    def write(self, line):
+        with open(self.log, "a") as file:
+            file.write(line + "\\n")
+
+    async def step(self, completion):
+        self.write("begun")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            self.write("ended")
+
+    async def close(self):
+        self.write("closed")
+"""
+
+    async def scenario() -> None:
+        episode = begin(world(source, concurrency=1), metadata=f'{{"log": "{log}"}}')
+        step = asyncio.create_task(episode.step(turn("a")))
+        await until(log.exists, "its step is not under way")
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        episode.leave()
+        await until(lambda: "closed" in log.read_text(), "it is not closed")
+        assert ["begun", "ended", "closed"] == log.read_text().split()
+
+    drive(scenario())
+
+
+def test_a_close_that_overtakes_a_first_step_leaves_no_object() -> None:
+    """Threads send in any order: a step that comes behind its close makes nothing."""
+
+    class Game:
+        made = 0
+
+        def __init__(self, *_: object) -> None:
+            Game.made += 1
+
+        def step(self, completion: str) -> str:
+            return completion
+
+    spec = {"function": "Game", "file": "game.py", "options": {}}
+    held = Held(Game, spec)
+    start = {"prompt": "", "answer": "", "metadata": {}}
+    step = {"step": "a", "start": start, "completion": "1", "extra": {}}
+    assert {} == held.answer_plain({"close": ["a"]})
+    assert "given up" in held.answer_plain(step)["error"]
+    assert 0 == Game.made
+    assert {"says": "1"} == held.answer_plain({**step, "step": "b"})
+    assert 1 == Game.made
 
 
 def test_episodes_are_spread_over_the_processes(world: World) -> None:
