@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ from workers.rollout.reward import Judgement, check_judgement
 from workers.rollout.user_verifier import Function
 from workers.rollout.verifier_child import Child, GoneError, LateError, NoAnswerError, Reply
 
+PATIENCE_S = 10.0  # for one more process, while others could take the episode
+RETRY_S = 60.0  # from a start of one more that failed to the next
 CLOSE_S = 5.0  # at the end of a worker, for all that is open in one process
 _PROGRAM = Path(__file__).with_name("environment_process.py")
 
@@ -104,12 +108,14 @@ class UserEnvironment:
         *,
         must_reward: bool = False,
         note: Callable[[str], None] = lambda _: None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Start the first process; others follow as episodes need them.
 
         Args:
             must_reward: None ends no episode: there is no verifier to judge it.
-            note: told what went wrong after a sample was over, for the log.
+            note: told what went wrong beside samples, or after they were over, for the log.
+            patience_s: how long a start of one more process holds up episodes.
         """
         self.code = code
         self.must_reward = must_reward
@@ -119,11 +125,16 @@ class UserEnvironment:
         room = code.processes * (code.concurrency + 1)
         self.pool = ThreadPoolExecutor(max_workers=room, thread_name_prefix="environment")
         self._is_closed = False
-        self._starting = asyncio.Lock()
+        self._changing = threading.Lock()  # held to add a home, and to close
+        self._homes: list[_Home] = []
+        self._loading: Child | None = None
+        self._starting: asyncio.Task[EpisodeError | None] | None = None
+        self._started_s = self._retry_s = 0.0  # monotonic
+        self.patience_s = patience_s
         self._leaving: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         try:
-            self._homes = [self._start()]
+            self._start()
         except EpisodeError as err:
             self.pool.shutdown(wait=False)
             raise ConfigError(f"environment.name: {err}") from err
@@ -136,19 +147,44 @@ class UserEnvironment:
         """A process for one episode more: a new one as long as all have some and more may run.
 
         Raises:
-            EpisodeError: it cannot be started.
+            EpisodeError: none is left, and none can be started.
         """
-        async with self._starting:
-            loop = asyncio.get_running_loop()
-            for home in [home for home in self._homes if home.child.broken]:
-                await loop.run_in_executor(self.pool, home.child.end, "is closed")
-                self._homes.remove(home)
-            is_full = all(home.open for home in self._homes)
-            if is_full and len(self._homes) < self.code.processes:
-                self._homes.append(await loop.run_in_executor(self.pool, self._start))
-            home = min(self._homes, key=lambda home: len(home.open))
-            home.open.add(name)
-            return home
+        while self._wants_another():
+            if self._starting is None or self._starting.done():
+                self._started_s = time.monotonic()
+                self._starting = asyncio.get_running_loop().create_task(self._start_another())
+            waited_s = time.monotonic() - self._started_s
+            patience_s = max(0.0, self.patience_s - waited_s) if self._homes else None
+            # Whoever gives up here leaves the start alone: it is everybody's.
+            done, _ = await asyncio.wait({self._starting}, timeout=patience_s)
+            if not done and self._homes:
+                break
+            error = self._starting.result() if done else None
+            if error is not None and not self._homes:
+                raise type(error)(str(error))
+        home = min(self._homes, key=lambda home: len(home.open))
+        home.open.add(name)
+        return home
+
+    def _wants_another(self) -> bool:
+        for home in [home for home in self._homes if home.child.broken]:
+            self._homes.remove(home)
+            asyncio.get_running_loop().run_in_executor(self.pool, home.child.end, "is closed")
+        if not self._homes:
+            return True
+        is_full = all(home.open for home in self._homes)
+        may_start = len(self._homes) < self.code.processes and time.monotonic() >= self._retry_s
+        return is_full and may_start
+
+    async def _start_another(self) -> EpisodeError | None:
+        """The error, if it cannot be started; then the next try is after a while."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.pool, self._start)
+        except EpisodeError as err:
+            self._retry_s = time.monotonic() + RETRY_S
+            self.note(f"environment: one more process cannot be started: {err}")
+            return err
+        return None
 
     def leave(self, home: _Home, name: str) -> None:
         """Have an episode closed behind its step, which is cancelled if it is asynchronous."""
@@ -171,9 +207,13 @@ class UserEnvironment:
 
     def close(self) -> None:
         """Close what is open, each process within `CLOSE_S`, and end them."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._changing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            loading = self._loading
+        if loading is not None:
+            loading.end("is closed")
         for home in self._homes:
             if home.open and not home.child.broken:
                 with contextlib.suppress(NoAnswerError):  # it ends now, one way or the other
@@ -181,20 +221,28 @@ class UserEnvironment:
             home.child.end("is closed")
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self) -> _Home:
-        if self._is_closed:
-            raise LostEpisodeError("is closed")
+    def _start(self) -> None:
+        """One more home; one that is ready too late is closed."""
         code = self.code
-        child = Child(code.spec(), code.timeout_s, _PROGRAM)
         try:
-            reply = child.begin()
+            child = Child(code.spec(), code.timeout_s, _PROGRAM)
+        except OSError as err:
+            raise EpisodeError(f"{code}: no process can be started: {err}") from None
+        self._loading = child
+        try:
+            reply = {"error": "is closed"} if self._is_closed else child.begin()
         except NoAnswerError as err:
             child.end("is closed")
             raise EpisodeError(f"{code} cannot be loaded: it {err}") from None
-        if "error" in reply:
+        finally:
+            self._loading = None
+        with self._changing:
+            is_held = "error" not in reply and not self._is_closed
+            if is_held:
+                self._homes.append(_Home(child, code.concurrency if child.is_async else 1))
+        if not is_held:
             child.end("is closed")
-            raise EpisodeError(str(reply["error"]))
-        return _Home(child, code.concurrency if child.is_async else 1)
+            raise EpisodeError(str(reply.get("error", "is closed")))
 
 
 class UserEpisode:

@@ -357,6 +357,58 @@ def test_episodes_are_spread_over_the_processes(world: World) -> None:
     drive(scenario())
 
 
+# Its first process is made as it should be; the others do as `{later}` says.
+ONCE = """
+import os, time
+
+LOG = {log!r}
+if os.path.exists(LOG):
+    {later}
+open(LOG, "a").close()
+
+class Game:
+    def __init__(self, prompt, answer, metadata):
+        pass
+
+    def step(self, completion):
+        return completion
+"""
+
+
+@pytest.mark.parametrize("later", ["raise OSError('no room')", "time.sleep(3600)"])
+def test_a_process_that_cannot_be_added_costs_no_sample(
+    world: World, tmp_path: Path, later: str
+) -> None:
+    """Whether it fails or hangs, episodes go on in the process that is there."""
+
+    async def scenario() -> None:
+        environment = world(ONCE.format(log=str(tmp_path / "log"), later=later), processes=2)
+        environment.patience_s = 0.0 if "sleep" in later else DEADLINE_S
+        for number in range(4):
+            said = await begin(environment, f"{number}/0/0").step(turn("a"))
+            assert Says("a") == said
+        assert 1 == len(environment._homes)
+
+    drive(scenario())
+
+
+def test_a_start_outlives_the_sample_that_began_it(world: World, tmp_path: Path) -> None:
+    """The process is there for others, and is closed with the environment."""
+    source = ONCE.format(log=str(tmp_path / "log"), later="time.sleep(0.1)")
+
+    async def scenario() -> None:
+        environment = world(source, processes=2)
+        await begin(environment).step(turn("a"))
+        step = asyncio.create_task(begin(environment, "1/0/0").step(turn("a")))
+        await until(lambda: environment._starting is not None, "no process is started")
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        await until(lambda: len(environment._homes) == 2, "the start was given up")
+
+    drive(scenario())
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
