@@ -28,6 +28,7 @@ _ASKED_AGAIN: list[Message] = [
     {"role": "user", "content": "AGAIN"},
 ]
 _ANSWER = "ANSWER"
+_WORD = "OBSERVED <\u00e4>"  # what a template that writes for HTML or ASCII would change
 _THOUGHT = "<think>\nTHOUGHT\n</think>\n\nANSWER"
 _OPENED = "<think>\n"  # some templates begin the next answer so
 _MARKS = range(0xE000, 0xF8FF)  # characters for private use
@@ -46,19 +47,25 @@ class NextTurn:
         self._vocab_size = vocab_size
         specials = "|".join(map(re.escape, tokenizer.special_tokens))
         self._special = re.compile(specials) if specials else None
-        self._is_checked = False
+        self._checked: set[tuple[str, ...]] = set()  # roles of the messages between two answers
 
-    def check_template(self) -> None:
+    def check_template(self, roles: tuple[str, ...] = ()) -> None:
         """Return if later turns of a chat can be rendered by the template.
 
+        Args:
+            roles: of the environment's messages; none: one, of the role that a text is given.
+
         Raises:
-            ConfigError: it renders what was said before in another way; names it.
+            ConfigError: it renders what was said before in another way, or the environment's text
+                in another way than as it is; names it.
             TokenizerError: there is none, or it refuses the messages.
         """
-        if self._is_checked:
+        roles = roles or (self._role,)
+        if roles in self._checked:
             return
         found: set[str] = set()
-        observed: list[Message] = [{"role": self._role, "content": "OBSERVED"}]
+        hidden = f"{_WORD}{chr(_MARKS[0])}{_digits('<eos>')}{chr(_MARKS[0])}"
+        observed: list[Message] = [{"role": role, "content": hidden} for role in roles]
         for history in (_ASKED, _ASKED_AGAIN):
             for said in (_ANSWER, _THOUGHT):
                 found.add(self._following(history, said, observed))
@@ -67,7 +74,13 @@ class NextTurn:
         if len(found) > 1:
             one, other = sorted(found)[:2]
             raise self._unstable(f"what follows an answer depends on it: {one!r} or {other!r}")
-        self._is_checked = True
+        if found.pop().count(hidden) < len(roles):
+            raise ConfigError(
+                f"the chat template {self._tokenizer.template_name} cannot be used for several "
+                f"turns: it does not write the text of a message of role {roles[0]!r} as it is; "
+                "try another environment.role, or another template in data.template"
+            )
+        self._checked.add(roles)
 
     def tokens(self, says: Says, sampled: Sequence[int], *, is_chat: bool) -> Int32s:
         """The tokens that follow `sampled`, up to the policy's next turn.
@@ -107,6 +120,8 @@ class NextTurn:
         messages = says.content
         if isinstance(messages, str):
             messages = [{"role": self._role, "content": messages}]
+        # Other roles than the configured one are this sample's doing, and its fault alone.
+        self.check_template(tuple(message["role"] for message in messages))
         mark = _mark_for("".join(message["content"] for message in messages))
         hidden = [{**m, "content": self._hidden(m["content"], mark)} for m in messages]
         ids = list(self._encoded(self._following(_ASKED, _ANSWER, hidden), mark))
@@ -133,7 +148,7 @@ class NextTurn:
             raise self._unstable(
                 f"...{before[max(0, at - 20) : at + _SHOWN]!r} becomes "
                 f"...{whole[max(0, at - 20) : at + _SHOWN]!r} once a message of role "
-                f"{self._role!r} follows"
+                f"{messages[0]['role']!r} follows"
             )
         return whole[len(before) :]
 
