@@ -45,6 +45,8 @@ from workers.rollout.next_turn import NextTurn
 from workers.rollout.reward import Judgement, Verifier
 from workers.tokenizer import Tokenizer
 
+MOST_PER_TOKEN = 32  # characters; text has about 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
@@ -201,6 +203,9 @@ class Sampler:
     def _go_on(self, prompt: Prompt, progress: Progress, says: Says, turns: Turns) -> bool:
         """Append what the environment said, if a turn can follow."""
         if len(progress.turns) >= turns.max_turns:
+            return False
+        # Tokenising holds up the engine's loop, so what cannot have room is not tokenised.
+        if len(says.text) > MOST_PER_TOKEN * self.engine.max_tokens:
             return False
         sampled = progress.turns[-1].token_ids
         ids = turns.next_turn.tokens(says, sampled, is_chat=prompt.is_chat)

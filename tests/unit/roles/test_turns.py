@@ -231,6 +231,17 @@ def test_turns_are_bounded_by_their_number_and_by_the_room(tmp_path: Path) -> No
         assert longest - 6 <= num_tokens - 3 * (max_turns == 2) <= longest + 3
 
 
+def test_a_text_far_too_long_is_no_room_and_is_not_tokenised(tmp_path: Path) -> None:
+    """It would hold up every other sample: half a surrogate pair shows that nobody tried."""
+    stand, engine = Stand(tmp_path), EndsTurns()
+    stand.publish(0)
+    talks = Scripted(lambda name, turn: Says("1" * 32 * MAX_TOKENS + "\ud800"))
+    rollout = make_rollout(stand, engine, talks)
+    stand.issue("0", 1)
+    (trajectory,) = played(stand, rollout)
+    assert ["prompt", "policy"] == [s.author for s in trajectory.segments]
+
+
 def test_an_environment_that_fails_costs_its_sample(tmp_path: Path) -> None:
     """A dead letter names it; its siblings go on."""
 
