@@ -208,7 +208,25 @@ def _compiled(template: str) -> Any:  # noqa: ANN401
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = _to_json
     return environment.from_string(template)
+
+
+def _to_json(
+    value: Any,  # noqa: ANN401
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As models were trained with; the filter of jinja2 writes for HTML: `<` as an escape."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> None:

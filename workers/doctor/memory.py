@@ -130,7 +130,9 @@ def _learning(model: ModelFolder, config: RunConfig) -> dict[str, float]:
 def cache_mb(model: ModelFolder, config: RunConfig) -> float:
     """Keys and values of all slots: room for twice the longest sequence, as the cache doubles."""
     text = model.config
-    longest = min(model.longest or math.inf, config.rollout.max_new_tokens + 512)
+    num_turns = config.environment.max_turns if config.environment.name else 1
+    # Before each turn stands as much again as a prompt: that, or the environment's answer.
+    longest = min(model.longest or math.inf, num_turns * (config.rollout.max_new_tokens + 512))
     return config.rollout.slots * 2 * longest * cache_bytes_per_token(text, config) / 1e6
 
 

@@ -61,7 +61,8 @@ def dead_letter(
         dataset_epoch=sample.dataset_epoch if sample else 0,
         replacement=sample.replacement if sample else 0,
         reason=str(reason),
-        detail=detail[:MAX_DETAIL],
+        # A user's error may hold half of a surrogate pair, which no UTF-8 can.
+        detail=detail[:MAX_DETAIL].encode("utf-8", "backslashreplace").decode(),
         permanent=permanent,
         role=context.role,
         worker=context.worker,

@@ -118,6 +118,8 @@ def _by_version(
         version, oldest = entry.facts.version, entry.facts.oldest_version
         if version is None or version != oldest:
             made.skipped["sampled while the weights changed"] += 1
+        elif entry.facts.attempt:  # draws are keyed by it, and a replay begins with the first
+            made.skipped["sampled in a later attempt"] += 1
         elif version not in weights.available:
             made.skipped["sampled by a version whose weights are not at hand"] += 1
         else:

@@ -25,6 +25,10 @@ class LostEpisodeError(EpisodeError):
     """The state is gone by no fault of this sample: another attempt may fare better."""
 
 
+class SuspectEpisodeError(LostEpisodeError):
+    """It is gone, and this sample's step was one of several that may have ended the process."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTurn:
     """What the policy wrote, ended by itself."""
@@ -63,7 +67,8 @@ class Episode(Protocol):
         """Answer a turn of the policy.
 
         Raises:
-            LostEpisodeError: the state was lost with its process.
+            LostEpisodeError: the state was lost with its process; a `SuspectEpisodeError` if this
+                step may have been the cause.
             EpisodeError: the environment failed on this sample.
         """
 

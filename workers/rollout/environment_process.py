@@ -6,8 +6,9 @@ uses. The user's class is made once per sample and kept by the sample's name unt
 `{"id": .., "step": NAME, "start": {"prompt", "answer", "metadata"} or null, "completion": text,
 "extra": {..}}` makes the object if `start` is there, calls its `step`, and is answered with
 `{"says": text or [{"role", "content"}]}`, `{"ends": null or {"reward", "parts"}}` or `{"error"}`.
-`{"id": .., "close": [NAME]}` lets go of objects, by their `close` if they have one, and is answered
-with `{}` or `{"error"}`. `where` and `cancel` are those of `verifier_process.py`.
+`{"id": .., "close": [NAME]}` ends what step they are in, if it is asynchronous, lets go of objects,
+by their `close` if they have one, and is answered with `{}` or `{"error"}`. No name comes twice.
+`where` and `cancel` are those of `verifier_process.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     from workers.rollout import verifier_process as base
 else:
     _spec = importlib.util.spec_from_file_location(
@@ -79,7 +82,7 @@ def reply_of(returned: object, place: str) -> Reply:
         returned = [returned]
     if isinstance(returned, list):
         if returned and all(_is_message(message) for message in returned):
-            return {"says": returned}
+            return {"says": returned} if _is_json(returned) else _no_json(place)
         return {
             "error": f"{place} returned a list that is not of messages "
             '{"role": text, "content": text}'
@@ -96,6 +99,21 @@ def _is_message(message: object) -> bool:
     )
 
 
+def _is_json(messages: object) -> bool:
+    try:
+        json.dumps(messages)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_json(place: str) -> Reply:
+    return {
+        "error": f"{place} returned a message with a field that is not JSON: texts, numbers, "
+        "true, false, null, lists and objects of them"
+    }
+
+
 class Held:
     """The objects of the samples that are under way."""
 
@@ -103,6 +121,8 @@ class Held:
         self._made = made
         self._spec = spec
         self._held: dict[str, Any] = {}
+        self._steps: dict[str, asyncio.Task[Any]] = {}  # asynchronous ones under way
+        self._overtaken: set[str] = set()  # closed before their first step came
         self._place = base.place_of(made.step, spec["file"])
 
     async def answer(self, request: Reply) -> Reply:
@@ -110,7 +130,7 @@ class Held:
         try:
             if "close" in request:
                 return await self._close(request["close"])
-            return reply_of(await _awaited(self._step(request)), self._place)
+            return reply_of(await self._stepped(request), self._place)
         except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
             return base.raised(err, self._spec)
 
@@ -128,9 +148,28 @@ class Held:
             "`async def`"
         }
 
+    async def _stepped(self, request: Reply) -> object:
+        name, step = request["step"], self._step(request)
+        if not inspect.isawaitable(step):
+            return step
+        if base.is_asynchronous(self._made.step):
+            import asyncio  # late: a plain class needs none
+
+            task = asyncio.current_task()
+            assert task is not None
+            self._steps[name] = task
+        try:
+            return await step
+        finally:
+            self._steps.pop(name, None)
+
     def _step(self, request: Reply) -> object:
         name, start = request["step"], request["start"]
+        if name in self._overtaken:
+            self._overtaken.discard(name)
+            raise base.UnusableError("the sample was given up")  # nobody reads it
         if start is not None:
+            self._held[name] = None  # also where it cannot be made
             self._held[name] = self._made(
                 start["prompt"], start["answer"], start["metadata"], **self._spec["options"]
             )
@@ -139,6 +178,13 @@ class Held:
     async def _close(self, names: list[str]) -> Reply:
         errors = []
         for name in names:
+            if (step := self._steps.get(name)) is not None:
+                import asyncio  # late: a plain class needs none
+
+                step.cancel()
+                await asyncio.wait([step])
+            if name not in self._held:
+                self._overtaken.add(name)
             held = self._held.pop(name, None)
             close = getattr(held, "close", None)
             try:

@@ -28,10 +28,13 @@ _ASKED_AGAIN: list[Message] = [
     {"role": "user", "content": "AGAIN"},
 ]
 _ANSWER = "ANSWER"
+_WORD = "OBSERVED <\u00e4>"  # what a template that writes for HTML or ASCII would change
 _THOUGHT = "<think>\nTHOUGHT\n</think>\n\nANSWER"
 _OPENED = "<think>\n"  # some templates begin the next answer so
 _MARKS = range(0xE000, 0xF8FF)  # characters for private use
 _SHOWN = 60
+# What a template (or the tokenizer, of text that is not Unicode) raises for one sample's messages.
+_REFUSALS = (ConfigError, ValueError, TypeError, LookupError, AttributeError)
 
 
 class NextTurn:
@@ -44,19 +47,25 @@ class NextTurn:
         self._vocab_size = vocab_size
         specials = "|".join(map(re.escape, tokenizer.special_tokens))
         self._special = re.compile(specials) if specials else None
-        self._is_checked = False
+        self._checked: set[tuple[str, ...]] = set()  # roles of the messages between two answers
 
-    def check_template(self) -> None:
+    def check_template(self, roles: tuple[str, ...] = ()) -> None:
         """Return if later turns of a chat can be rendered by the template.
 
+        Args:
+            roles: of the environment's messages; none: one, of the role that a text is given.
+
         Raises:
-            ConfigError: it renders what was said before in another way; names it.
+            ConfigError: it renders what was said before in another way, or the environment's text
+                in another way than as it is; names it.
             TokenizerError: there is none, or it refuses the messages.
         """
-        if self._is_checked:
+        roles = roles or (self._role,)
+        if roles in self._checked:
             return
         found: set[str] = set()
-        observed: list[Message] = [{"role": self._role, "content": "OBSERVED"}]
+        hidden = f"{_WORD}{chr(_MARKS[0])}{_digits('<eos>')}{chr(_MARKS[0])}"
+        observed: list[Message] = [{"role": role, "content": hidden} for role in roles]
         for history in (_ASKED, _ASKED_AGAIN):
             for said in (_ANSWER, _THOUGHT):
                 found.add(self._following(history, said, observed))
@@ -65,18 +74,32 @@ class NextTurn:
         if len(found) > 1:
             one, other = sorted(found)[:2]
             raise self._unstable(f"what follows an answer depends on it: {one!r} or {other!r}")
-        self._is_checked = True
+        if found.pop().count(hidden) < len(roles):
+            raise ConfigError(
+                f"the chat template {self._tokenizer.template_name} cannot be used for several "
+                f"turns: it does not write the text of a message of role {roles[0]!r} as it is; "
+                "try another environment.role, or another template in data.template"
+            )
+        self._checked.add(roles)
 
     def tokens(self, says: Says, sampled: Sequence[int], *, is_chat: bool) -> Int32s:
         """The tokens that follow `sampled`, up to the policy's next turn.
 
         Raises:
             ConfigError: a chat whose template is not fit for several turns.
-            EpisodeError: an answer that makes no token, or one outside of the vocabulary.
+            EpisodeError: an answer that is no text, that the template does not take as it should,
+                that makes no token, or one outside of the vocabulary.
         """
-        ids = self._chat(says, sampled) if is_chat else self._text(says)
+        if is_chat:
+            self.check_template()
+        try:
+            ids = self._chat(says, sampled) if is_chat else self._text(says)
+        except _REFUSALS as err:
+            raise EpisodeError(
+                f"the environment's answer {_brief(says)} cannot be a turn: {err}"
+            ) from err
         if not ids:
-            raise EpisodeError(f"the environment's answer {says.content!r} makes no tokens")
+            raise EpisodeError(f"the environment's answer {_brief(says)} makes no tokens")
         if max(ids) >= self._vocab_size:
             raise EpisodeError(
                 f"the environment's answer holds token {max(ids)}, and the model knows "
@@ -94,10 +117,11 @@ class NextTurn:
         return list(self._encoded(self._hidden(says.content, mark), mark))
 
     def _chat(self, says: Says, sampled: Sequence[int]) -> list[int]:
-        self.check_template()
         messages = says.content
         if isinstance(messages, str):
             messages = [{"role": self._role, "content": messages}]
+        # Other roles than the configured one are this sample's doing, and its fault alone.
+        self.check_template(tuple(message["role"] for message in messages))
         mark = _mark_for("".join(message["content"] for message in messages))
         hidden = [{**m, "content": self._hidden(m["content"], mark)} for m in messages]
         ids = list(self._encoded(self._following(_ASKED, _ANSWER, hidden), mark))
@@ -124,7 +148,7 @@ class NextTurn:
             raise self._unstable(
                 f"...{before[max(0, at - 20) : at + _SHOWN]!r} becomes "
                 f"...{whole[max(0, at - 20) : at + _SHOWN]!r} once a message of role "
-                f"{self._role!r} follows"
+                f"{messages[0]['role']!r} follows"
             )
         return whole[len(before) :]
 
@@ -149,6 +173,11 @@ class NextTurn:
                 yield from self._tokenizer.encode_piece(_undigits(piece), literal=True)
             elif piece:
                 yield from self._tokenizer.encode_piece(piece)
+
+
+def _brief(says: Says) -> str:
+    text = repr(says.content)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _mark_for(text: str) -> str:

@@ -11,6 +11,7 @@ anew from their text.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -37,11 +38,14 @@ from workers.rollout.environment import (
     LostEpisodeError,
     PolicyTurn,
     Says,
+    SuspectEpisodeError,
 )
 from workers.rollout.episode import EnvironmentSegment, Played, Progress, Turn, turn_of
 from workers.rollout.next_turn import NextTurn
 from workers.rollout.reward import Judgement, Verifier
 from workers.tokenizer import Tokenizer
+
+MOST_PER_TOKEN = 32  # characters; text has about 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,8 @@ class Sampler:
         Raises:
             PromptTooLongError: no room for an answer.
             EngineError: the engine failed `max_attempts` times; the last failure.
-            EpisodeError: the environment failed, or its process was lost as often.
+            EpisodeError: the environment failed, or its process ended as often while a step of
+                this sample was one of several in it.
             TimeoutError: not finished within `deadline_s`.
             RewardError: the verifier failed.
         """
@@ -134,21 +139,27 @@ class Sampler:
     async def generate(self, prompt: Prompt) -> tuple[int, Played]:
         """The attempt that succeeded, and what was said; raises as `roll_out` does."""
         progress = Progress(np.zeros(0, np.int32))
+        num_failed, lost = 0, ""
         try:
             async with asyncio.timeout(self.deadline_s):
-                for attempt in range(self.max_attempts):
+                for attempt in itertools.count():
                     progress = Progress(prompt.token_ids.numpy().astype(np.int32, copy=False))
                     try:
                         return attempt, await self._play(prompt, attempt, progress)
-                    except (EngineError, LostEpisodeError) as err:
-                        if isinstance(err, PromptTooLongError) or attempt + 1 == self.max_attempts:
+                    except PromptTooLongError:
+                        raise
+                    except (EngineError, SuspectEpisodeError):
+                        num_failed += 1
+                        if num_failed == self.max_attempts:
                             raise
+                    except LostEpisodeError as err:  # not charged: the deadline is its bound
+                        lost = f"; attempt {attempt} was lost: {err}"
         except TimeoutError:
             raise TimeoutError(
                 f"sample {prompt.group_id}/{prompt.sample} was not finished by "
-                f"{progress.waits_for} within {self.deadline_s:g} s"
+                f"{progress.waits_for} within {self.deadline_s:g} s{lost}"
             ) from None
-        raise AssertionError("max_attempts is at least 1")
+        raise AssertionError("counting has no end")
 
     def _sampling_of(self, prompt: Prompt) -> Sampling:
         return (prompt.purpose == EVALUATE and self.evaluation) or self.sampling
@@ -192,6 +203,9 @@ class Sampler:
     def _go_on(self, prompt: Prompt, progress: Progress, says: Says, turns: Turns) -> bool:
         """Append what the environment said, if a turn can follow."""
         if len(progress.turns) >= turns.max_turns:
+            return False
+        # Tokenising holds up the engine's loop, so what cannot have room is not tokenised.
+        if len(says.text) > MOST_PER_TOKEN * self.engine.max_tokens:
             return False
         sampled = progress.turns[-1].token_ids
         ids = turns.next_turn.tokens(says, sampled, is_chat=prompt.is_chat)

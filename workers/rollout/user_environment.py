@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,11 +22,20 @@ from typing import Any
 
 from schemas.events import Prompt
 from streams.errors import ConfigError
-from workers.rollout.environment import Ends, EpisodeError, LostEpisodeError, PolicyTurn, Says
+from workers.rollout.environment import (
+    Ends,
+    EpisodeError,
+    LostEpisodeError,
+    PolicyTurn,
+    Says,
+    SuspectEpisodeError,
+)
 from workers.rollout.reward import Judgement, check_judgement
 from workers.rollout.user_verifier import Function
-from workers.rollout.verifier_child import Child, LateError, NoAnswerError, Reply
+from workers.rollout.verifier_child import Child, GoneError, LateError, NoAnswerError, Reply
 
+PATIENCE_S = 10.0  # for one more process, while others could take the episode
+RETRY_S = 60.0  # from a start of one more that failed to the next
 CLOSE_S = 5.0  # at the end of a worker, for all that is open in one process
 _PROGRAM = Path(__file__).with_name("environment_process.py")
 
@@ -42,15 +54,20 @@ class _Home:
         self._room = asyncio.Semaphore(room)
         self._calls: set[_Call] = set()  # under way
 
-    async def ask(self, pool: ThreadPoolExecutor, request: Reply) -> Reply:
+    async def ask(
+        self, pool: ThreadPoolExecutor, request: Reply, *, needs_room: bool = True
+    ) -> Reply:
         """The reply, as `Child.ask`; whoever gives up waiting leaves the call's room taken.
 
         Raises:
             LateError: it hangs.
-            LostEpisodeError: the process ended, and this call was not alone in it.
+            LostEpisodeError: the process ended of another call, maybe while this one waited for
+                room.
+            SuspectEpisodeError: the process ended of one of several calls, this one among them.
             NoAnswerError: it ended of this call.
         """
-        await self._room.acquire()
+        if needs_room:
+            await self._room.acquire()
         call = _Call(was_alone=not self._calls)
         for other in self._calls:
             other.was_alone = False
@@ -58,7 +75,8 @@ class _Home:
 
         def end(reply: asyncio.Future[Reply]) -> None:
             self._calls.discard(call)
-            self._room.release()
+            if needs_room:
+                self._room.release()
             if not reply.cancelled():
                 reply.exception()  # seen: nobody may wait for it any more
 
@@ -69,10 +87,12 @@ class _Home:
             return await asyncio.shield(reply)
         except LateError:
             raise
+        except GoneError as err:
+            raise LostEpisodeError(str(err)) from None
         except NoAnswerError as err:
             if call.was_alone:
                 raise
-            raise LostEpisodeError(str(err)) from None
+            raise SuspectEpisodeError(str(err)) from None
 
 
 class UserEnvironment:
@@ -88,12 +108,14 @@ class UserEnvironment:
         *,
         must_reward: bool = False,
         note: Callable[[str], None] = lambda _: None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Start the first process; others follow as episodes need them.
 
         Args:
             must_reward: None ends no episode: there is no verifier to judge it.
-            note: told what went wrong after a sample was over, for the log.
+            note: told what went wrong beside samples, or after they were over, for the log.
+            patience_s: how long a start of one more process holds up episodes.
         """
         self.code = code
         self.must_reward = must_reward
@@ -103,38 +125,69 @@ class UserEnvironment:
         room = code.processes * (code.concurrency + 1)
         self.pool = ThreadPoolExecutor(max_workers=room, thread_name_prefix="environment")
         self._is_closed = False
-        self._starting = asyncio.Lock()
+        self._changing = threading.Lock()  # held to add a home, and to close
+        self._homes: list[_Home] = []
+        self._loading: Child | None = None
+        self._starting: asyncio.Task[EpisodeError | None] | None = None
+        self._started_s = self._retry_s = 0.0  # monotonic
+        self.patience_s = patience_s
         self._leaving: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count()
         try:
-            self._homes = [self._start()]
+            self._start()
         except EpisodeError as err:
             self.pool.shutdown(wait=False)
             raise ConfigError(f"environment.name: {err}") from err
 
     def begin(self, name: str, prompt: Prompt) -> UserEpisode:
-        """See `Environment.begin`."""
-        return UserEpisode(self, name, prompt)
+        """See `Environment.begin`; a sample that comes back is not taken for the one that left."""
+        return UserEpisode(self, f"{name}#{next(self._numbers)}", prompt)
 
     async def home(self, name: str) -> _Home:
         """A process for one episode more: a new one as long as all have some and more may run.
 
         Raises:
-            EpisodeError: it cannot be started.
+            EpisodeError: none is left, and none can be started.
         """
-        async with self._starting:
-            loop = asyncio.get_running_loop()
-            for home in [home for home in self._homes if home.child.broken]:
-                await loop.run_in_executor(self.pool, home.child.end, "is closed")
-                self._homes.remove(home)
-            is_full = all(home.open for home in self._homes)
-            if is_full and len(self._homes) < self.code.processes:
-                self._homes.append(await loop.run_in_executor(self.pool, self._start))
-            home = min(self._homes, key=lambda home: len(home.open))
-            home.open.add(name)
-            return home
+        while self._wants_another():
+            if self._starting is None or self._starting.done():
+                self._started_s = time.monotonic()
+                self._starting = asyncio.get_running_loop().create_task(self._start_another())
+            waited_s = time.monotonic() - self._started_s
+            patience_s = max(0.0, self.patience_s - waited_s) if self._homes else None
+            # Whoever gives up here leaves the start alone: it is everybody's.
+            done, _ = await asyncio.wait({self._starting}, timeout=patience_s)
+            if not done and self._homes:
+                break
+            error = self._starting.result() if done else None
+            if error is not None and not self._homes:
+                raise type(error)(str(error))
+        home = min(self._homes, key=lambda home: len(home.open))
+        home.open.add(name)
+        return home
+
+    def _wants_another(self) -> bool:
+        for home in [home for home in self._homes if home.child.broken]:
+            self._homes.remove(home)
+            asyncio.get_running_loop().run_in_executor(self.pool, home.child.end, "is closed")
+        if not self._homes:
+            return True
+        is_full = all(home.open for home in self._homes)
+        may_start = len(self._homes) < self.code.processes and time.monotonic() >= self._retry_s
+        return is_full and may_start
+
+    async def _start_another(self) -> EpisodeError | None:
+        """The error, if it cannot be started; then the next try is after a while."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.pool, self._start)
+        except EpisodeError as err:
+            self._retry_s = time.monotonic() + RETRY_S
+            self.note(f"environment: one more process cannot be started: {err}")
+            return err
+        return None
 
     def leave(self, home: _Home, name: str) -> None:
-        """Have an episode closed, in its turn."""
+        """Have an episode closed behind its step, which is cancelled if it is asynchronous."""
         if not self._is_closed and not home.child.broken:
             task = asyncio.get_running_loop().create_task(self._leave(home, name))
             self._leaving.add(task)
@@ -142,7 +195,9 @@ class UserEnvironment:
 
     async def _leave(self, home: _Home, name: str) -> None:
         try:
-            reply = await home.ask(self.pool, {"close": [name]})
+            # An asynchronous step ends by this, so it is not waited for; a plain one is.
+            needs_room = not home.child.is_async
+            reply = await home.ask(self.pool, {"close": [name]}, needs_room=needs_room)
             if "error" in reply:
                 self.note(f"closing {name}: {reply['error']}")
         except (NoAnswerError, LostEpisodeError) as err:
@@ -152,9 +207,13 @@ class UserEnvironment:
 
     def close(self) -> None:
         """Close what is open, each process within `CLOSE_S`, and end them."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._changing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            loading = self._loading
+        if loading is not None:
+            loading.end("is closed")
         for home in self._homes:
             if home.open and not home.child.broken:
                 with contextlib.suppress(NoAnswerError):  # it ends now, one way or the other
@@ -162,20 +221,28 @@ class UserEnvironment:
             home.child.end("is closed")
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self) -> _Home:
-        if self._is_closed:
-            raise LostEpisodeError("is closed")
+    def _start(self) -> None:
+        """One more home; one that is ready too late is closed."""
         code = self.code
-        child = Child(code.spec(), code.timeout_s, _PROGRAM)
         try:
-            reply = child.begin()
+            child = Child(code.spec(), code.timeout_s, _PROGRAM)
+        except OSError as err:
+            raise EpisodeError(f"{code}: no process can be started: {err}") from None
+        self._loading = child
+        try:
+            reply = {"error": "is closed"} if self._is_closed else child.begin()
         except NoAnswerError as err:
             child.end("is closed")
             raise EpisodeError(f"{code} cannot be loaded: it {err}") from None
-        if "error" in reply:
+        finally:
+            self._loading = None
+        with self._changing:
+            is_held = "error" not in reply and not self._is_closed
+            if is_held:
+                self._homes.append(_Home(child, code.concurrency if child.is_async else 1))
+        if not is_held:
             child.end("is closed")
-            raise EpisodeError(str(reply["error"]))
-        return _Home(child, code.concurrency if child.is_async else 1)
+            raise EpisodeError(str(reply.get("error", "is closed")))
 
 
 class UserEpisode:
@@ -221,7 +288,7 @@ class UserEpisode:
         try:
             return await home.ask(environment.pool, request)
         except LostEpisodeError as err:
-            raise LostEpisodeError(f"environment {named} {err}") from None
+            raise type(err)(f"environment {named} {err}") from None
         except NoAnswerError as err:
             raise EpisodeError(f"environment {named} {err}") from None
 

@@ -35,6 +35,10 @@ class NoAnswerError(Exception):
     """The child missed its deadline, is gone or talks nonsense; says which and where."""
 
 
+class GoneError(NoAnswerError):
+    """It was ended by no doing of this call: before it was sent, or on behalf of another."""
+
+
 class LateError(NoAnswerError):
     """It missed the deadline of this very call."""
 
@@ -56,6 +60,7 @@ class Child:
             )  # fmt: skip
         self._timeout_s = timeout_s
         self._is_ended = False
+        self._was_ended = False  # by this side, before it died of anything
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._numbers = itertools.count(_READY + 1)
@@ -93,6 +98,7 @@ class Child:
 
         Raises:
             LateError: it hangs; says where.
+            GoneError: it was ended, and not by this call.
             NoAnswerError: says how it died.
         """
         timeout_s = timeout_s or self._timeout_s
@@ -107,7 +113,7 @@ class Child:
 
     def end(self, reason: str) -> None:
         """Kill it and all that it started; what waits for it fails with `reason`."""
-        self._break(reason)
+        self._break(reason, is_ended=True)
         with self._lock:
             is_first, self._is_ended = not self._is_ended, True
         if not is_first:  # by now its number may be another process's
@@ -125,7 +131,7 @@ class Child:
         box: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         with self._lock:
             if self.broken:
-                raise NoAnswerError(self.broken)
+                raise GoneError(self.broken)
             number = self._sent = next(self._numbers)
             self._waiting[number] = box
         try:
@@ -149,7 +155,7 @@ class Child:
             with self._lock:
                 self._waiting.pop(number, None)
         if reply is None:
-            raise NoAnswerError(self.broken)
+            raise (GoneError if self._was_ended else NoAnswerError)(self.broken)
         return reply
 
     def _whereabouts(self, number: int) -> str:
@@ -193,9 +199,10 @@ class Child:
         elif not is_late:
             raise ValueError(number)
 
-    def _break(self, reason: str) -> None:
+    def _break(self, reason: str, *, is_ended: bool = False) -> None:
         with self._lock:
-            self.broken = self.broken or reason
+            if not self.broken:
+                self.broken, self._was_ended = reason, is_ended
             waiting = list(self._waiting.values())
         for box in waiting:
             box.put(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from streams.errors import ConfigError
 from workers.config.load import load
 from workers.config.run import RunConfig
 from workers.doctor.check import Level
-from workers.doctor.memory import RoleMemory, estimate, memory_check, table
+from workers.doctor.memory import RoleMemory, cache_mb, estimate, memory_check, table
 from workers.doctor.model import model_checks, read_model
 
 ROOT = Path(__file__).parents[3]
@@ -136,3 +137,17 @@ def test_a_reference_is_one_more_copy_of_the_weights() -> None:
     )
     assert "reference" not in off
     assert on == {**off, "reference": off["versions held"] / 2}
+
+
+def test_the_cache_is_of_all_turns(tmp_path: Path) -> None:
+    """A sample of several turns is as long as all of them, up to the model's longest."""
+    folder = copied(tmp_path, max_position_embeddings=1 << 20)
+    config = load([ROOT / "infra/examples/second_try.toml"])
+    turns = config.environment.max_turns
+    alone = replace(config, environment=replace(config.environment, max_turns=1))
+    endless = read_model(str(folder))
+    assert turns > 1
+    assert turns * cache_mb(endless, alone) == pytest.approx(cache_mb(endless, config))
+    changed(folder / "config.json", max_position_embeddings=128)
+    short = read_model(str(folder))
+    assert cache_mb(short, alone) == cache_mb(short, config)

@@ -25,6 +25,7 @@ from workers.rollout.environment import (
     LostEpisodeError,
     PolicyTurn,
     Says,
+    SuspectEpisodeError,
 )
 from workers.rollout.next_turn import NextTurn
 from workers.rollout.reward import Judgement
@@ -230,12 +231,23 @@ def test_turns_are_bounded_by_their_number_and_by_the_room(tmp_path: Path) -> No
         assert longest - 6 <= num_tokens - 3 * (max_turns == 2) <= longest + 3
 
 
+def test_a_text_far_too_long_is_no_room_and_is_not_tokenised(tmp_path: Path) -> None:
+    """It would hold up every other sample: half a surrogate pair shows that nobody tried."""
+    stand, engine = Stand(tmp_path), EndsTurns()
+    stand.publish(0)
+    talks = Scripted(lambda name, turn: Says("1" * 32 * MAX_TOKENS + "\ud800"))
+    rollout = make_rollout(stand, engine, talks)
+    stand.issue("0", 1)
+    (trajectory,) = played(stand, rollout)
+    assert ["prompt", "policy"] == [s.author for s in trajectory.segments]
+
+
 def test_an_environment_that_fails_costs_its_sample(tmp_path: Path) -> None:
     """A dead letter names it; its siblings go on."""
 
     def reply(name: str, turn: PolicyTurn) -> Says | Ends:
         if name.startswith("1/"):
-            raise EpisodeError("environment game.py:7 raised KeyError")
+            raise EpisodeError("environment game.py:7 raised KeyError: '\ud800'")
         return hint_once(name, turn)
 
     stand, environment = Stand(tmp_path), Scripted(reply)
@@ -251,17 +263,22 @@ def test_an_environment_that_fails_costs_its_sample(tmp_path: Path) -> None:
         letter.reason,
         letter.permanent,
     )
-    assert "game.py:7" in letter.detail
+    assert "environment game.py:7 raised KeyError: '\\ud800'" == letter.detail
     assert sorted(environment.begun) == sorted(environment.left)
 
 
-@pytest.mark.parametrize("num_lost", [1, 2])
-def test_a_lost_state_begins_the_sample_anew(tmp_path: Path, num_lost: int) -> None:
-    """As another attempt, from the prompt; when attempts run out it is set aside."""
+@pytest.mark.parametrize(
+    ("kind", "num_lost", "num_begun"),
+    [(SuspectEpisodeError, 1, 2), (SuspectEpisodeError, 2, 2), (LostEpisodeError, 5, 6)],
+)
+def test_a_lost_state_begins_the_sample_anew(
+    tmp_path: Path, kind: type[LostEpisodeError], num_lost: int, num_begun: int
+) -> None:
+    """From the prompt; only one that may be to blame runs out of attempts, and is set aside."""
 
     def reply(name: str, turn: PolicyTurn) -> Says | Ends:
         if turn.number == 2 and int(name.rpartition("/")[2]) < num_lost:
-            raise LostEpisodeError("environment game.py died with status 3")
+            raise kind("environment game.py died with status 3")
         return hint_once(name, turn)
 
     stand, environment = Stand(tmp_path), Scripted(reply)
@@ -276,10 +293,9 @@ def test_a_lost_state_begins_the_sample_anew(tmp_path: Path, num_lost: int) -> N
     turn_until(rollout, lambda: len(ended()) == 1)
     rollout.close()
     (found,) = ended()
-    assert ["0/0/0", "0/0/1"] == environment.begun == environment.left
+    assert [f"0/0/{n}" for n in range(num_begun)] == environment.begun == environment.left
     if isinstance(found, Trajectory):
-        assert (1, 1) == (num_lost, found.attempt)
-        assert 4 == len(found.segments)
+        assert (num_lost, 4) == (found.attempt, len(found.segments))
     else:
         assert (2, "environment") == (num_lost, found.reason)
 

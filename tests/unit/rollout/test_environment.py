@@ -3,114 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streams.errors import ConfigError
-from tests import factories
+from tests.unit.rollout.games import PLAIN, SLOW, World, begin, drive, turn
 from tests.unit.served.test_gate import until
 from workers.rollout.environment import (
     Ends,
     EpisodeError,
     LostEpisodeError,
-    PolicyTurn,
     Says,
 )
-from workers.rollout.user_environment import UserEnvironment, UserEpisode
-from workers.rollout.user_verifier import Function
-
-DEADLINE_S = 120.0
-PLAIN = """
-import os, sys, time
-
-class Game:
-    def __init__(self, prompt, answer, metadata, *, word="no"):
-        self.log, self.word, self.said = metadata.get("log", ""), word, []
-
-    def step(self, completion, turn, is_last):
-        self.said.append(completion)
-        if completion == "hang":
-            time.sleep(3600)
-        if completion == "raise":
-            raise KeyError("x")
-        if completion == "exit":
-            os._exit(3)
-        if completion == "eat":
-            return str(bytearray(1 << 30))
-        if completion == "stop":
-            return None
-        if completion == "nonsense":
-            return {"right": "yes"}
-        if completion == "empty":
-            return []
-        if completion == "huge":
-            return 1e30
-        if completion == "tools":
-            return [{"role": "tool", "content": "a"}, {"role": "user", "content": "b"}]
-        if completion == "won" or is_last:
-            return 0.5, {"turns": turn}
-        return self.word + " " + ",".join(self.said)
-
-    def close(self):
-        if self.log:
-            with open(self.log, "a") as file:
-                file.write("closed\\n")
-"""
-SLOW = """
-import asyncio, os
-
-class Game:
-    here = 0
-
-    def __init__(self, prompt, answer, metadata):
-        pass
-
-    async def step(self, completion):
-        Game.here += 1
-        if completion == "exit":
-            while Game.here < 2:
-                await asyncio.sleep(0.001)
-            os._exit(3)
-        if completion == "hang":
-            await asyncio.sleep(3600)
-        while Game.here < 2:
-            await asyncio.sleep(0.001)
-        return completion
-"""
-World = Callable[..., UserEnvironment]
-
-
-@pytest.fixture
-def world(tmp_path: Path):
-    """Makes environments of a source text, and closes them."""
-    made: list[UserEnvironment] = []
-
-    def make(source: str = PLAIN, *, must_reward: bool = False, **changes: Any) -> UserEnvironment:
-        file = tmp_path / "game.py"
-        file.write_text(source)
-        values = {"timeout_s": 60.0, "processes": 1, "concurrency": 8, "memory_mb": 300}
-        code = Function(name="Game", file=str(file), **{**values, **changes})
-        made.append(UserEnvironment(code, must_reward=must_reward))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def drive(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, DEADLINE_S))
-
-
-def turn(text: str, number: int = 1, *, is_last: bool = False) -> PolicyTurn:
-    return PolicyTurn(number=number, is_last=is_last, text=text, token_ids=[5])
-
-
-def begin(environment: UserEnvironment, name: str = "0/0/0", metadata: str = "{}") -> UserEpisode:
-    return environment.begin(name, factories.prompt(metadata=metadata))
+from workers.rollout.environment_process import Held
 
 
 def test_an_episode_keeps_its_state_between_turns(world: World) -> None:
@@ -152,6 +58,7 @@ def test_messages_of_several_roles_may_be_said(world: World) -> None:
         ("eat", r"game.py:17: Game raised MemoryError"),
         ("nonsense", r"game.py:8 part 'right' is 'yes' of type str; .* text or messages to go on"),
         ("empty", r"game.py:8 returned a list that is not of messages"),
+        ("extra", r"game.py:8 returned a message with a field that is not JSON"),
         ("huge", r"the reward must be finite and within 1e\+09"),
         ("stop", r"step returned None, and reward.verifier is `environment`"),
     ],
@@ -171,31 +78,6 @@ def test_what_is_no_answer_costs_its_own_sample(world: World, said: str, told: s
     drive(scenario())
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("hang", r"gave no answer within 1 s: it is at .*game.py:11"),
-        ("exit", "died with status 3"),
-    ],
-)
-def test_a_process_that_ends_costs_who_ended_it(world: World, said: str, told: str) -> None:
-    """Its other episodes are lost, which lets them be attempted again in a new process."""
-
-    async def scenario() -> None:
-        environment = world(timeout_s=1.0 if said == "hang" else 60.0)
-        other, one = begin(environment, "1/0/0"), begin(environment)
-        await other.step(turn("a"))
-        with pytest.raises(EpisodeError, match=told) as raised:
-            await one.step(turn(said))
-        assert not isinstance(raised.value, LostEpisodeError)
-        with pytest.raises(LostEpisodeError):
-            await other.step(turn("b"))
-        again = await begin(environment, "1/0/1").step(turn("c"))
-        assert Says("no c") == again
-
-    drive(scenario())
-
-
 def test_steps_of_an_async_class_run_side_by_side(world: World) -> None:
     """Each waits for the other: one at a time they would never end."""
 
@@ -203,18 +85,6 @@ def test_steps_of_an_async_class_run_side_by_side(world: World) -> None:
         environment = world(SLOW)
         both = [begin(environment, f"0/{n}/0").step(turn(str(n))) for n in range(2)]
         assert [Says("0"), Says("1")] == await asyncio.gather(*both)
-
-    drive(scenario())
-
-
-def test_nobody_is_blamed_for_a_death_that_several_could_have_caused(world: World) -> None:
-    """Of two steps in a process that ends, both are attempted again."""
-
-    async def scenario() -> None:
-        environment = world(SLOW)
-        steps = [begin(environment, f"0/{n}/0").step(turn("exit")) for n in range(2)]
-        found = await asyncio.gather(*steps, return_exceptions=True)
-        assert [LostEpisodeError] * 2 == [type(error) for error in found]
 
     drive(scenario())
 
@@ -237,6 +107,71 @@ def test_a_state_that_is_given_up_is_closed(world: World, tmp_path: Path) -> Non
         assert "closed\nclosed\n" == log.read_text()
 
     drive(scenario())
+
+
+def test_a_step_that_is_given_up_ends_before_its_object_is_closed(
+    world: World, tmp_path: Path
+) -> None:
+    """By the cancellation of an `async def`, even where every call has its room taken."""
+    log = tmp_path / "log"
+    source = """
+import asyncio
+
+class Game:
+    def __init__(self, prompt, answer, metadata):
+        self.log = metadata["log"]
+
+    def write(self, line):
+        with open(self.log, "a") as file:
+            file.write(line + "\\n")
+
+    async def step(self, completion):
+        self.write("begun")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            self.write("ended")
+
+    async def close(self):
+        self.write("closed")
+"""
+
+    async def scenario() -> None:
+        episode = begin(world(source, concurrency=1), metadata=f'{{"log": "{log}"}}')
+        step = asyncio.create_task(episode.step(turn("a")))
+        await until(log.exists, "its step is not under way")
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        episode.leave()
+        await until(lambda: "closed" in log.read_text(), "it is not closed")
+        assert ["begun", "ended", "closed"] == log.read_text().split()
+
+    drive(scenario())
+
+
+def test_a_close_that_overtakes_a_first_step_leaves_no_object() -> None:
+    """Threads send in any order: a step that comes behind its close makes nothing."""
+
+    class Game:
+        made = 0
+
+        def __init__(self, *_: object) -> None:
+            Game.made += 1
+
+        def step(self, completion: str) -> str:
+            return completion
+
+    spec = {"function": "Game", "file": "game.py", "options": {}}
+    held = Held(Game, spec)
+    start = {"prompt": "", "answer": "", "metadata": {}}
+    step = {"step": "a", "start": start, "completion": "1", "extra": {}}
+    assert {} == held.answer_plain({"close": ["a"]})
+    assert "given up" in held.answer_plain(step)["error"]
+    assert 0 == Game.made
+    assert {"says": "1"} == held.answer_plain({**step, "step": "b"})
+    assert 1 == Game.made
 
 
 def test_episodes_are_spread_over_the_processes(world: World) -> None:

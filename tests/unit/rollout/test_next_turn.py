@@ -97,6 +97,16 @@ def test_a_text_prompt_goes_on_with_the_text_as_it_is(tmp_path: Path) -> None:
         (STRIPS, "user", r"template.jinja cannot be used.*think>.*of role 'user' follows"),
         (COUNTS, "tool", r"template.jinja cannot be used for several turns"),
         ("{{ messages[-1].content }}", "tool", r"template.jinja cannot be used"),
+        (
+            CHATML.replace("m.content", "m.content | upper"),
+            "tool",
+            r"template.jinja cannot be used",
+        ),
+        (
+            CHATML.replace("m.content", "(m.content | e if m.role == 'tool' else m.content)"),
+            "tool",
+            r"does not write the text of a message of role 'tool' as it is",
+        ),
     ],
 )
 def test_a_template_that_changes_what_was_said_is_refused(
@@ -135,6 +145,68 @@ def test_what_cannot_follow_a_text_is_refused(tmp_path: Path, says: Says, told: 
     """Nothing at all, and messages."""
     with pytest.raises(EpisodeError, match=told):
         next_turn(tmp_path).tokens(says, [EOS], is_chat=False)
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_text_that_is_not_unicode_is_refused(tmp_path: Path, is_chat: bool) -> None:
+    """Half of a surrogate pair has no tokens; the error itself can be written down."""
+    with pytest.raises(EpisodeError, match=r"answer '1.ud800' cannot be a turn") as raised:
+        next_turn(tmp_path).tokens(Says("1\ud800"), [EOS], is_chat=is_chat)
+    str(raised.value).encode()
+
+
+def test_json_in_a_template_is_what_models_were_trained_with(tmp_path: Path) -> None:
+    """As Llama's writes the answer of a tool: no escapes for HTML, and control tokens plain."""
+    template = CHATML.replace("{{ m.content }}", "{{ m.content | tojson }}").replace(
+        "{{ m.content | tojson }}",
+        "{{ m.content | tojson if m.role == 'tool' else m.content }}",
+    )
+    spoken = tokenizer(tmp_path, template)
+    rendered = spoken.apply_chat_template([{"role": "tool", "content": "<\u00e4&'>"}])
+    assert '"<\u00e4&\'>"' in rendered
+    made = next_turn(tmp_path, template)
+    ids = made.tokens(Says("1<eos>2"), [5], is_chat=True).tolist()
+    assert [EOS, EOS] == [token for token in ids if token == EOS]  # both the template's
+
+
+def test_a_role_that_changes_what_was_said_is_refused_where_it_is_first_returned(
+    tmp_path: Path,
+) -> None:
+    """Thoughts are stripped behind a user's message: only the sample that returns one pays."""
+    made = next_turn(tmp_path, STRIPS, "tool")
+    made.check_template()
+    says = Says([{"role": "tool", "content": "1"}, {"role": "user", "content": "2"}])
+    with pytest.raises(EpisodeError, match="think>"):
+        made.tokens(says, [EOS], is_chat=True)
+    assert len(made.tokens(Says("1"), [EOS], is_chat=True)) > 0
+
+
+REFUSES = CHATML.replace(
+    "{{ m.content }}",
+    "{% if 'BAD' in m.content %}{{ raise_exception('no such word') }}{% endif %}{{ m.content }}",
+)
+FAILS = CHATML.replace("{{ m.content }}", "{% if m.x %}{{ 'a' + m.x }}{% endif %}{{ m.content }}")
+LOOKS_AHEAD = CHATML.replace(
+    "<unk>{{", "{{ '9' if 'ends' in (messages | last) else '' }}<unk>{{", 1
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "told"),
+    [
+        (REFUSES, {"role": "tool", "content": "BAD"}, "no such word"),
+        (FAILS, {"role": "tool", "content": "1", "x": 3}, "cannot be a turn"),
+        (LOOKS_AHEAD, {"role": "tool", "content": "1", "ends": True}, "cannot be a turn"),
+    ],
+)
+def test_messages_that_the_template_cannot_take_cost_their_own_sample(
+    tmp_path: Path, template: str, message: dict[str, str], told: str
+) -> None:
+    """It raises, or writes what was said before in another way: the template itself is fit."""
+    made = next_turn(tmp_path, template)
+    made.check_template()
+    with pytest.raises(EpisodeError, match=told):
+        made.tokens(Says([message]), [EOS], is_chat=True)
 
 
 def test_a_token_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:

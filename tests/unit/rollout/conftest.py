@@ -1,0 +1,31 @@
+"""What tests of environments share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.rollout.games import PLAIN, World
+from workers.rollout.user_environment import UserEnvironment
+from workers.rollout.user_verifier import Function
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Makes environments of a source text, and closes them."""
+    made: list[UserEnvironment] = []
+
+    def make(source: str = PLAIN, *, must_reward: bool = False, **changes: Any) -> UserEnvironment:
+        file = tmp_path / "game.py"
+        file.write_text(source)
+        values = {"timeout_s": 60.0, "processes": 1, "concurrency": 8, "memory_mb": 300}
+        code = Function(name="Game", file=str(file), **{**values, **changes})
+        made.append(UserEnvironment(code, must_reward=must_reward))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

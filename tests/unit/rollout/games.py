@@ -1,0 +1,85 @@
+"""Environments of small games, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tests import factories
+from workers.rollout.environment import PolicyTurn
+from workers.rollout.user_environment import UserEnvironment, UserEpisode
+
+DEADLINE_S = 120.0
+PLAIN = """
+import os, sys, time
+
+class Game:
+    def __init__(self, prompt, answer, metadata, *, word="no"):
+        self.log, self.word, self.said = metadata.get("log", ""), word, []
+
+    def step(self, completion, turn, is_last):
+        self.said.append(completion)
+        if completion == "hang":
+            time.sleep(3600)
+        if completion == "raise":
+            raise KeyError("x")
+        if completion == "exit":
+            os._exit(3)
+        if completion == "eat":
+            return str(bytearray(1 << 30))
+        if completion == "stop":
+            return None
+        if completion == "nonsense":
+            return {"right": "yes"}
+        if completion == "empty":
+            return []
+        if completion == "huge":
+            return 1e30
+        if completion == "tools":
+            return [{"role": "tool", "content": "a"}, {"role": "user", "content": "b"}]
+        if completion == "extra":
+            return {"role": "tool", "content": "a", "at": {1, 2}}
+        if completion == "won" or is_last:
+            return 0.5, {"turns": turn}
+        return self.word + " " + ",".join(self.said)
+
+    def close(self):
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write("closed\\n")
+"""
+SLOW = """
+import asyncio, os
+
+class Game:
+    here = 0
+
+    def __init__(self, prompt, answer, metadata):
+        pass
+
+    async def step(self, completion):
+        Game.here += 1
+        if completion == "exit":
+            while Game.here < 2:
+                await asyncio.sleep(0.001)
+            os._exit(3)
+        if completion == "hang":
+            await asyncio.sleep(3600)
+        while Game.here < 2:
+            await asyncio.sleep(0.001)
+        return completion
+"""
+World = Callable[..., UserEnvironment]
+
+
+def drive(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, DEADLINE_S))
+
+
+def turn(text: str, number: int = 1, *, is_last: bool = False) -> PolicyTurn:
+    return PolicyTurn(number=number, is_last=is_last, text=text, token_ids=[5])
+
+
+def begin(environment: UserEnvironment, name: str = "0/0/0", metadata: str = "{}") -> UserEpisode:
+    return environment.begin(name, factories.prompt(metadata=metadata))
