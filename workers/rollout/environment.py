@@ -36,6 +36,7 @@ class PolicyTurn:
     number: int  # from 1
     is_last: bool  # no turn can follow: `max_turns` is reached
     text: str  # special tokens left out
+    raw: str  # with them
     token_ids: Sequence[int]
 
 

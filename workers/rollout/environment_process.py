@@ -33,7 +33,13 @@ else:
 
 Reply = dict[str, Any]
 
-STEP_EXTRA = ("turn", "is_last", "num_tokens", "token_ids")  # for a step with such parameters
+STEP_EXTRA = (
+    "turn",
+    "is_last",
+    "num_tokens",
+    "token_ids",
+    "raw",
+)  # for a step with such parameters
 
 
 def check_class(made: Any, options: Reply, file: str) -> None:  # noqa: ANN401

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from streams.errors import ConfigError
 from workers.config.reward import ENVIRONMENT
 from workers.config.run import RunConfig
+from workers.engines.folder import eos_ids_of
 from workers.hub import model_folder
 from workers.rollout.next_turn import NextTurn
 from workers.rollout.sampling import Turns
@@ -35,7 +36,12 @@ def make_turns(
     tokenizer = Tokenizer(
         model_folder(config.model.path), template=data.template, options=data.template_options
     )
-    next_turn = NextTurn(tokenizer, section.role, vocab_size=vocab_size)
+    next_turn = NextTurn(
+        tokenizer,
+        section.role,
+        vocab_size=vocab_size,
+        eos_ids=eos_ids_of(model_folder(config.model.path)),
+    )
     if data.is_always_chat:
         next_turn.check_template()
     return Turns(

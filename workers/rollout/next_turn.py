@@ -40,11 +40,23 @@ _REFUSALS = (ConfigError, ValueError, TypeError, LookupError, AttributeError)
 class NextTurn:
     """Makes the tokens that follow a turn."""
 
-    def __init__(self, tokenizer: Tokenizer, role: str, *, vocab_size: int) -> None:
-        """Args: role: of the message that a text becomes in a chat."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        role: str,
+        *,
+        vocab_size: int,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """
+        Args:
+            role: of the message that a text becomes in a chat.
+            eos_ids: tokens that end an answer of the model; a template writes one of them.
+        """
         self._tokenizer = tokenizer
         self._role = role
         self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
         specials = "|".join(map(re.escape, tokenizer.special_tokens))
         self._special = re.compile(specials) if specials else None
         self._checked: set[tuple[str, ...]] = set()  # roles of the messages between two answers
@@ -125,8 +137,12 @@ class NextTurn:
         mark = _mark_for("".join(message["content"] for message in messages))
         hidden = [{**m, "content": self._hidden(m["content"], mark)} for m in messages]
         ids = list(self._encoded(self._following(_ASKED, _ANSWER, hidden), mark))
-        is_ended = bool(ids and len(sampled) and ids[0] == sampled[-1])
-        return ids[1:] if is_ended else ids
+        return ids[1:] if ids and self._has_ended(sampled, ids[0]) else ids
+
+    def _has_ended(self, sampled: Sequence[int], end: int) -> bool:
+        """Whether the turn holds its end; a call of a tool may have another than an answer."""
+        ends = self._eos_ids if end in self._eos_ids else {end}
+        return len(sampled) > 0 and sampled[-1] in ends
 
     def _following(self, history: Sequence[Message], said: str, messages: Sequence[Message]) -> str:
         """What the template renders behind an answer, for `messages` and the next answer's header.

@@ -194,6 +194,7 @@ class Sampler:
                     number=number,
                     is_last=number >= max_turns,
                     text=turn.text,
+                    raw=self.tokenizer.decode(turn.token_ids, skip_special_tokens=False),
                     token_ids=turn.token_ids,
                 )
             )

@@ -319,5 +319,6 @@ def _extra(wants: frozenset[str], turn: PolicyTurn) -> dict[str, Any]:
         "is_last": turn.is_last,
         "num_tokens": len(turn.token_ids),
         "token_ids": list(turn.token_ids),
+        "raw": turn.raw,
     }
     return {name: value for name, value in known.items() if name in wants}

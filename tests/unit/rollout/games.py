@@ -18,7 +18,7 @@ class Game:
     def __init__(self, prompt, answer, metadata, *, word="no"):
         self.log, self.word, self.said = metadata.get("log", ""), word, []
 
-    def step(self, completion, turn, is_last):
+    def step(self, completion, turn, is_last, raw, num_tokens):
         self.said.append(completion)
         if completion == "hang":
             time.sleep(3600)
@@ -40,6 +40,8 @@ class Game:
             return [{"role": "tool", "content": "a"}, {"role": "user", "content": "b"}]
         if completion == "extra":
             return {"role": "tool", "content": "a", "at": {1, 2}}
+        if completion == "look":
+            return f"{raw} of {num_tokens}"
         if completion == "won" or is_last:
             return 0.5, {"turns": turn}
         return self.word + " " + ",".join(self.said)
@@ -78,7 +80,7 @@ def drive(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def turn(text: str, number: int = 1, *, is_last: bool = False) -> PolicyTurn:
-    return PolicyTurn(number=number, is_last=is_last, text=text, token_ids=[5])
+    return PolicyTurn(number=number, is_last=is_last, text=text, raw=f"{text}<eos>", token_ids=[5])
 
 
 def begin(environment: UserEnvironment, name: str = "0/0/0", metadata: str = "{}") -> UserEpisode:

@@ -39,6 +39,15 @@ def test_an_episode_keeps_its_state_between_turns(world: World) -> None:
     drive(scenario())
 
 
+def test_a_step_is_told_what_it_has_parameters_for(world: World) -> None:
+    """The text with its special tokens too: a call of a tool may be one."""
+
+    async def scenario() -> None:
+        assert Says("look<eos> of 1") == await begin(world()).step(turn("look"))
+
+    drive(scenario())
+
+
 def test_messages_of_several_roles_may_be_said(world: World) -> None:
     """A list of messages is passed on as it is."""
 

@@ -65,6 +65,15 @@ def test_an_answer_that_did_not_sample_its_end_is_given_one(tmp_path: Path) -> N
     assert [EOS, *ended] == made.tokens(Says("1"), [5, 6], is_chat=True).tolist()
 
 
+def test_a_turn_may_end_by_another_token_than_the_templates(tmp_path: Path) -> None:
+    """A call of a tool has an end of its own in some models: no second end follows it."""
+    spoken = tokenizer(tmp_path, CHATML)
+    made = NextTurn(spoken, "tool", vocab_size=128, eos_ids=frozenset({EOS, 9}))
+    ended = made.tokens(Says("1"), [5, EOS], is_chat=True).tolist()
+    assert ended == made.tokens(Says("1"), [5, 9], is_chat=True).tolist()
+    assert [EOS, *ended] == made.tokens(Says("1"), [5, 6], is_chat=True).tolist()
+
+
 def test_several_messages_become_several_turns(tmp_path: Path) -> None:
     """Each under its own role."""
     says = Says([{"role": "tool", "content": "7"}, {"role": "user", "content": "8"}])
