@@ -330,14 +330,21 @@ def _problems(given: ReportInput) -> str:
 def _answer(answer: Answer, given: ReportInput) -> str:
     verdict = "right" if answer.is_right else "wrong"
     pieces = "".join(
-        f'<span class="v{max(0, version) % 4}" title="policy version {version}">'
-        f"{escape(text)}</span>"
+        f'<span class="{_author_css(version)}" title="{_author(version)}">{escape(text)}</span>'
         for version, text in spelled(answer, given.decode)
     )
     return (
         f"<code class=tokens>{pieces}</code><br><small><span class={verdict}>{verdict}</span> "
         f"<span class=muted>version {answer.policy_version}</span></small>"
     )
+
+
+def _author(version: int) -> str:
+    return f"policy version {version}" if version >= 0 else "environment"
+
+
+def _author_css(version: int) -> str:
+    return f"v{version % 4}" if version >= 0 else "muted"
 
 
 def _audit(audit: AuditReport | None) -> str:

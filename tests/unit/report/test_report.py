@@ -10,8 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from schemas.events import NO_VERSION
 from streams.audit.report import Breach, BreachKind
 from streams.errors import ConfigError
+from streams.views.evaluation import SamplesState, TokenRun
 from streams.views.feed import Restart, ViewState
 from tests.html_pages import Balance
 from tests.unit.report.sample_run import audit_report, report_input, views_at
@@ -54,6 +56,19 @@ def test_the_page_says_what_happened() -> None:
         "stale 1",
     ):
         assert words in page
+
+
+def test_what_the_environment_said_is_told_apart() -> None:
+    """No policy version's colour, and no version."""
+    views = views_at(5)
+    first, *others = views.samples.problems
+    said = TokenRun(token_ids=(1, 2), policy_version=NO_VERSION)
+    then = dataclasses.replace(first.then, runs=(*first.then.runs, said))
+    problems = (dataclasses.replace(first, then=then), *others)
+    samples = SamplesState(problems=problems)
+    page = render(report_input(views=dataclasses.replace(views, samples=samples)))
+    assert 1 == page.count('<span class="muted" title="environment">')
+    assert "policy version -1" not in page
 
 
 def test_parts_of_the_reward_have_charts() -> None:
