@@ -15,7 +15,8 @@ between the ranks. Hash, snapshot and broadcast are three readings without a sna
     else:
         weights.follow()
 
-Not used by the role `trainer` yet, which is one process.
+For a trainer of your own. The role `trainer` gathers its ranks' weights by the commands that its
+followers obey anyway (workers/trainer/parallel), and so needs nobody who stands in `follow`.
 """
 
 from __future__ import annotations

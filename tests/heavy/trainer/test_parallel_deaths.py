@@ -12,9 +12,11 @@ import pytest
 from streams.errors import ConfigError
 from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
 from workers.config.trainer import LoraSection
-from workers.trainer.parallel.team import FollowerError
+from workers.engines.one_order import NoOrderError
+from workers.trainer.parallel.team import FollowerError, Team
 
 STOPPED_S = 10.0
+ODD = "tests.heavy.trainer.odd_follower"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,25 @@ def test_a_stopped_rank_is_named_and_ended(folder: Path) -> None:
             trained.learner.step(batch_of(0))
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+def test_a_rank_that_speaks_and_never_finishes_is_named() -> None:
+    """Alive is not enough: what all do together has a deadline, whatever the transport has."""
+    with closing(Team([""], program=ODD, together_s=1.0)) as team:
+        told = (
+            rf"rank 1 of the trainer \(process {team.processes[0]}\) did not do its part within 1 s"
+        )
+        with pytest.raises(FollowerError, match=told):
+            team.together(lambda: None, {"do": "idle"})
+
+
+def test_what_one_rank_alone_refuses_is_told_as_such() -> None:
+    """An operation without one order: the trainer turns it into a refusal of the configuration."""
+    with (
+        closing(Team([""], program=ODD)) as team,
+        pytest.raises(NoOrderError, match="roll_cuda"),
+    ):
+        team.together(lambda: None, {"do": "fail"})
 
 
 def test_what_no_rank_can_train_is_refused_by_its_name(folder: Path) -> None:

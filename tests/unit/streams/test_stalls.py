@@ -209,6 +209,14 @@ def test_a_trainer_at_work_for_too_long() -> None:
     assert ("trainer", ("trainer-0",)) == told(run.blocked())
 
 
+def test_a_trainer_that_saves_has_longer() -> None:
+    """A large checkpoint is no step that hangs."""
+    run = finished().score_below(112).says("trainer", "saving", "a checkpoint of step 3")
+    found = run.blocked()
+    assert found is not None
+    assert (found.hop, found.is_overdue) == ("trainer", False)
+
+
 def test_a_dead_sample_is_waited_for_by_nobody() -> None:
     """A dead letter ends its sample at the hop that wrote it."""
     run = Run().issue(10, 11).roll_out(10, 0, 1).roll_out(11, 0).score_below(112)

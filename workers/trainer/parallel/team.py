@@ -131,6 +131,7 @@ class Team:
         host: str = LOOPBACK,
         program: str = PROGRAM,
         silent_s: float = SILENT_S,
+        together_s: float = TOGETHER_S,
     ) -> None:
         """Start them; they import while the caller loads its model. Call it in the main thread:
         the system ends them with the thread that started them.
@@ -141,6 +142,7 @@ class Team:
         """
         self.host = host
         self._silent_s = silent_s
+        self._together_s = together_s
         self._folder = Path(tempfile.mkdtemp(prefix="rlstreams-ranks-"))
         self._num_files = 0
         self._changed = threading.Event()
@@ -201,7 +203,7 @@ class Team:
 
         Raises:
             ExhaustedError: memory ran out on a rank; all came out, and have to meet anew.
-            FollowerError: one is gone or silent.
+            FollowerError: one is gone or silent, or not done within `together_s`.
         """
         self.check()
         self._changed.clear()
@@ -218,13 +220,13 @@ class Team:
         """Until all are done, or one cannot be."""
         answers: dict[int, Head] = {}
         explain_until_s = 0.0
-        until_s = time.monotonic() + TOGETHER_S
+        until_s = time.monotonic() + self._together_s
         while True:
             if time.monotonic() > until_s:
                 late = self._late(answers)
                 self.close()
                 raise FollowerError(
-                    f"{late} did not do its part within {TOGETHER_S:g} s; all ranks end"
+                    f"{late} did not do its part within {self._together_s:g} s; all ranks end"
                 )
             self._changed.wait(_LOOK_EVERY_S)
             self._changed.clear()

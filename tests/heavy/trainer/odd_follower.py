@@ -1,0 +1,31 @@
+"""A follower that says it is alive, and does no command as it should. Knows no torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+
+from workers.trainer.parallel.wire import Link
+
+
+def main(descriptor: int) -> None:
+    """`idle` is never answered; `fail` is answered as an operation without one order."""
+    link = Link(socket.socket(fileno=descriptor), 60.0)
+
+    def speak() -> None:
+        while True:
+            link.send({"alive": True}, {})
+            time.sleep(0.2)
+
+    threading.Thread(target=speak, daemon=True).start()
+    while (received := link.receive()) is not None:
+        if received[0]["do"] == "fail":
+            link.send({"failed": "NoOrderError: roll_cuda has none", "kind": "NoOrderError"}, {})
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
