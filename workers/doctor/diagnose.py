@@ -7,12 +7,12 @@ from pathlib import Path
 
 from streams.errors import BrokerError, ConfigError, StreamsError
 from workers.config.across import start_warning
-from workers.config.run import RunConfig
+from workers.config.run import START, RunConfig
 from workers.doctor.check import Check, Level, fail, ok, warn
 from workers.doctor.data import data_checks, verifier_check
 from workers.doctor.machine import machine, port
 from workers.doctor.memory import estimate, free_mb, memory_check
-from workers.doctor.model import ModelFolder, model_checks, read_model
+from workers.doctor.model import ModelFolder, check_reference, model_checks, read_model
 from workers.hub import found_folder
 
 
@@ -28,6 +28,7 @@ def diagnose(config: RunConfig) -> list[Check]:
     if model is not None:
         checks.append(memory_check(estimate(model, config), free_mb()))
         checks += _all("data", lambda: data_checks(config, model))
+        checks += _all("reference", lambda: _reference(config, model))
     if warning := start_warning(config):
         checks.append(warn("sampling", warning, ""))
     checks += _all("verifier", lambda: iter([verifier_check(config)]))
@@ -56,6 +57,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
     for _ in data_checks(config, model, progress):
         pass
     verifier_check(config)
+    check_reference(config, model)
     if config.broker.bootstrap:
         from streams.kafka.admin_ask import refuse_silence
 
@@ -75,6 +77,14 @@ def _model(config: RunConfig) -> tuple[ModelFolder | None, list[Check]]:
     except ConfigError as err:
         return None, [fail("model", str(err), "data and memory are checked once it loads")]
     return model, list(model_checks(model, config.model.dtype))
+
+
+def _reference(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
+    path = config.logprob.reference
+    if config.trainer.loss.kl_coef and path != START and found_folder(path) is None:
+        yield warn("reference", f"{path} is not on this machine", "`up` fetches it; then ask again")
+    elif found := check_reference(config, model):
+        yield ok("reference", found)
 
 
 def _embedded(config: RunConfig) -> str | None:

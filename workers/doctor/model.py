@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.errors import ConfigError
+from workers.config.run import START, RunConfig
 from workers.doctor.check import Check, ok, warn
 from workers.doctor.model_fits import (
     check_class,
@@ -65,7 +66,7 @@ class ModelFolder:
         return max_tokens_of(self.config)
 
 
-def read_model(path: str) -> ModelFolder:
+def read_model(path: str, field: str = "model.path") -> ModelFolder:
     """Read what is small, check that it fits together; a model of the hub is fetched first.
 
     Raises:
@@ -74,15 +75,15 @@ def read_model(path: str) -> ModelFolder:
     folder = model_folder(path)
     if not folder.is_dir():
         raise ConfigError(
-            f"model.path: there is no folder {path!r}; "
+            f"{field}: there is no folder {path!r}; "
             "a model of the Hugging Face hub is named hf:ORG/NAME"
         )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path: {str(folder)!r} is no model folder: no config.json")
+        raise ConfigError(f"{field}: {str(folder)!r} is no model folder: no config.json")
     try:
         return _read(folder)
     except EngineError as err:
-        raise ConfigError(f"model.path: {err}") from err
+        raise ConfigError(f"{field}: {err}") from err
 
 
 def _read(folder: Path) -> ModelFolder:
@@ -104,6 +105,25 @@ def _read(folder: Path) -> ModelFolder:
         tokenizer=tokenizer,
         eos_ids=eos_ids,
     )
+
+
+def check_reference(config: RunConfig, model: ModelFolder) -> str:
+    """What the KL term compares with; "": nothing, or the model itself.
+
+    Raises:
+        ConfigError: it is no model folder, or has another vocabulary.
+    """
+    path = config.logprob.reference
+    if path == START or not config.trainer.loss.kl_coef:
+        return ""
+    found = read_model(path, "logprob.reference")
+    sizes = [one.config.get("vocab_size") for one in (found, model)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"logprob.reference is {path!r}, whose vocabulary has {sizes[0]} tokens; "
+            f"model.path's has {sizes[1]}"
+        )
+    return f"{found.path}: {_amount(found.num_parameters)} parameters"
 
 
 def model_checks(model: ModelFolder, dtype: str = "float32") -> Iterator[Check]:

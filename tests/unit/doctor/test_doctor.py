@@ -91,6 +91,19 @@ def test_a_failed_check_says_what_to_do_and_the_rest_is_still_looked_at(
     assert any(line.startswith("ok") and "qwen3_moe" in line for line in lines)
 
 
+def test_a_reference_that_is_no_model_is_told_before_a_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only where it is asked for; a whole one is named."""
+    words = ["doctor", str(DEMO), f"--run.dir={tmp_path}", "--trainer.loss.kl_coef=0.1"]
+    assert 0 == main(words)
+    assert "reference  " not in capsys.readouterr().out
+    assert 1 == main([*words, f"--logprob.reference={tmp_path / 'no'}"])
+    assert "logprob.reference: there is no folder" in capsys.readouterr().out
+    assert 0 == main([*words, f"--logprob.reference={DEMO.parent / 'demo' / 'model'}"])
+    assert "264 k parameters" in capsys.readouterr().out
+
+
 def test_shapes_are_read_from_the_header() -> None:
     """Names and shapes as in the file; their product is the number of parameters."""
     tensors = tensors_in(MODEL / "model.safetensors")
