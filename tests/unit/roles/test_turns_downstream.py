@@ -19,7 +19,7 @@ from workers.logprob.scoring import Load, plan_anchors, score_window
 from workers.loop.validation import check_trajectory
 from workers.trainer.groups import is_truncated
 from workers.trainer.packing import pack
-from workers.trainer.training import _turns
+from workers.trainer.batch_metrics import _turns
 from workers.trainer.validation import check_versions, validate
 from workers.weights.file import FileWeightChannel
 
