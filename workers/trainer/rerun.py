@@ -38,7 +38,7 @@ from workers.trainer.rerun_findings import Finding, compare, differing
 from workers.trainer.restore import objection
 from workers.trainer.retention import check_redo
 from workers.trainer.training import Trained, Training
-from workers.trainer.validation import check_reference, check_routing
+from workers.trainer.validation import check_reference
 from workers.weights.channel import WeightError
 
 
@@ -279,11 +279,6 @@ def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:
             check_reference(payload.scored)
     except ValueError as err:
         raise RerunError(f"--set trainer.loss.kl_coef: {err}") from err
-    try:
-        for payload in payloads:
-            check_routing(payload.scored, is_replayed=changed.trainer.routing_replay)
-    except ValueError as err:
-        raise RerunError(f"--set trainer.routing_replay: {err}") from err
 
 
 class _State:
