@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
+# Ends of the names of their classes: most families', AFMoE's, HunYuan's.
+_ROUTERS = ("TopKRouter", "TopkRouter", "TokenChoiceRouter", "MoEV1Gate")
+
 
 def routers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The routers in layer order; empty for a dense model."""
-    return [m for m in model.modules() if type(m).__name__.endswith(("TopKRouter", "TopkRouter"))]
+    return [m for m in model.modules() if type(m).__name__.endswith(_ROUTERS)]
 
 
 def chosen_of(output: Any) -> torch.Tensor:  # noqa: ANN401  (of an untyped library)
