@@ -23,7 +23,7 @@ from typing import Any
 
 START_S = 60.0  # a user's file may import a large library
 WHERE_S = 0.5
-CANCEL_S = 5.0  # at most, until a call that has missed its deadline must have let go
+CANCEL_S = 5.0  # until a call that has missed its deadline must have let go
 NONSENSE = "sent what is no answer: user code has written to the link of its process"
 _CHILD = Path(__file__).with_name("verifier_process.py")
 _READY = 0  # number of the reply that nobody asked for
@@ -73,6 +73,7 @@ class Child:
         self.place = ""
         """`file:line` of the function, once it is loaded."""
         self.is_async = False
+        self._cancels = False  # a call that hangs can be told to let go
         self.wants: frozenset[str] = frozenset()
         """What the function takes beyond what it must."""
         self._reader = threading.Thread(target=self._read, name="verifier-link", daemon=True)
@@ -87,27 +88,31 @@ class Child:
         reply = self._reply(_READY, self._ready, START_S)
         self.place = str(reply.get("ready", ""))
         self.is_async = bool(reply.get("is_async", False))
+        self._cancels = bool(reply.get("cancels", self.is_async))
         self.wants = frozenset(reply.get("wants", ()))
         return reply
 
-    def ask(self, request: Mapping[str, Any], timeout_s: float = 0.0) -> Reply:
-        """Send `request` and wait for its reply, for `timeout_s`; 0: the child's own limit.
+    def ask(self, request: Mapping[str, Any], last_s: float = 0.0) -> Reply:
+        """Send `request` and wait for its reply, for as long as the child's calls may take.
 
-        A call that misses its deadline is cancelled if it is asynchronous; one that does not let
-        go, or cannot, ends the process, and with it what else it held.
+        A call that misses its deadline is cancelled where the child can do so; one that does not
+        let go ends the process, and with it what else it held.
+
+        Args:
+            last_s: the deadline of a last request, which ends the process if it is missed.
 
         Raises:
             LateError: it hangs; says where.
             GoneError: it was ended, and not by this call.
             NoAnswerError: says how it died.
         """
-        timeout_s = timeout_s or self._timeout_s
+        timeout_s = last_s or self._timeout_s
         number, box = self._send(request)
         try:
             return self._reply(number, box, timeout_s)
         except TimeoutError:
             told = f"gave no answer within {timeout_s:g} s{self._whereabouts(number)}"
-            if not (self.is_async and self._cancel(number)):
+            if last_s or not (self._cancels and self._cancel(number)):
                 self.end(f"was ended because another call {told} and did not let go")
             raise LateError(told) from None
 
@@ -169,7 +174,7 @@ class Child:
 
     def _cancel(self, number: int) -> bool:
         try:
-            self._reply(*self._send({"cancel": number}), min(CANCEL_S, self._timeout_s))
+            self._reply(*self._send({"cancel": number}), CANCEL_S)
         except (TimeoutError, NoAnswerError):
             return False
         return True

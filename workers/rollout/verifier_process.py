@@ -272,6 +272,7 @@ class Link:
         self._lock = threading.Lock()
         self.requests: queue.Queue[Reply] = queue.Queue()
         self.tasks: dict[int, asyncio.Task[Reply]] = {}  # asynchronous calls under way
+        self.break_off: Callable[[int], None] = lambda number: None  # of a plain call, by `cancel`
         threading.Thread(target=self._read, name="worker-watch", daemon=True).start()
 
     def send(self, number: int, reply: Reply) -> None:
@@ -286,8 +287,10 @@ class Link:
                 if "where" in request:
                     place = self._place_of_task(request["where"]) or _busy_at(self._file)
                     self.send(request["id"], {"where": place})
-                else:
-                    self.requests.put(request)
+                    continue
+                self.requests.put(request)
+                if "cancel" in request:
+                    self.break_off(request["cancel"])
         finally:  # also out of memory: nobody could reach this process any more
             os._exit(0)
 
