@@ -258,7 +258,7 @@ class Plain:
 def main(fd: int, spec: Reply) -> None:
     """Load, say so, then answer until the worker closes the link."""
     link = base.Link(fd, spec.get("file", ""))
-    found = base.loaded(link, spec, check_class)
+    found = base.loaded(link, {**spec, "kind": "class"}, check_class)
     if found is None:
         return
     made: Any

@@ -7,6 +7,7 @@ threads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -17,10 +18,12 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+NUM_TRIES, PAUSE_S = 10, 1.0  # to start a process where the system has no room for one
 START_S = 60.0  # a user's file may import a large library
 WHERE_S = 0.5
 CANCEL_S = 5.0  # until a call that has missed its deadline must have let go
@@ -43,8 +46,52 @@ class LateError(NoAnswerError):
     """It missed the deadline of this very call."""
 
 
+class NoRoomError(NoAnswerError):
+    """The system has no process, memory or file descriptor for it, and had none for a while."""
+
+
+def started(
+    spec: str,
+    timeout_s: float,
+    program: Path = _CHILD,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Child:
+    """A child, tried for again where the system has no room for one at the moment.
+
+    Args:
+        is_wanted: asked before each further try.
+
+    Raises:
+        NoRoomError: there was none `NUM_TRIES` times, `PAUSE_S` apart; says what was lacking.
+    """
+    for number in itertools.count(1):
+        try:
+            return Child(spec, timeout_s, program)
+        except OSError as err:
+            if number >= NUM_TRIES or not is_wanted():
+                raise NoRoomError(
+                    f"has no process: in {number} tries, {PAUSE_S:g} s apart, none could be "
+                    f"started: {err}"
+                ) from None
+        time.sleep(PAUSE_S)
+    raise AssertionError("counting has no end")
+
+
+@contextlib.contextmanager
+def _closed_unless_done(link: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        link.close()
+        raise
+
+
 class Child:
-    """A process that has one function loaded, once `begin` has returned."""
+    """A process that has one function loaded, once `begin` has returned.
+
+    Raises:
+        OSError: from the constructor, if the system has no room for it.
+    """
 
     def __init__(self, spec: str, timeout_s: float, program: Path = _CHILD) -> None:
         self._link, theirs = socket.socketpair()
@@ -52,7 +99,7 @@ class Child:
         send_limit = struct.pack("ll", int(timeout_s) + 1, 0)
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_limit)
         command = [sys.executable, "-P", str(program), str(theirs.fileno()), spec]
-        with theirs:
+        with theirs, _closed_unless_done(self._link):
             # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
@@ -77,7 +124,13 @@ class Child:
         self.wants: frozenset[str] = frozenset()
         """What the function takes beyond what it must."""
         self._reader = threading.Thread(target=self._read, name="verifier-link", daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as err:  # what threading says where there is no room for one
+            self._process.kill()
+            self._process.wait()
+            self._link.close()
+            raise OSError(errno.EAGAIN, str(err)) from None
 
     def begin(self) -> Reply:
         """Wait until the function is loaded; the reply says `error` if it cannot be.

@@ -59,7 +59,7 @@ def load(spec: Reply) -> tuple[Callable[..., object], str]:
     Modules beside a file can be imported by it; a module is looked for in the working folder last.
 
     Raises:
-        UnusableError: no such function.
+        UnusableError: there is no such thing.
         Exception: whatever the user's code raises.
     """
     name = spec["function"]
@@ -80,7 +80,8 @@ def load(spec: Reply) -> tuple[Callable[..., object], str]:
         own = [
             n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
         ]
-        raise UnusableError(f"{file} has no function {name!r} (it has: {', '.join(own)})")
+        kind = spec.get("kind", "function")
+        raise UnusableError(f"{file} has no {kind} {name!r} (it has: {', '.join(own)})")
     return function, file
 
 
