@@ -45,8 +45,8 @@ def test_a_plain_step_that_hangs_costs_itself_alone(world: World, tmp_path: Path
         environment = world()
         other, one = begin(environment, "1/0/0"), begin(environment, metadata=metadata)
         assert Says("no a") == await other.step(turn("a"))
-        environment._homes[0].child._timeout_s = 1.0
-        told = r"gave no answer within 1 s: it is at .*game.py:11"
+        environment._homes[0].child._timeout_s = 0.5
+        told = r"gave no answer within 0\.5 s: it is at .*game.py:11"
         with pytest.raises(EpisodeError, match=told) as raised:
             await one.step(turn("hang"))
         assert not isinstance(raised.value, LostEpisodeError)
