@@ -52,7 +52,7 @@ class Notes:
 class Trainer:
     """Weights, a weight server, and a worker's channel and desk."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, log: Notes | None = None) -> None:
         self.device = device_of(args.backend, 0)
         self.rows = trainer_rows(SHAPES[args.model])
         self._backend = args.backend
@@ -60,7 +60,7 @@ class Trainer:
             args.backend,
             host="127.0.0.1",
             secret=SECRET,
-            log=Notes(),
+            log=log or Notes(),
             limits=Limits(stall_s=20.0),
             place=args.place,
             device=self.device,

@@ -61,9 +61,9 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
 
 
 def files_of(args: argparse.Namespace) -> list[Path]:
-    """The demo, what it is to run on, and what a large model needs."""
+    """The example, what it is to run on, and what a large model needs."""
     overlay = "demo-vllm.toml" if args.cpu else OVERLAYS[args.engine]
-    return [EXAMPLES / "demo.toml", EXAMPLES / overlay, *([LARGE] if args.model else [])]
+    return [EXAMPLES / args.example, EXAMPLES / overlay, *([LARGE] if args.model else [])]
 
 
 def model_of(args: argparse.Namespace) -> Path:
@@ -172,6 +172,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="vLLM for the CPU, and gloo")
     parser.add_argument("--engine", choices=sorted(OVERLAYS), default="vllm")
+    parser.add_argument(
+        "--example", default="demo.toml", help="in infra/examples, under the overlay"
+    )
     parser.add_argument("--model", choices=["", *KINDS], default="", help="random; empty: the demo")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--folder", default="runs/gpu", help="for the run's files")

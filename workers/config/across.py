@@ -54,6 +54,11 @@ def check_across(config: RunConfig) -> None:
             f"trainer.ranks is {trainer.ranks} and weights.snapshot is 'none', but the weights of "
             "several ranks lie whole nowhere: set weights.snapshot to device or pinned"
         )
+    if trainer.routing_replay and not config.rollout.capture_experts:
+        raise ConfigError(
+            "trainer.routing_replay is true, but rollout.capture_experts is false: no routes would "
+            "be recorded; set it to true"
+        )
     # Of several turns, `length_warning`: it takes the model's longest sequence to know.
     if trainer.micro_batch_tokens <= longest:
         raise ConfigError(

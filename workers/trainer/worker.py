@@ -77,6 +77,7 @@ class TrainerWorker:
             start=self._ledger.positions,
             hashes=self._ledger.hashes,
             reporter=self._reporter,
+            routers=training.routers,
         )
         self._foreign = ForeignRecords(context.worker)
         pulls = Partition(POLICY_PULLS.name, 0)

@@ -1,4 +1,8 @@
-"""The groups that a sender keeps: one per set of members, made when first needed."""
+"""The groups that a sender keeps: one per set of members, made when first needed.
+
+Ranks of one server want different bytes, so each has a group of its own, and they take turns: fewer
+groups than members would mean that each is formed anew for each version.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ from workers.weights.roster import tell
 if TYPE_CHECKING:
     import torch
 
-GROUPS_KEPT = 4
+GROUPS_KEPT = 4  # at least
+KEPT_BY_MEMBER = 2
 
 Key = tuple[Member, ...]
 
 
 class Groups:
-    """Least recently used ones beyond `GROUPS_KEPT` go."""
+    """Least recently used ones beyond what is kept go."""
 
     def __init__(self, backend: str, device: torch.device, stall_s: float) -> None:
         self._backend = backend
@@ -27,8 +32,13 @@ class Groups:
         self._stall_s = stall_s
         self._kept: dict[Key, tuple[str, Group]] = {}
 
-    def get(self, members: Sequence[Member]) -> tuple[str, Group, bool]:
-        """Id, group, and whether it must be formed first; the order of members is their rank."""
+    def get(self, members: Sequence[Member], connected: int) -> tuple[str, Group, bool]:
+        """Id, group, and whether it must be formed first.
+
+        Args:
+            members: in the order of their ranks.
+            connected: how many members there are in all.
+        """
         key = tuple(members)
         self._drop_broken()
         is_new = key not in self._kept
@@ -37,7 +47,7 @@ class Groups:
             group = Group(self._backend, self._device, stall_s=self._stall_s)
             kept = (secrets.token_hex(8), group)
         self._kept[key] = kept
-        while len(self._kept) > GROUPS_KEPT:
+        while len(self._kept) > max(GROUPS_KEPT, KEPT_BY_MEMBER * connected):
             self.drop(next(iter(self._kept)), "made room")
         return (*kept, is_new)
 

@@ -11,7 +11,6 @@ from workers.weights.link.mapping import Plan, make_plan
 from workers.weights.link.pieces import Piece, batches, digest, to_rows
 from workers.weights.link.shards import Part
 from workers.weights.members import Member
-from workers.weights.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +30,16 @@ class Planner:
     def __init__(self) -> None:
         self._plans: dict[tuple[object, ...], Prepared] = {}
 
-    def plan(self, snapshot: Snapshot, member: Member) -> Prepared:
-        """The member's plan.
+    def plan(self, layout: str, member: Member) -> Prepared:
+        """The member's plan for weights of this layout.
 
         Raises:
             PullError: the layouts do not match; names both sides.
         """
         rank, ranks = member.hello.rank, member.ranks
-        key = (snapshot.layout, member.layout, member.mode, rank, ranks)
+        key = (layout, member.layout, member.mode, rank, ranks)
         if key not in self._plans:
-            sources = [(n, d, s) for n, (d, s) in parse_layout(snapshot.layout).items()]
+            sources = [(n, d, s) for n, (d, s) in parse_layout(layout).items()]
             made = make_plan(sources, member.rows(), mode=member.mode, rank=rank, ranks=ranks)
             self._plans[key] = prepared(made)
         return self._plans[key]

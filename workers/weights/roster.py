@@ -69,15 +69,21 @@ class Roster:
         """Who neither got `version`, or a newer one, nor was refused it."""
         return [m for m in self.members if m.settled is None or m.settled < version]
 
+    def has_asked(self, member: Member, version: int) -> bool:
+        """Whether its worker's request stands in the log."""
+        return bool(self._asked_by(member, version))
+
     def ready(self) -> list[Member]:
         """Who may be sent to, oldest wish first."""
         able = []
         for member in self.members:
             if member.wants is not None:
-                receiver = member.hello.receiver.partition(".")[0]
-                member.worker = self._asked.get((receiver, member.wants), "")
+                member.worker = self._asked_by(member, member.wants)
                 able += [member] if member.worker else []
         return sorted(able, key=lambda member: member.since_s)
+
+    def _asked_by(self, member: Member, version: int) -> str:
+        return self._asked.get((member.hello.receiver.partition(".")[0], version), "")
 
 
 def apart(first: Member, others: Iterable[Member]) -> list[Member]:

@@ -1,9 +1,9 @@
 """The sender: one thread that decides who gets which version, grouped how, and drops dead members.
 
-Receivers that want the same bytes within a window share one broadcast. A group is kept while its
-members stay. A failed transfer is aborted: members that answer are retried at once, the others are
-named and disconnected. So a dead member costs the others one deadline, and usually far less,
-because its death closes its link.
+Receivers that want the same bytes within a window (`window.py`) share one broadcast. A group is
+kept while its members stay. A failed transfer is aborted: members that answer are retried at once,
+the others are named and disconnected. So a dead member costs the others one deadline, and usually
+far less, because its death closes its link.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +24,7 @@ from workers.weights.plans import Planner, Prepared
 from workers.weights.roster import Roster, apart, refuse
 from workers.weights.snapshot import Snapshots
 from workers.weights.transfer import BrokenError, Delivery, SilentError, Transfer
+from workers.weights.window import Window
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +67,7 @@ class Sender:
         self._log = log
         self._planner = Planner()
         self._roster = Roster()
+        self._window = Window(limits.window_s, self._roster, self._planner, snapshots)
         self._groups = Groups(backend, device, limits.stall_s)
         self._stopping = False
         self._withdrawal: Withdraw | None = None
@@ -160,7 +161,7 @@ class Sender:
         ready = self._roster.ready()
         if not ready:
             return IDLE_S if self._withdrawal is None else LOOK_EVERY_S
-        return max(0.0, self._window_s(ready[0], ready))
+        return max(0.0, self._window.left_s(ready[0], ready))
 
     def _try_withdraw(self) -> None:
         """Here nothing is under way: between two deliveries."""
@@ -182,18 +183,11 @@ class Sender:
             self._withdrawal.done.set()
             self._withdrawal = None
 
-    def _window_s(self, oldest: Member, ready: Sequence[Member]) -> float:
-        """How long others may still join: until all that lack the version are ready."""
-        assert oldest.wants is not None
-        if set(self._roster.lacking(oldest.wants)) <= set(ready):
-            return 0.0
-        return oldest.since_s + self._limits.window_s - time.monotonic()
-
     def _due(self) -> Delivery | None:
         """The oldest wish with all that want the same bytes, once its window is over."""
         ready = self._roster.ready()
         for oldest in ready:
-            if self._window_s(oldest, ready) > 0.0:
+            if self._window.left_s(oldest, ready) > 0.0:
                 return None
             delivery = self._delivery(oldest, ready)
             if delivery is not None:
@@ -215,7 +209,7 @@ class Sender:
                 continue
             try:
                 self._check_gpu(member)
-                plans[member] = self._planner.plan(snapshot, member)
+                plans[member] = self._planner.plan(snapshot.layout, member)
             except PullError as err:
                 refuse(member, err.kind, str(err))
                 self._log.warning("puller_refused", puller=member.label, error=str(err))
@@ -246,7 +240,7 @@ class Sender:
 
     def _deliver(self, delivery: Delivery) -> None:
         """One try; who is alive after a broken one stays ready."""
-        group_id, group, is_new = self._groups.get(delivery.members)
+        group_id, group, is_new = self._groups.get(delivery.members, len(self._roster.members))
         started_s = time.monotonic()
         transfer = Transfer(group_id, delivery, self._look, self._limits.stall_s)
         board = Board(started_s + self._limits.form_s)
@@ -269,6 +263,7 @@ class Sender:
             return
         self._listener.boards.pop(group_id, None)
         self._settle(delivery, group_id)
+        self._window.took(formed_s - started_s if is_new else None, sent_s - formed_s)
         self._log.info(
             "weights_sent",
             policy_version=delivery.policy_version,
