@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from streams.errors import BrokerError, ConfigError, StreamsError
-from workers.config.across import start_warning
+from workers.config.across import length_warning, start_warning
 from workers.config.run import START, RunConfig
 from workers.doctor.check import Check, Level, fail, ok, warn
 from workers.doctor.data import data_checks, verifier_check
@@ -35,6 +35,8 @@ def diagnose(config: RunConfig) -> list[Check]:
         checks.append(memory_check(estimate(model, config), free_mb()))
         checks += _all("data", lambda: data_checks(config, model))
         checks += _all("reference", lambda: _reference(config, model))
+        if warning := length_warning(config, model.longest):
+            checks.append(warn("turns", warning, ""))
         checks += _all("routing", lambda: _routing(config, model))
     if warning := start_warning(config):
         checks.append(warn("sampling", warning, ""))
@@ -58,9 +60,10 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         ConfigError: data, model, verifier or port cannot be used; names field, file and value.
         BrokerError: the broker that is named does not answer.
     """
-    if warning := start_warning(config):
-        progress(f"warning: {warning}")
     model = read_model(config.model.path)
+    for warning in (start_warning(config), length_warning(config, model.longest)):
+        if warning:
+            progress(f"warning: {warning}")
     for _ in data_checks(config, model, progress):
         pass
     verifier_check(config)

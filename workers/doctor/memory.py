@@ -29,6 +29,8 @@ TRAINING_ARRAYS = 5.0  # logits, scaled, log-probs and gradients
 # What backward needs of a layer's forward, in widths: of the hidden state, and of the MLP.
 HIDDEN_ACTIVATIONS, MLP_ACTIVATIONS = 10.0, 4.0
 
+PROMPT_TOKENS = 512  # a guess: they are not counted
+
 LESS = "fewer rollout.slots, a smaller logprob.token_budget or trainer.micro_batch_tokens"
 
 
@@ -72,7 +74,8 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
                 "versions held": logprob.versions_held * weights,
                 "a version being pulled": weights,
                 **({"reference": weights} if config.trainer.loss.kl_coef else {}),
-                "logits": SCORING_ARRAYS * _at_a_time(logprob.token_budget * logits),
+                "logits": SCORING_ARRAYS
+                * _at_a_time(max(logprob.token_budget, longest_sample(model, config)) * logits),
             },
         ),
         *_training(model, config, logits),
@@ -86,13 +89,15 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
 def _training(model: ModelFolder, config: RunConfig, logits_mb: float) -> list[RoleMemory]:
     """The trainer; with several ranks the others too, which neither serve nor read."""
     trainer, weights = config.trainer, model.mb_in(config.model.dtype)
+    # A sample above the budget is a micro-batch of its own.
+    tokens = max(trainer.micro_batch_tokens, longest_sample(model, config))
     learning = _learning(model, config).items()
     of_rank = {
         "process": PROCESS_MB,
         "weights": weights,  # loaded whole, also where they are cut then
         **{item: size / trainer.ranks for item, size in learning},
-        "logits": TRAINING_ARRAYS * _at_a_time(trainer.micro_batch_tokens * logits_mb),
-        "activations": trainer.micro_batch_tokens * _activation_mb(model.config, config),
+        "logits": TRAINING_ARRAYS * _at_a_time(tokens * logits_mb),
+        "activations": tokens * _activation_mb(model.config, config),
     }
     alone = {
         "versions served": _copies_served(config) * weights,
@@ -129,11 +134,15 @@ def _learning(model: ModelFolder, config: RunConfig) -> dict[str, float]:
 
 def cache_mb(model: ModelFolder, config: RunConfig) -> float:
     """Keys and values of all slots: room for twice the longest sequence, as the cache doubles."""
-    text = model.config
-    num_turns = config.environment.max_turns if config.environment.name else 1
+    per_token = cache_bytes_per_token(model.config, config)
+    return config.rollout.slots * 2 * longest_sample(model, config) * per_token / 1e6
+
+
+def longest_sample(model: ModelFolder, config: RunConfig) -> float:
+    """Tokens of a sample that has all its turns, up to the model's longest sequence."""
     # Before each turn stands as much again as a prompt: that, or the environment's answer.
-    longest = min(model.longest or math.inf, num_turns * (config.rollout.max_new_tokens + 512))
-    return config.rollout.slots * 2 * longest * cache_bytes_per_token(text, config) / 1e6
+    longest = config.num_turns * (config.rollout.max_new_tokens + PROMPT_TOKENS)
+    return min(model.longest or math.inf, longest)
 
 
 def cache_bytes_per_token(text: Mapping[str, Any], config: RunConfig) -> float:

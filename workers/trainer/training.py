@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -34,14 +34,12 @@ from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.exhaustion import ExhaustedError, SampleTooLargeError, smaller_borders
 from workers.trainer.optimizer import Learner, NumericsError, StepResult
 from workers.trainer.packing import Batch, Float32s, is_sampled, pack
+from workers.trainer.parallel.team import Team, closed_on_error
 from workers.trainer.payloads import Payload, batch_hash
 from workers.trainer.trainable import trainable_of
 from workers.trainer.validation import check_reference, check_routing
 from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
-
-if TYPE_CHECKING:
-    from workers.trainer.parallel.team import Team
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,29 +84,30 @@ class Training:
             team: the other ranks; None: there are none.
 
         Raises:
-            ConfigError: a model that cannot be trained so.
+            ConfigError: a model that cannot be trained so. Whatever is raised, the team is closed.
             EngineError: `section.routing_replay`, and a family whose routers cannot be told.
         """
-        num_ranks = 1 if team is None else team.size
-        if num_ranks != section.ranks:
-            raise ValueError(f"trainer.ranks is {section.ranks}, but there are {num_ranks}")
-        numerics = configure_torch(
-            threads, device, fused=True, in_one_order=section.redo != "tolerate"
-        )
-        self.vocab_size = vocab_size_of(read_config(folder))
-        self._section = section
-        model = load_model(folder, dtype)
-        mask = check_scoring(model, self.vocab_size)
-        self.routers = check_replay(model, self.vocab_size) if section.routing_replay else None
-        if team is None:
-            model = model.to(device)
-        self.numerics = replace(numerics_of(model, numerics), ranks=num_ranks)
-        self.model_hash = self.weight_hash = weight_hash(weights_of(model))
-        if team is None:
-            self.learner = _learner(model, mask, section)
-        else:
-            recipe = {"folder": folder, "section": section, "device": device, "dtype": dtype}
-            self.learner = _leader(team, recipe, threads, model, mask)
+        with closed_on_error(team):
+            num_ranks = 1 if team is None else team.size
+            if num_ranks != section.ranks:
+                raise ValueError(f"trainer.ranks is {section.ranks}, but there are {num_ranks}")
+            numerics = configure_torch(
+                threads, device, fused=True, in_one_order=section.redo != "tolerate"
+            )
+            self.vocab_size = vocab_size_of(read_config(folder))
+            self._section = section
+            model = load_model(folder, dtype)
+            mask = check_scoring(model, self.vocab_size)
+            self.routers = check_replay(model, self.vocab_size) if section.routing_replay else None
+            if team is None:
+                model = model.to(device)
+            self.numerics = replace(numerics_of(model, numerics), ranks=num_ranks)
+            self.model_hash = self.weight_hash = weight_hash(weights_of(model))
+            if team is None:
+                self.learner = _learner(model, mask, section)
+            else:
+                recipe = {"folder": folder, "section": section, "device": device, "dtype": dtype}
+                self.learner = _leader(team, recipe, threads, model, mask)
 
     def check(self) -> None:
         """
