@@ -176,6 +176,7 @@ def trainer_started(**changes: Any) -> TrainerStarted:
         "hashes": {"model": HASH},
         "versions": {"torch": "2"},
         "started_at_ms": NOW_MS,
+        "host": "learner",
     }
     return TrainerStarted(**{**values, **changes})
 
@@ -367,6 +368,7 @@ def worker_report(**changes: Any) -> WorkerReport:
         "policy_version": 2,
         "counters": {"tokens": 100.0},
         "at_ms": NOW_MS,
+        "host": "sampler",
     }
     return WorkerReport(**{**values, **changes})
 
