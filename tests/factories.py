@@ -242,6 +242,7 @@ def heartbeat(**changes: Any) -> TrainerHeartbeat:
         "next_step": 4,
         "detail": "",
         "at_ms": NOW_MS,
+        "claim_offset": 7,
     }
     return TrainerHeartbeat(**{**values, **changes})
 

@@ -102,6 +102,10 @@ class Host:
                 **environment,
             },
         )
+        self.put(files)
+
+    def put(self, files: Mapping[str, Path | bytes]) -> None:
+        """Lay files under `HOME`, over those that are there."""
         self.container.put_archive(HOME, _archive(files))
 
     def start(self) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import docker
+from confluent_kafka.admin import AdminClient
 
 from schemas.events import StepCompleted
 from streams.broker.config import new_cluster_id
@@ -26,6 +27,8 @@ OURS = ROOT / "infra/hosts"
 RUN = "demo"
 READY_S = 300.0  # a Java start, and on a busy machine four of torch
 PROGRESS_S = 300.0
+GIVEN_UP_S = 60.0
+ANSWER_S = 10.0
 # As the embedded broker: one node, one replica of its own topics.
 _OWN_TOPICS = (
     "offsets.topic.replication.factor",
@@ -91,11 +94,63 @@ class HostsRun:
                 self.step = max(self.step, event.step)
         return self.step
 
+    def cut_off(self, name: str, at_least_s: float = 0.0) -> None:
+        """A host is off the network until the broker has given its workers up, and then back.
+
+        Args:
+            at_least_s: and for as long.
+        """
+        groups = [f"{RUN}.{g}" for g in ("rollout", "logprob") if g in " ".join(ROLES[name])]
+        host, begun = self.hosts[name], time.monotonic()
+        before = self._members(groups)
+        host.cut_off()
+        wait_until(
+            lambda: (
+                time.monotonic() - begun >= at_least_s
+                and (not groups or self._members(groups) < before)
+            ),
+            GIVEN_UP_S + at_least_s,
+            f"the broker gives up the workers of {name}",
+        )
+        host.join_again()
+
+    def _members(self, groups: Sequence[str]) -> int:
+        if not groups:
+            return 0
+        admin = AdminClient({"bootstrap.servers": self.node.address, "log_level": "2"})
+        found = admin.describe_consumer_groups(list(groups))
+        return sum(len(each.result(ANSWER_S).members) for each in found.values())
+
+    def resume(self, steps: int) -> None:
+        """Drain every host, and start it again with another target: the operator's `--resume`."""
+        working = [name for name in self.hosts if ROLES[name]]
+        for name in working:
+            self.hosts[name].container.kill("SIGTERM")
+        self._ends(working)
+        for host in self.hosts.values():
+            host.put({"hosts.toml": _configuration(steps)})
+        for name in working:
+            self.hosts[name].start()
+
+    def completes(self) -> None:
+        """Wait until the roles of the trainer's host have ended by themselves: all steps are made,
+        and the last evaluation is issued. Then the other hosts are told to drain."""
+        self._ends(["learner"])
+        others = [name for name in self.hosts if ROLES[name] and name != "learner"]
+        for name in others:
+            self.hosts[name].container.kill("SIGTERM")
+        self._ends(others)
+
     def ends(self) -> None:
-        """Wait until every role of every host has ended by itself: the run is complete."""
-        working = [host for name, host in self.hosts.items() if ROLES[name]]
+        """Wait until every role of every host has ended by itself."""
+        self._ends([name for name in self.hosts if ROLES[name]])
+
+    def _ends(self, names: Sequence[str]) -> None:
+        what = f"all roles end on {', '.join(names)}"
         try:
-            wait_until(lambda: not any(h.is_running for h in working), PROGRESS_S, "all roles end")
+            wait_until(
+                lambda: not any(self.hosts[name].is_running for name in names), PROGRESS_S, what
+            )
         except AssertionError as err:
             err.add_note(self.logs())
             raise
@@ -171,12 +226,16 @@ def _answers(bus: KafkaBus) -> bool:
         return False
 
 
+def _configuration(steps: int) -> bytes:
+    ours = (OURS / "hosts.toml").read_text("utf-8")
+    return f"{ours}\n[trainer]\nsteps = {steps}\n".encode()
+
+
 def _files(steps: int, of_host: tuple[str, ...]) -> dict[str, Path | bytes]:
     """What a host needs, and no more: its copies, as an operator would lay them there."""
-    ours = (OURS / "hosts.toml").read_text("utf-8")
     files: dict[str, Path | bytes] = {
         "demo.toml": DEMO / "demo.toml",
-        "hosts.toml": f"{ours}\n[trainer]\nsteps = {steps}\n".encode(),
+        "hosts.toml": _configuration(steps),
         "keep.sh": OURS / "keep.sh",
     }
     if of_host:
