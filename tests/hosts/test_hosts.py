@@ -23,7 +23,6 @@ def test_a_run_on_four_hosts_outlives_one_killed_and_one_cut_off(image: str) -> 
         run.goes_on()
         run.hosts["learner"].kill()
         run.hosts["learner"].start()
-        run.goes_on()
         run.cut_off("mixed")
         run.goes_on()
         run.completes()

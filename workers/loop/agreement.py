@@ -89,6 +89,21 @@ def is_loopback(host: str) -> bool:
     return host.startswith(_LOOPBACK)
 
 
+def out_of_reach(claim: TrainerStarted, host: str) -> str:
+    """Why nobody on `host` can pull weights from that trainer; empty: nothing speaks against it."""
+    try:
+        weights = from_json(claim.config).weights
+    except ConfigError:
+        return ""  # `disagreement` says so
+    is_elsewhere = bool(claim.host) and claim.host != host
+    if not is_elsewhere or weights.channel == "file" or not is_loopback(weights.host):
+        return ""
+    return (
+        f"the trainer's weights.host is {weights.host}, which only its own host reaches; name the "
+        "address or the name by which other hosts know it"
+    )
+
+
 def check_alone(config: RunConfig) -> None:
     """What a worker that `up` did not start needs beyond a valid configuration.
 

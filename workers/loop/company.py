@@ -18,7 +18,7 @@ from streams.topics import STEPS
 from workers.context import Context
 from workers.host import host_name
 from workers.log import get as get_log
-from workers.loop.agreement import disagreement, other_release
+from workers.loop.agreement import disagreement, other_release, out_of_reach
 from workers.loop.foreign import ForeignRecords
 from workers.loop.runtime import Role
 from workers.loop.stage import StageLoop
@@ -94,9 +94,12 @@ class Company:
         if claim is None or claim.epoch <= self._epoch:
             return
         self._epoch = claim.epoch
-        if found := disagreement(self._context.config, self._context.role, claim):
+        role, here = self._context.role, host_name()
+        if role != "prompts" and (problem := out_of_reach(claim, here)):
+            raise ConfigError(f"{self._context.worker} on host {here}: {problem}")
+        if found := disagreement(self._context.config, role, claim):
             raise ConfigError(
-                f"{self._context.worker} on host {host_name()} and the trainer on host "
+                f"{self._context.worker} on host {here} and the trainer on host "
                 f"{claim.host or '?'} (epoch {claim.epoch}) do not run the same: {found}; start "
                 "every role of a run with one configuration"
             )

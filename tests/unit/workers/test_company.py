@@ -17,7 +17,7 @@ from workers.config.load import resolved_json
 from workers.config.run import RunConfig
 from workers.context import Context
 from workers.loop import company
-from workers.loop.agreement import check_alone, disagreement
+from workers.loop.agreement import check_alone, disagreement, out_of_reach
 from workers.loop.company import Company
 from workers.loop.stage import StageLoop
 
@@ -153,3 +153,13 @@ def test_hosts_that_pull_need_one_secret(channel: str) -> None:
         check_alone(replace(OURS, weights=weights))
     check_alone(replace(OURS, weights=replace(weights, secret="env:SECRET")))
     check_alone(replace(OURS, weights=replace(weights, host="127.0.0.1")))
+
+
+def test_weights_on_loopback_are_out_of_reach_of_other_hosts() -> None:
+    """The trainer's host itself reaches them, and so does anyone by a shared folder."""
+    weights = replace(OURS.weights, channel="gloo")
+    claim = factories.trainer_started(config=resolved_json(replace(OURS, weights=weights)))
+    assert "weights.host is 127.0.0.1" in out_of_reach(claim, "sampler")
+    assert "" == out_of_reach(claim, "learner")
+    by_file = factories.trainer_started(config=resolved_json(OURS))
+    assert "" == out_of_reach(by_file, "sampler")
