@@ -128,7 +128,7 @@ class HostsRun:
             self.hosts[name].container.kill("SIGTERM")
         self._ends(working)
         for host in self.hosts.values():
-            host.put({"hosts.toml": _configuration(steps)})
+            host.put({"hosts.toml": configuration(steps)})
         for name in working:
             self.hosts[name].start()
 
@@ -206,7 +206,8 @@ def running(
                 name,
                 roles(of_host) if of_host else "exec sleep infinity",
                 _files(steps, of_host) | dict((extra or {}).get(name, {})),
-                {"RLSTREAMS_WEIGHTS_SECRET": secret, **(environment or {}).get(name, {})},
+                ({"RLSTREAMS_WEIGHTS_SECRET": secret} if of_host else {})
+                | dict((environment or {}).get(name, {})),
             )
             stack.callback(hosts[name].remove)
         bus = stack.enter_context(KafkaBus(node.address, RUN))
@@ -226,7 +227,8 @@ def _answers(bus: KafkaBus) -> bool:
         return False
 
 
-def _configuration(steps: int) -> bytes:
+def configuration(steps: int) -> bytes:
+    """What lies on every host as `hosts.toml`."""
     ours = (OURS / "hosts.toml").read_text("utf-8")
     return f"{ours}\n[trainer]\nsteps = {steps}\n".encode()
 
@@ -235,7 +237,7 @@ def _files(steps: int, of_host: tuple[str, ...]) -> dict[str, Path | bytes]:
     """What a host needs, and no more: its copies, as an operator would lay them there."""
     files: dict[str, Path | bytes] = {
         "demo.toml": DEMO / "demo.toml",
-        "hosts.toml": _configuration(steps),
+        "hosts.toml": configuration(steps),
         "keep.sh": OURS / "keep.sh",
     }
     if of_host:

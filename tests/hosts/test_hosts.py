@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.containers import UnavailableError, kafka_image
-from tests.hosts.run import running
+from tests.containers import UnavailableError, kafka_image, wait_until
+from tests.hosts.run import PROGRESS_S, configuration, running
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +34,21 @@ def test_a_run_on_four_hosts_outlives_one_killed_and_one_cut_off(image: str) -> 
     (redone,) = [line for line in said.splitlines() if "were done again" in line]
     equal, of_all = redone.rpartition(": ")[2].split(" weight")[0].split(" of ")
     assert int(equal) == int(of_all) > 0, redone
+
+
+@pytest.mark.slow
+def test_a_host_with_another_configuration_is_refused_and_the_run_goes_on(image: str) -> None:
+    """Its worker ends for good, naming the field and both hosts; the other one does its work."""
+    ours = configuration(steps=100_000)
+    cooler = ours.replace(b"workers = 2", b"workers = 2\ntemperature = 0.7")
+    with running(image, 100_000, extra={"sampler": {"hosts.toml": cooler}}) as run:
+        sampler = run.hosts["sampler"]
+        wait_until(lambda: not sampler.is_running, PROGRESS_S, "the worker of `sampler` ends")
+        run.goes_on()
+        said = sampler.log()
+
+    assert (
+        "rollout-0 on host sampler and the trainer on host learner (epoch 1) do not run the same: "
+        "rollout.temperature is 0.7 here and 1.0 there"
+    ) in said
+    assert "rollout ended with 78 and is not started again" in said
