@@ -44,12 +44,26 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "mixed": ("rollout --ordinal 1", "logprob"),
     "desk": (),
 }
+# As few as there may be, where a test has little time.
+FEW: Mapping[str, tuple[str, ...]] = {
+    "learner": ("prompts", "trainer"),
+    "sampler": ("rollout",),
+    "scorer": ("logprob",),
+    "desk": (),
+}
 
 
 class HostsRun:
     """Started by `running`; its hosts by name."""
 
-    def __init__(self, bus: KafkaBus, node: KafkaNode, hosts: Mapping[str, Host]) -> None:
+    def __init__(
+        self,
+        bus: KafkaBus,
+        node: KafkaNode,
+        hosts: Mapping[str, Host],
+        placed: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self._placed = placed
         self.bus = bus
         self.node = node
         self.hosts = hosts
@@ -100,7 +114,7 @@ class HostsRun:
         Args:
             at_least_s: and for as long.
         """
-        groups = [f"{RUN}.{g}" for g in ("rollout", "logprob") if g in " ".join(ROLES[name])]
+        groups = [f"{RUN}.{g}" for g in ("rollout", "logprob") if g in " ".join(self._placed[name])]
         host, begun = self.hosts[name], time.monotonic()
         before = self._members(groups)
         host.cut_off()
@@ -123,12 +137,12 @@ class HostsRun:
 
     def resume(self, steps: int) -> None:
         """Drain every host, and start it again with another target: the operator's `--resume`."""
-        working = [name for name in self.hosts if ROLES[name]]
+        working = [name for name in self.hosts if self._placed[name]]
         for name in working:
             self.hosts[name].container.kill("SIGTERM")
         self._ends(working)
         for host in self.hosts.values():
-            host.put({"hosts.toml": configuration(steps)})
+            host.put({"hosts.toml": configuration(steps, self._placed)})
         for name in working:
             self.hosts[name].start()
 
@@ -136,14 +150,14 @@ class HostsRun:
         """Wait until the roles of the trainer's host have ended by themselves: all steps are made,
         and the last evaluation is issued. Then the other hosts are told to drain."""
         self._ends(["learner"])
-        others = [name for name in self.hosts if ROLES[name] and name != "learner"]
+        others = [name for name in self.hosts if self._placed[name] and name != "learner"]
         for name in others:
             self.hosts[name].container.kill("SIGTERM")
         self._ends(others)
 
     def ends(self) -> None:
         """Wait until every role of every host has ended by itself."""
-        self._ends([name for name in self.hosts if ROLES[name]])
+        self._ends([name for name in self.hosts if self._placed[name]])
 
     def _ends(self, names: Sequence[str]) -> None:
         what = f"all roles end on {', '.join(names)}"
@@ -205,13 +219,13 @@ def running(
                 client.networks.get(network.id),
                 name,
                 roles(of_host) if of_host else "exec sleep infinity",
-                _files(steps, of_host) | dict((extra or {}).get(name, {})),
+                _files(steps, of_host, placed) | dict((extra or {}).get(name, {})),
                 ({"RLSTREAMS_WEIGHTS_SECRET": secret} if of_host else {})
                 | dict((environment or {}).get(name, {})),
             )
             stack.callback(hosts[name].remove)
         bus = stack.enter_context(KafkaBus(node.address, RUN))
-        run = HostsRun(bus, node, hosts)
+        run = HostsRun(bus, node, hosts, placed)
         stack.callback(run.close)
         wait_until(lambda: _answers(bus), READY_S, "the broker answers")
         run.start()
@@ -227,17 +241,21 @@ def _answers(bus: KafkaBus) -> bool:
         return False
 
 
-def configuration(steps: int) -> bytes:
+def configuration(steps: int, placed: Mapping[str, tuple[str, ...]] = ROLES) -> bytes:
     """What lies on every host as `hosts.toml`."""
     ours = (OURS / "hosts.toml").read_text("utf-8")
-    return f"{ours}\n[trainer]\nsteps = {steps}\n".encode()
+    num = sum(role.startswith("rollout") for of_host in placed.values() for role in of_host)
+    ours = ours.replace("workers = 2", f"workers = {num}")
+    return f"{ours}\n[trainer]\nsteps = {steps}\n[prompts]\nevaluate_rows = 32\n".encode()
 
 
-def _files(steps: int, of_host: tuple[str, ...]) -> dict[str, Path | bytes]:
+def _files(
+    steps: int, of_host: tuple[str, ...], placed: Mapping[str, tuple[str, ...]]
+) -> dict[str, Path | bytes]:
     """What a host needs, and no more: its copies, as an operator would lay them there."""
     files: dict[str, Path | bytes] = {
         "demo.toml": DEMO / "demo.toml",
-        "hosts.toml": configuration(steps),
+        "hosts.toml": configuration(steps, placed),
         "keep.sh": OURS / "keep.sh",
     }
     if of_host:
