@@ -242,9 +242,8 @@ def heartbeat(**changes: Any) -> TrainerHeartbeat:
         "next_step": 4,
         "detail": "",
         "at_ms": NOW_MS,
-        "claim_offset": 7,
     }
-    return TrainerHeartbeat(**{**values, **changes})
+    return TrainerHeartbeat(**{"claim_offset": 7, **values, **changes})
 
 
 def redo_drifted(**changes: Any) -> RedoDrifted:
@@ -369,9 +368,8 @@ def worker_report(**changes: Any) -> WorkerReport:
         "policy_version": 2,
         "counters": {"tokens": 100.0},
         "at_ms": NOW_MS,
-        "host": "sampler",
     }
-    return WorkerReport(**{**values, **changes})
+    return WorkerReport(**{"host": "sampler", **values, **changes})
 
 
 def control_state(**changes: Any) -> ControlState:
