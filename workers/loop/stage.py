@@ -143,6 +143,11 @@ class StageLoop:
         nothing_left = self._stage.num_open == 0 and self._outbox.is_empty
         return nothing_left or time.monotonic() > self._drain_until
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is begun, nothing waits to be begun or told."""
+        return not self._waiting and self._stage.num_open == 0 and self._outbox.is_empty
+
     def close(self) -> None:
         """Leave the group; a clean end says so, and takes its notes back."""
         with ExitStack() as stack:  # whatever fails, the rest is released

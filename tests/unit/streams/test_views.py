@@ -355,3 +355,25 @@ def test_a_dead_sample_does_not_hide_one_that_waits() -> None:
         )
     )
     assert view.state.waiting["scored-trajectories"] == 1
+
+
+def test_a_host_whose_clock_is_ahead_makes_nobody_silent() -> None:
+    """Reports of two hosts, 30 s apart by their clocks, alternate: nobody is behind."""
+    view = ThroughputView()
+    for second in range(20):
+        at_ms = NOW_MS + 1000 * second
+        view.apply(worker_report(worker="rollout-0", host="a", at_ms=at_ms))
+        view.apply(worker_report(worker="rollout-1", host="b", at_ms=at_ms + 30_000))
+        assert {"working"} == {worker.state for worker in view.state.workers}
+
+
+def test_silence_is_noticed_by_the_clock_of_another_host() -> None:
+    """One stops; the other one's clock is behind, and still tells that time passes."""
+    view = ThroughputView()
+    for second in range(10):
+        at_ms = NOW_MS + 1000 * second
+        if second < 2:
+            view.apply(worker_report(worker="rollout-0", host="a", at_ms=at_ms))
+        view.apply(worker_report(worker="rollout-1", host="b", at_ms=at_ms - 30_000))
+    states = {worker.worker: worker.state for worker in view.state.workers}
+    assert {"rollout-0": "silent", "rollout-1": "working"} == states
