@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from streams.bus import Closing, Polled
 from streams.errors import AbortedError, BrokerError, StreamsError
-from streams.kafka.errors import broker_error, error_of, until
+from streams.kafka.errors import UNTOLD, broker_error, error_of, until
 from streams.kafka.feed import ASK_S, Feed
 from streams.parts import Message
 from streams.record import Committed, Partition, RawRecord
@@ -246,7 +246,8 @@ class KafkaGroupConsumer(Closing):
         deadline = time.monotonic() + self._stable_s
         partition = self._feed.ours(tp)
         doing = f"asking for the beginning of {partition}"
-        return until(deadline, lambda: self._feed.range(partition), doing, self._feed.bootstrap)[0]
+        ask = lambda: self._feed.range(partition)  # noqa: E731
+        return until(deadline, ask, doing, self._feed.bootstrap, UNTOLD)[0]
 
     def _on_revoke(self, client: object, tps: list[Any]) -> None:
         """Another member waits for these until we return, so what we commit now is not too late.
