@@ -280,7 +280,7 @@ class StageLoop:
             record = decoded(raw)
             event = record.event
             self._stage.begin(record)
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:  # the latter of JSON that is nested too deep
             letter = refusal(self._context, raw, event, err)
             self._outbox.add([Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))])
 
