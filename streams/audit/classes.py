@@ -95,9 +95,9 @@ class Classes:
         closed = self._closed[self._group]
         is_evaluation = self._keys[self._group] < 0
         self._count("trained", "", issued & trained)
-        for slot in map(int, np.flatnonzero(issued & trained & dead)):
-            if self._fold.is_end_of_trained(slot):
-                name = self._fold.table.name(slot)
+        for slot in np.flatnonzero(issued & trained & dead):
+            if self._fold.is_end_of_trained(int(slot)):
+                name = self._fold.table.name(int(slot))
                 self._breaches.add(BreachKind.TRAINED_AND_DEAD, name, "a sample ends once")
         self._count("dead", "", issued & ~trained & dead)
         left = issued & ~trained & ~dead
