@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schemas.events import AbsentSample, ClosedGroups, Trajectory
+from schemas.tensor import Tensor
+from streams.codec import outgoing
+from streams.memory.bus import MemoryBus
+from streams.topics import TRAJECTORIES
 from streams.views.feed import (
     EvaluationView,
+    Feed,
     FlowView,
     PullsView,
     RunView,
@@ -36,6 +43,7 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
+from tests.logs import made_log
 
 
 def answer(
@@ -200,6 +208,30 @@ def test_tokens_are_kept_in_runs_of_one_version() -> None:
         TokenRun(token_ids=(100, 101), policy_version=0),
         TokenRun(token_ids=(100,), policy_version=1),
     )
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        Tensor(dtype="int32", shape=(3,), codec="raw", data=bytes(4)),
+        Tensor(dtype="int32", shape=(1, 1), codec="raw", data=bytes(4)),
+        Tensor(dtype="int32", shape=(), codec="raw", data=bytes(4)),
+        Tensor(dtype="float32", shape=(1,), codec="raw", data=b"\0\0\x80\x7f"),
+        Tensor(dtype="int32", shape=(1,), codec="raw", data=b"\xff" * 4),
+    ],
+    ids=["too few bytes", "two axes", "no axis", "infinite", "below 0"],
+)
+def test_an_answer_whose_tokens_are_none_ends_no_view(ids: Tensor) -> None:
+    """No role checks evaluations; what cannot be shown is passed by, and counts for the rest."""
+    log = made_log()
+    bus = MemoryBus(log, "run")
+    bad = answer(0, segments=(prompt_segment(), replace(policy_segment(), token_ids=ids)))
+    events = [bad, answer(1)]
+    bus.producer("stranger").commit([outgoing(TRAJECTORIES, event) for event in events])
+    views = Views()
+    assert 2 == Feed(bus, views, (TRAJECTORIES,)).poll(0.0)
+    (problem,) = views.state.samples.problems
+    assert (1, 1) == (problem.then.policy_version, problem.now.policy_version)
 
 
 def test_the_best_problem_is_one_that_was_learnt() -> None:
