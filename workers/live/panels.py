@@ -232,7 +232,7 @@ def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 
 
 def footer(given: LiveInput) -> RenderableType:
     """The newest thing that happened, and the keys."""
-    message = Text(f" {given.message}", "bold red", no_wrap=True, overflow="ellipsis")
+    message = Text(f" {visible(given.message)}", "bold red", no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
         (" k ", "reverse"),
         " kill a process   ",
