@@ -69,7 +69,7 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     x_max = float(max(given.target, given.views.run.step, 1))
     plot_height = max(1, height - 1)
     rewards = [(p.step, p.reward) for p in steps]
-    accuracies = [(p.policy_version, p.accuracy) for p in curve]
+    accuracies = given.views.held_out
     y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
     rows = chart(
         [

@@ -128,7 +128,7 @@ def _learning(given: ReportInput) -> str:
         Series(name="reward", points=[(p.step, p.reward) for p in run.steps], css="b"),
         Series(
             name="held-out accuracy",
-            points=[(p.policy_version, p.accuracy) for p in curve],
+            points=given.views.held_out,
             css="a",
             has_dots=True,
         ),

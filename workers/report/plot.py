@@ -24,8 +24,8 @@ def save_curve(given: ReportInput, path: Path) -> None:
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps, curve = given.views.run.steps, given.views.evaluation.curve
-    x_max = max([1, *(p.step for p in steps), *(p.policy_version for p in curve)])
+    steps, held_out = given.views.run.steps, given.views.held_out
+    x_max = max([1, *(p.step for p in steps), *(step for step, _ in held_out)])
     axes.plot(
         [p.step for p in steps],
         [p.reward for p in steps],
@@ -34,8 +34,8 @@ def save_curve(given: ReportInput, path: Path) -> None:
         label="reward, training batch",
     )
     axes.plot(
-        [p.policy_version for p in curve],
-        [p.accuracy for p in curve],
+        [step for step, _ in held_out],
+        [accuracy for _, accuracy in held_out],
         color=_ACCURACY,
         linewidth=2.4,
         marker="o",
@@ -44,10 +44,10 @@ def save_curve(given: ReportInput, path: Path) -> None:
         clip_on=False,
         zorder=3,
     )
-    shown = [*(p.reward for p in steps), *(p.accuracy for p in curve)]
+    shown = [*(p.reward for p in steps), *(accuracy for _, accuracy in held_out)]
     _style(axes, x_max, shown)
     _marks(axes, given.kills)
-    _ends(axes, [(p.policy_version, p.accuracy) for p in curve])
+    _ends(axes, held_out)
     axes.set_title(_title(given), loc="left", fontsize=12, color=_INK, pad=12)
     axes.legend(
         loc="lower right",
