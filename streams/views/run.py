@@ -156,6 +156,16 @@ class RunView:
             self._heartbeat = event
 
     @property
+    def step(self) -> int:
+        """As the state's, without making one."""
+        return self._gate.last_step
+
+    @property
+    def step_target(self) -> int:
+        """As the state's, without making one."""
+        return self._claims[-1].step_target if self._claims else 0
+
+    @property
     def state(self) -> RunState:
         """A snapshot; the same object until the next event."""
         if self._snapshot is None:

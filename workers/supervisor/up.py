@@ -181,4 +181,4 @@ def _say_changes(watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> No
         return
     found = changes(claims[-1].config, resolved_json(config))
     told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
-    watcher.say(f"continuing at step {watcher.state.run.step + 1}; changed: {told or 'nothing'}")
+    watcher.say(f"continuing at step {watcher.step + 1}; changed: {told or 'nothing'}")

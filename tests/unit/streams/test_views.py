@@ -107,6 +107,16 @@ def test_a_drifted_redo_makes_a_version_of_its_own() -> None:
     assert view.state.weight_hashes == {3: HASH, 4: "b2" * 32}
 
 
+def test_step_and_target_are_known_without_a_snapshot() -> None:
+    """Who asks ten times a second does not wait for a copy of the whole run."""
+    view = RunView()
+    assert (0, 0) == (view.step, view.step_target)
+    for event in (trainer_started(step_target=7), step_completed(1), step_completed(2, epoch=9)):
+        view.apply(event)
+        assert (view.state.step, view.state.step_target) == (view.step, view.step_target)
+    assert (1, 7) == (view.step, view.step_target), "a step of a dethroned trainer is void"
+
+
 def test_a_version_knows_the_step_that_made_it() -> None:
     """Version 0 is of no step; from a drift on numbers of versions run ahead of the steps'."""
     view = RunView()
