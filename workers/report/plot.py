@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from workers.live.words import KillMark, over
+from workers.live.words import KillMark, ends, over
 from workers.report.page import ReportInput
 
 _Axes: TypeAlias = Any  # matplotlib is not typed here
@@ -66,7 +66,7 @@ def _title(given: ReportInput) -> str:
     if len(curve) < 2:
         return f"Run {given.run}"
     num = len(given.kills)
-    killed = f"; {num} process{'es' if num > 1 else ''} killed" if num else ""
+    killed = f"; {num} process{'es' if num > 1 else ''} {ends(given.kills)}" if num else ""
     first, last = curve[0].accuracy, curve[-1].accuracy
     answers = over(curve[0], curve[-1])
     return f"Held-out accuracy {first:.2f} to {last:.2f}, {answers}{killed}"
@@ -77,7 +77,7 @@ def _marks(axes: _Axes, kills: Sequence[KillMark]) -> None:
         axes.axvline(kill.step, color=_KILL, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
         is_far = kill.step > 0.8 * axes.get_xlim()[1]  # its label goes to the left of the stroke
         axes.annotate(
-            f"kill -9 {kill.worker}",
+            f"kill -9 {kill.worker}" if kill.killed_at_ms else str(kill),
             (kill.step, 0.02),
             xytext=(-5 if is_far else 5, 0),
             textcoords="offset points",

@@ -47,7 +47,7 @@ def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], st
         views=state,
         audit=ended.audit,
         stopped="" if ended.failure is None else ended.failure.reason,
-        kills=kill_marks(state.throughput.restarts, state.run.steps),
+        kills=kill_marks(state.throughput.restarts, state.run.steps, ended.kills),
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         decode=decode,
     )

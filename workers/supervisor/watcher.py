@@ -204,7 +204,8 @@ class Watcher:
 
     def killed(self, worker: str) -> None:
         """Mark a kill in the curve, at the step that is being made."""
-        self.kills.append(KillMark(step=self.step + 1, worker=worker))
+        mark = KillMark(step=self.step + 1, worker=worker, killed_at_ms=now_ms())
+        self.kills.append(mark)
 
     def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""
