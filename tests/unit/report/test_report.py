@@ -194,7 +194,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="demmo is not there; there "):
         configuration([str(tmp_path / "demmo")], [])
     (tmp_path / "demo").mkdir()
-    (tmp_path / "demo/config.json").write_text("{}")
+    (tmp_path / "demo/config.json").write_text('{"run": {}}')
     with pytest.raises(ConfigError, match=r"demmo is not there; did you mean .*/demo\?"):
         configuration([str(tmp_path / "demmo")], [])
 
