@@ -100,6 +100,16 @@ def test_a_row_for_each_step_and_each_evaluation() -> None:
     assert rows_of(log) == [first, second, evaluated]
 
 
+def test_an_evaluation_is_of_the_step_that_made_its_version() -> None:
+    """Also of a version that step 1 made when it was done again."""
+    log = begun()
+    send(log, (STEPS, factories.redo_drifted(epoch=1, step=1, policy_version=2)))
+    send(log, step(2, policy_version=3), *evaluation())
+    assert [("step", 1), ("step", 2), ("evaluation", 1)] == [
+        (row.kind, row.step) for row in rows_of(log)
+    ]
+
+
 def test_several_answers_to_a_row_have_a_mean_and_a_best() -> None:
     """avg@k over all answers, and the best of each row."""
     log = begun(1)

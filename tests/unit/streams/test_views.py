@@ -115,6 +115,28 @@ def test_a_drifted_redo_makes_a_version_of_its_own() -> None:
     assert view.state.weight_hashes == {3: HASH, 4: "b2" * 32}
 
 
+def test_step_and_target_are_known_without_a_snapshot() -> None:
+    """Who asks ten times a second does not wait for a copy of the whole run."""
+    view = RunView()
+    assert (0, 0) == (view.step, view.step_target)
+    for event in (trainer_started(step_target=7), step_completed(1), step_completed(2, epoch=9)):
+        view.apply(event)
+        assert (view.state.step, view.state.step_target) == (view.step, view.step_target)
+    assert (1, 7) == (view.step, view.step_target), "a step of a dethroned trainer is void"
+
+
+def test_a_version_knows_the_step_that_made_it() -> None:
+    """Version 0 is of no step; from a drift on numbers of versions run ahead of the steps'."""
+    view = RunView()
+    view.apply(trainer_started())
+    view.apply(step_completed(1))
+    view.apply(trainer_started(epoch=2, next_step=2, policy_version=1))
+    view.apply(redo_drifted(step=1, policy_version=2))
+    view.apply(step_completed(2, epoch=2, policy_version=3))
+    assert {0: 0, 1: 1, 2: 1, 3: 2} == view.state.made_by
+    assert [2, 9] == [view.state.step_of(3), view.state.step_of(9)], "9 is not known yet"
+
+
 def test_a_published_version_is_known_before_its_step_is_read() -> None:
     """Two topics, no order between them; the ledger's hash stands."""
     view = RunView()
