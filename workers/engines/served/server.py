@@ -13,7 +13,7 @@ import time
 from schemas.events import PolicyPublished
 from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
 from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
-from workers.engines.served.delivery import Delivery, DeliveryError, Order
+from workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
 from workers.engines.served.dialect import Dialect, dialect_of
 from workers.engines.served.ending import Endings
 from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
@@ -288,7 +288,7 @@ class Server:
         if not self.facts.reports_spans:
             await self._fall_silent()
         try:
-            num_bytes = await self._delivery.deliver(order)
+            num_bytes = await delivered(self._delivery, order)
         except DeliveryError as err:
             await self._recover(err)
             raise
