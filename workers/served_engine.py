@@ -45,7 +45,7 @@ def make_served_engine(context: Context) -> ServedEngine:
     """The engine of one rollout worker; nothing is started yet.
 
     Raises:
-        ConfigError: a model folder, a Python or an argument that cannot be used.
+        ConfigError: a model folder, a Python, an address or an argument that cannot be used.
     """
     config = context.config
     model = model_folder(config.model.path)
@@ -56,7 +56,7 @@ def make_served_engine(context: Context) -> ServedEngine:
         raise ConfigError(f"model.path: {err}") from err
     settings = settings_of(config)
     folder = context.folder / SERVERS / context.worker
-    desk = Desk(config.engine.report_host)
+    desk = desk_of(config)
     servers: list[tuple[Server, ServerProcess | None]] = []
     router = router_of(config, context.ordinal)
     for number, url in enumerate(urls_of(config, context.ordinal)):
@@ -77,6 +77,20 @@ def make_served_engine(context: Context) -> ServedEngine:
         on_close=desk.close,
         router=router,
     )
+
+
+def desk_of(config: RunConfig) -> Desk:
+    """Where the servers of one worker report.
+
+    Raises:
+        ConfigError: no such address here.
+    """
+    try:
+        return Desk(config.engine.report_host)
+    except (OSError, ValueError) as err:  # a name that cannot be one is a UnicodeError
+        raise ConfigError(
+            _no_address("engine.report_host", config.engine.report_host, err)
+        ) from err
 
 
 def settings_of(config: RunConfig) -> ServedSettings:
@@ -181,8 +195,17 @@ def free_port(host: str) -> int:
 
 
 def port_of(config: RunConfig, ordinal: int) -> int:
-    """Where the server of one worker listens."""
-    return config.engine.port + ordinal if config.engine.port else free_port(config.engine.host)
+    """Where the server of one worker listens.
+
+    Raises:
+        ConfigError: it is to find a free port on an address that is not of this host.
+    """
+    if config.engine.port:
+        return config.engine.port + ordinal
+    try:
+        return free_port(config.engine.host)
+    except (OSError, ValueError) as err:
+        raise ConfigError(_no_address("engine.host", config.engine.host, err)) from err
 
 
 def delivery_of(model: Path, folder: Path, number: int, desk: Desk) -> Delivery:
@@ -198,6 +221,10 @@ def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerPro
     secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
     command = replace(command, environment=secrets)
     return ServerProcess(command, context.folder / LOGS / f"{kind}-{context.ordinal}.log")
+
+
+def _no_address(name: str, host: str, err: Exception) -> str:
+    return f"{name} is {host!r}, which is no address of this host: {err}; name one that is"
 
 
 def _text(value: str | int | float | bool) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schemas.events import Endpoint, PolicyPublished, PullRequested
+from streams.errors import ConfigError
 from workers.weights.channel import Manifest, VersionGoneError, WeightError
 from workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
 from workers.weights.link import PROTOCOL
@@ -94,7 +95,7 @@ class CollectiveWeightServer:
         """Listen for pullers of `epoch`.
 
         Raises:
-            WeightError: the host is no address of this machine.
+            ConfigError: the host is no address of this machine.
         """
         try:
             self._listener = Listener(
@@ -104,8 +105,11 @@ class CollectiveWeightServer:
                 self._sender.events,
                 lambda error: self._log.warning("puller_refused", error=error),
             )
-        except OSError as err:
-            raise WeightError(f"weights.host {self._host!r} cannot be listened on: {err}") from err
+        except (OSError, ValueError) as err:
+            raise ConfigError(
+                f"weights.host is {self._host!r}, which is no address of this host: {err}; name "
+                "one that is"
+            ) from err
         self._sender.start(self._listener)
 
     def publish(

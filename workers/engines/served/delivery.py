@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 PROBE_S = 40.0
-# What reading a version may fail of beside `WeightError`: torch says by a RuntimeError that there is
-# no memory, a network file system by an OSError that it went away.
+# What reading a version may fail of beside `WeightError`: torch says by a RuntimeError that there
+# is no memory, a network file system by an OSError that it went away.
 _UNREADABLE = (RuntimeError, OSError, MemoryError)
 
 
