@@ -122,6 +122,10 @@ def test_a_secret_of_the_servers_is_not_written_down() -> None:
         (("weights.channel=nccl", "weights.host="), "weights.host is '': pullers are told"),
         (("rollout.engine=sglang", "rollout.top_k=5"), "uncut distribution"),
         (("rollout.engine=vllm", "rollout.temperature=3"), "vLLM takes at most 2"),
+        (
+            ("rollout.engine=vllm", "prompts.evaluate_temperature=3"),
+            "prompts.evaluate_temperature is 3.0, but vLLM takes at most 2",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(
