@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streams.errors import ConfigError
-from workers.config.checks import device, not_negative, one_interface, positive
+from workers.config.checks import device, ipv4, not_negative, one_interface, positive
 from workers.config.data import DataSection
 from workers.config.engine import EngineSection
 from workers.config.environment import EnvironmentSection
@@ -259,6 +259,8 @@ class WeightsSection:
                 "pullers are told this address, and anybody could ask; name that of the interface "
                 "by which they reach the trainer",
             )
+        if self.channel == "nccl":
+            ipv4("weights.host", self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

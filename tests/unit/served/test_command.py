@@ -120,6 +120,7 @@ def test_a_secret_of_the_servers_is_not_written_down() -> None:
         (("engine.report_host=::1",), "engine.report_host must be an IPv4 address or a host name"),
         (("weights.channel=gloo", "weights.host=::"), "weights.host is '::': pullers are told"),
         (("weights.channel=nccl", "weights.host="), "weights.host is '': pullers are told"),
+        (("weights.channel=nccl", "weights.host=::1"), "weights.host must be an IPv4 address"),
         (("rollout.engine=sglang", "rollout.top_k=5"), "uncut distribution"),
         (("rollout.engine=vllm", "rollout.temperature=3"), "vLLM takes at most 2"),
         (
