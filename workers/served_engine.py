@@ -10,6 +10,7 @@ from pathlib import Path
 
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
+from workers.addresses import check_address
 from workers.config.run import RunConfig
 from workers.context import Context
 from workers.engines.base import EngineError, PauseMode
@@ -85,12 +86,8 @@ def desk_of(config: RunConfig) -> Desk:
     Raises:
         ConfigError: no such address here.
     """
-    try:
-        return Desk(config.engine.report_host)
-    except (OSError, ValueError) as err:  # a name that cannot be one is a UnicodeError
-        raise ConfigError(
-            _no_address("engine.report_host", config.engine.report_host, err)
-        ) from err
+    check_address("engine.report_host", config.engine.report_host)
+    return Desk(config.engine.report_host)
 
 
 def settings_of(config: RunConfig) -> ServedSettings:
@@ -198,14 +195,10 @@ def port_of(config: RunConfig, ordinal: int) -> int:
     """Where the server of one worker listens.
 
     Raises:
-        ConfigError: it is to find a free port on an address that is not of this host.
+        ConfigError: no such address here.
     """
-    if config.engine.port:
-        return config.engine.port + ordinal
-    try:
-        return free_port(config.engine.host)
-    except (OSError, ValueError) as err:
-        raise ConfigError(_no_address("engine.host", config.engine.host, err)) from err
+    check_address("engine.host", config.engine.host)
+    return config.engine.port + ordinal if config.engine.port else free_port(config.engine.host)
 
 
 def delivery_of(model: Path, folder: Path, number: int, desk: Desk) -> Delivery:
@@ -221,10 +214,6 @@ def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerPro
     secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
     command = replace(command, environment=secrets)
     return ServerProcess(command, context.folder / LOGS / f"{kind}-{context.ordinal}.log")
-
-
-def _no_address(name: str, host: str, err: Exception) -> str:
-    return f"{name} is {host!r}, which is no address of this host: {err}; name one that is"
 
 
 def _text(value: str | int | float | bool) -> str:

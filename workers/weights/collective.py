@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schemas.events import Endpoint, PolicyPublished, PullRequested
-from streams.errors import ConfigError
 from workers.weights.channel import Manifest, VersionGoneError, WeightError
 from workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
 from workers.weights.link import PROTOCOL
@@ -95,7 +94,7 @@ class CollectiveWeightServer:
         """Listen for pullers of `epoch`.
 
         Raises:
-            ConfigError: the host is no address of this machine.
+            WeightError: the host is no address of this machine.
         """
         try:
             self._listener = Listener(
@@ -105,11 +104,8 @@ class CollectiveWeightServer:
                 self._sender.events,
                 lambda error: self._log.warning("puller_refused", error=error),
             )
-        except (OSError, ValueError) as err:
-            raise ConfigError(
-                f"weights.host is {self._host!r}, which is no address of this host: {err}; name "
-                "one that is"
-            ) from err
+        except OSError as err:
+            raise WeightError(f"weights.host {self._host!r} cannot be listened on: {err}") from err
         self._sender.start(self._listener)
 
     def publish(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from streams.errors import ConfigError
-from tests.unit.roles.stand import EXAMPLE
+from tests.unit.roles.stand import EXAMPLE, Stand
+from workers.bootstrap import _weight_server
 from workers.config.load import load
-from workers.log import get
 from workers.served_engine import desk_of, port_of
-from workers.weights.collective import CollectiveWeightServer
 
 OTHERS = "192.0.2.1"  # of a network that is for documentation
 NO_NAME = "a..b"
@@ -29,10 +30,9 @@ def test_a_server_of_ours_listens_on_an_address_of_this_host(host: str) -> None:
         port_of(load([EXAMPLE], [f"engine.host={host}"]), 0)
 
 
-@pytest.mark.parametrize("host", [OTHERS, NO_NAME])
-def test_the_trainer_serves_weights_on_an_address_of_its_host(host: str) -> None:
-    """It listens once its claim holds."""
-    log = get("trainer", "trainer-0", "0")
-    server = CollectiveWeightServer("gloo", host=host, secret="s", log=log)
+@pytest.mark.parametrize("host", [OTHERS, NO_NAME, "2001:db8::1"])
+def test_the_trainer_serves_weights_on_an_address_of_its_host(host: str, tmp_path: Path) -> None:
+    """It is asked for before the trainer claims the run."""
+    stand = Stand(tmp_path, weights__channel="gloo", weights__host=host)
     with pytest.raises(ConfigError, match=f"weights.host is '{host}', which is no address of this"):
-        server.open(1)
+        _weight_server(stand.context("trainer"))
