@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
 from streams.group_ids import evaluation_id
 
+_BLOCK = 512  # rows whose marks are one number
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPoint:
@@ -55,16 +57,40 @@ class EvaluationState:
         return self.curve[-1] if self.curve else None
 
 
+class _Marks:
+    """A set of (row, sample): a bit each, for a long run has a million of them."""
+
+    def __init__(self) -> None:
+        self._bits: dict[tuple[int, int], int] = {}  # by sample and block of rows
+        self.num = 0
+
+    def __contains__(self, at: tuple[int, int]) -> bool:
+        (block, bit), sample = divmod(at[0], _BLOCK), at[1]
+        return bool(self._bits.get((sample, block), 0) >> bit & 1)
+
+    def add(self, at: tuple[int, int]) -> None:
+        """Once; again changes nothing."""
+        if at not in self:
+            (block, bit), sample = divmod(at[0], _BLOCK), at[1]
+            self._bits[sample, block] = self._bits.get((sample, block), 0) | 1 << bit
+            self.num += 1
+
+    def num_in(self, other: _Marks) -> int:
+        """How many of them are in `other` too."""
+        return sum((bits & other._bits.get(at, 0)).bit_count() for at, bits in self._bits.items())
+
+
 @dataclass(slots=True)
 class _Tally:
-    issued: set[tuple[int, int]] = field(default_factory=set)  # (row, sample)
-    answered: set[tuple[int, int]] = field(default_factory=set)
-    dead: set[tuple[int, int]] = field(default_factory=set)
+    issued: _Marks = field(default_factory=_Marks)
+    answered: _Marks = field(default_factory=_Marks)
+    dead: _Marks = field(default_factory=_Marks)
     reward: float = 0.0
-    best: dict[int, float] = field(default_factory=dict)  # by row
+    best: dict[int, float] = field(default_factory=dict)  # by row, where a row has several samples
     exact: int = 0
     tokens: int = 0
     finished_at_ms: int = 0
+    point: EvaluationPoint | None = None  # None: something came since it was made
 
 
 class EvaluationView:
@@ -72,6 +98,7 @@ class EvaluationView:
 
     def __init__(self) -> None:
         self._tallies: dict[int, _Tally] = {}
+        self._snapshot: EvaluationState | None = None
 
     def apply(self, event: Event) -> None:
         """Take one event; training samples are passed by. The first record of a sample counts."""
@@ -90,16 +117,20 @@ class EvaluationView:
         elif key not in tally.answered:
             tally.answered.add(key)
             _add(tally, event, version)
-            tally.best[row] = max(event.reward, tally.best.get(row, event.reward))
+            if event.group_size > 1:
+                tally.best[row] = max(event.reward, tally.best.get(row, event.reward))
+        tally.point = self._snapshot = None
 
     @property
     def state(self) -> EvaluationState:
-        """A snapshot, oldest version first."""
-        return EvaluationState(
-            points=tuple(
-                _point(version, self._tallies[version]) for version in sorted(self._tallies)
+        """A snapshot, oldest version first; the same object until the next event."""
+        if self._snapshot is None:
+            self._snapshot = EvaluationState(
+                points=tuple(
+                    _point(version, self._tallies[version]) for version in sorted(self._tallies)
+                )
             )
-        )
+        return self._snapshot
 
 
 def _add(tally: _Tally, event: Trajectory, version: int) -> None:
@@ -111,19 +142,23 @@ def _add(tally: _Tally, event: Trajectory, version: int) -> None:
 
 
 def _point(version: int, tally: _Tally) -> EvaluationPoint:
-    num_samples = len(tally.answered)
-    return EvaluationPoint(
+    if tally.point is not None:
+        return tally.point
+    num_samples = tally.answered.num
+    accuracy = tally.reward / num_samples if num_samples else 0.0
+    tally.point = EvaluationPoint(
         policy_version=version,
-        accuracy=tally.reward / num_samples if num_samples else 0.0,
-        best=sum(tally.best.values()) / len(tally.best) if tally.best else 0.0,
-        num_rows=len(tally.best),
+        accuracy=accuracy,
+        best=sum(tally.best.values()) / len(tally.best) if tally.best else accuracy,
+        num_rows=len(tally.best) or num_samples,
         num_samples=num_samples,
-        num_issued=len(tally.issued),
-        num_dead=len(tally.dead - tally.answered),
+        num_issued=tally.issued.num,
+        num_dead=tally.dead.num - tally.dead.num_in(tally.answered),
         num_exact=tally.exact,
         num_tokens=tally.tokens,
         finished_at_ms=tally.finished_at_ms,
     )
+    return tally.point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +208,11 @@ class SamplesState:
 
 
 class SamplesView:
-    """Keeps sample 0 of the held-out rows below `rows`."""
+    """Keeps sample 0 of the held-out rows below `rows`, where its tokens can be read.
+
+    An answer with tokens that are none is a foreign writer's: nothing of it can be shown, and who
+    watches a run must not end with it.
+    """
 
     def __init__(self, rows: int = 8) -> None:
         self._rows = rows
@@ -188,7 +227,10 @@ class SamplesView:
         if identity is None or identity[1] >= self._rows:
             return
         version, row = identity
-        answer = _answer(event, version)
+        try:
+            answer = _answer(event, version)
+        except ValueError:
+            return
         if row not in self._then or version < self._then[row].policy_version:
             self._then[row] = answer
         # Strictly newer: of two records of one sample the first counts.
@@ -226,8 +268,15 @@ def _answer(event: Trajectory, version: int) -> Answer:
 
 
 def _ids(segment: Segment) -> tuple[int, ...]:
-    # Copied: a decoded tensor is a view that would keep its whole record alive.
-    return tuple(int(token) for token in segment.token_ids.numpy())
+    """Copied: a decoded tensor is a view that would keep its whole record alive.
+
+    Raises:
+        ValueError: no ids; a tokenizer might take them for text all the same, or end on them.
+    """
+    ids = segment.token_ids.numpy()
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or (len(ids) and ids.min() < 0):
+        raise ValueError(f"token_ids must be ids [tokens], got {ids.dtype} {ids.shape}")
+    return tuple(int(token) for token in ids)
 
 
 __all__ = [

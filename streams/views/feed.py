@@ -78,6 +78,13 @@ class ViewState:
     pulls: PullsState = field(default_factory=PullsState)
     flow: FlowState = field(default_factory=FlowState)
 
+    @property
+    def held_out(self) -> tuple[tuple[int, float], ...]:
+        """(Step, accuracy) of each evaluation that will not move: its curve beside the steps'."""
+        return tuple(
+            (self.run.step_of(p.policy_version), p.accuracy) for p in self.evaluation.curve
+        )
+
 
 class Views:
     """Every fold, fed with the same events."""

@@ -62,6 +62,7 @@ class RunState:
     claims: tuple[Claim, ...] = ()
     steps: tuple[StepPoint, ...] = ()
     weight_hashes: Mapping[int, str] = field(default_factory=dict)  # by version
+    made_by: Mapping[int, int] = field(default_factory=dict)  # step by version; 0: no step
     published: frozenset[int] = frozenset()  # versions that workers can pull
     closed: ClosedGroups = field(default_factory=lambda: ClosedGroups(watermark=0))
     dropped: Mapping[str, int] = field(default_factory=dict)  # groups by reason
@@ -86,6 +87,10 @@ class RunState:
         """The newest version that the ledger made; -1 before the first claim."""
         return max(self.weight_hashes, default=-1)
 
+    def step_of(self, policy_version: int) -> int:
+        """The step that made this version; while that is not known, the version's own number."""
+        return self.made_by.get(policy_version, policy_version)
+
 
 # What only the owner of the newest epoch may write.
 _Ledger: TypeAlias = (
@@ -102,6 +107,7 @@ class RunView:
         self._claims: list[Claim] = []
         self._steps: dict[int, StepPoint] = {}
         self._hashes: dict[int, str] = {}
+        self._made_by: dict[int, int] = {}
         self._published: set[int] = set()
         self._closed = ClosedGroups(watermark=0)
         self._dropped: Counter[str] = Counter()
@@ -127,7 +133,10 @@ class RunView:
     def _ledger(self, event: _Ledger) -> None:
         if not self._gate.admits(event):
             self._num_void += 1
-        elif isinstance(event, TrainerStarted):
+            return
+        if isinstance(event, TrainerStarted | StepCompleted | RedoDrifted):
+            self._made_by.setdefault(event.policy_version, making_step(event))
+        if isinstance(event, TrainerStarted):
             self._run = event.run
             self._claims.append(_claim(event))
             self._hashes.setdefault(event.policy_version, event.weight_hash)
@@ -147,6 +156,16 @@ class RunView:
             self._heartbeat = event
 
     @property
+    def step(self) -> int:
+        """As the state's, without making one."""
+        return self._gate.last_step
+
+    @property
+    def step_target(self) -> int:
+        """As the state's, without making one."""
+        return self._claims[-1].step_target if self._claims else 0
+
+    @property
     def state(self) -> RunState:
         """A snapshot; the same object until the next event."""
         if self._snapshot is None:
@@ -156,6 +175,7 @@ class RunView:
                 claims=tuple(self._claims),
                 steps=tuple(self._steps.values()),
                 weight_hashes=dict(self._hashes),
+                made_by=dict(self._made_by),
                 published=frozenset(self._published),
                 closed=self._closed,
                 dropped=dict(self._dropped),
@@ -179,6 +199,14 @@ def _claim(event: TrainerStarted) -> Claim:
         config=event.config,
         started_at_ms=event.started_at_ms,
     )
+
+
+def making_step(event: TrainerStarted | StepCompleted | RedoDrifted) -> int:
+    """The step whose result the event's version is: 0 for the model that the run began with.
+
+    Versions and steps have the same numbers until a redo drifts: a step then makes a second one.
+    """
+    return event.next_step - 1 if isinstance(event, TrainerStarted) else event.step
 
 
 def step_point(event: StepCompleted) -> StepPoint:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.unit.report.drifted_run import DRIFTS, views_after
 from tests.unit.report.sample_run import report_input
 from workers.report.collect import write
+from workers.report.plot import save_curve
 
 
 def test_the_files_are_written(tmp_path: Path) -> None:
@@ -13,3 +15,10 @@ def test_the_files_are_written(tmp_path: Path) -> None:
     written = write(report_input(), tmp_path / "new")
     assert written.page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert written.curve.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_drift_moves_no_point_of_the_picture(tmp_path: Path) -> None:
+    """Held-out accuracy is drawn at the step that made its version."""
+    for drifts in (0, DRIFTS):
+        save_curve(report_input(views=views_after(drifts)), tmp_path / f"{drifts}.png")
+    assert (tmp_path / "0.png").read_bytes() == (tmp_path / f"{DRIFTS}.png").read_bytes()

@@ -28,7 +28,7 @@ class Patience:
 
     def check(self, scene: Scene, journal: Journal) -> bool:
         """Whether there was a step since the last call; gives up if there was none for too long."""
-        step = scene.watcher.state.run.step
+        step = scene.watcher.step
         if step > self._step:
             self._step = step
             self.renew()

@@ -67,7 +67,7 @@ class Saboteur:
     def enter(self, scene: Scene) -> None:
         """See `Sabotage`."""
         self._scene = scene
-        self._first_step = scene.watcher.state.run.step
+        self._first_step = scene.watcher.step
         self._struck_s = time.monotonic()
 
     def tick(self, *, is_running: bool) -> None:
@@ -91,18 +91,18 @@ class Saboteur:
         return self._conclude(bus, ended, status, self.journal, self._scene)
 
     def _is_due(self, fault: Fault, scene: Scene, now_s: float) -> bool:
-        if self._is_periodic and scene.watcher.state.run.step == self._first_step:
+        if self._is_periodic and scene.watcher.step == self._first_step:
             self._struck_s = now_s  # periods are counted from the first step on
             return False
         has_passed = now_s - self._struck_s >= fault.wait_s
         if has_passed and (self._is_periodic or self._strikes_since_step < FAULTS_PER_STEP):
             return True
-        run = scene.watcher.state.run
+        watcher = scene.watcher
         number = len(self.journal.strikes)
         limit = strikes_by_step(
-            number, len(self.journal.planned), self._first_step, run.step_target
+            number, len(self.journal.planned), self._first_step, watcher.step_target
         )
-        return not self._is_periodic and run.step_target > 0 and run.step >= max(limit, 1)
+        return not self._is_periodic and watcher.step_target > 0 and watcher.step >= max(limit, 1)
 
     def _try(self, scene: Scene, now_s: float) -> None:
         fault = self._left[0]
@@ -172,7 +172,7 @@ class Saboteur:
         return Strike(
             fault=fault,
             instance=instance,
-            step=scene.watcher.state.run.step,
+            step=scene.watcher.step,
             at_s=time.monotonic(),
             at_ms=now_ms(),
         )

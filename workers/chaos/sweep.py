@@ -64,7 +64,7 @@ class Sweep:
                     if (fault.victim, fault.crash_at) == (worker, died_at)
                 ),
                 instance=instance,
-                step=scene.watcher.state.run.step,
+                step=scene.watcher.step,
                 at_s=time.monotonic(),
                 at_ms=now_ms(),
             )

@@ -164,7 +164,8 @@ def _print(stories: Sequence[Story], args: argparse.Namespace, title: str) -> No
 
     from workers.inspect.terminal import table, whole
 
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
     if args.full or len(stories) == 1:
         for story in stories:
             console.print(whole(story, args.color, console.width))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ TRAINING_ARRAYS = 5.0  # logits, scaled, log-probs and gradients
 # What backward needs of a layer's forward, in widths: of the hidden state, and of the MLP.
 HIDDEN_ACTIVATIONS, MLP_ACTIVATIONS = 10.0, 4.0
 
+PROMPT_TOKENS = 512  # a guess: they are not counted
+
+CPU = "cpu"
+LOADED = "weights while they are loaded"  # read here, then moved to the GPU
 LESS = "fewer rollout.slots, a smaller logprob.token_budget or trainer.micro_batch_tokens"
 
 
@@ -38,43 +42,22 @@ class RoleMemory:
 
     role: str
     processes: int
-    items: Mapping[str, float]  # MB
+    items: Mapping[str, float]  # MB of this machine's memory
+    on_gpu: Mapping[str, float] = field(default_factory=dict)  # MB of its GPU's
 
     @property
     def total_mb(self) -> float:
-        """Of all its processes."""
+        """Of all its processes, without what is on GPUs."""
         return self.processes * sum(self.items.values())
 
 
 def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
-    """Every role of the run; the broker too, if it is ours."""
-    text, weights = model.config, model.mb_in(config.model.dtype)
-    logits = int(text.get("vocab_size") or 0) * FLOAT32 / 1e6  # of one token
-    rollout, logprob = config.rollout, config.logprob
+    """Every role of the run; the broker too, if it is ours. Model servers are not of the run."""
+    logits = int(model.config.get("vocab_size") or 0) * FLOAT32 / 1e6  # of one token
     roles = [
         RoleMemory(role="prompts", processes=1, items={"process": SMALL_PROCESS_MB}),
-        RoleMemory(
-            role="rollout",
-            processes=rollout.workers,
-            items={
-                "process": PROCESS_MB,
-                "weights": weights,
-                "a version being pulled": weights,
-                "KV cache": cache_mb(model, config),
-                "logits": SAMPLING_ARRAYS * rollout.slots * logits,
-            },
-        ),
-        RoleMemory(
-            role="logprob",
-            processes=logprob.workers,
-            items={
-                "process": PROCESS_MB,
-                "versions held": logprob.versions_held * weights,
-                "a version being pulled": weights,
-                **({"reference": weights} if config.trainer.loss.kl_coef else {}),
-                "logits": SCORING_ARRAYS * _at_a_time(logprob.token_budget * logits),
-            },
-        ),
+        _sampling(model, config, logits),
+        _scoring(model, config, logits),
         *_training(model, config, logits),
     ]
     if not config.broker.bootstrap:
@@ -83,25 +66,80 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
     return roles
 
 
+def _sampling(model: ModelFolder, config: RunConfig, logits_mb: float) -> RoleMemory:
+    """The rollout role; beside a model server it holds at most a version that it hands on."""
+    rollout, weights = config.rollout, model.mb_in(config.model.dtype)
+    if rollout.engine != "builtin":
+        by_folder = {"a version handed on": weights} if config.weights.channel == "file" else {}
+        items = {"process": PROCESS_MB, **by_folder}
+        return RoleMemory(role="rollout", processes=rollout.workers, items=items)
+    computing = {
+        "weights": weights,
+        "a version being pulled": weights,
+        "KV cache": cache_mb(model, config),
+        "logits": SAMPLING_ARRAYS * rollout.slots * logits_mb,
+    }
+    return _placed("rollout", rollout.workers, rollout.device, computing, {LOADED: weights})
+
+
+def _scoring(model: ModelFolder, config: RunConfig, logits_mb: float) -> RoleMemory:
+    logprob, weights = config.logprob, model.mb_in(config.model.dtype)
+    tokens = max(logprob.token_budget, longest_sample(model, config))
+    computing = {
+        "versions held": logprob.versions_held * weights,
+        "a version being pulled": weights,
+        **({"reference": weights} if config.trainer.loss.kl_coef else {}),
+        "logits": SCORING_ARRAYS * _at_a_time(tokens * logits_mb),
+    }
+    return _placed("logprob", logprob.workers, logprob.device, computing, {LOADED: weights})
+
+
 def _training(model: ModelFolder, config: RunConfig, logits_mb: float) -> list[RoleMemory]:
     """The trainer; with several ranks the others too, which neither serve nor read."""
     trainer, weights = config.trainer, model.mb_in(config.model.dtype)
+    # A sample above the budget is a micro-batch of its own.
+    tokens = max(trainer.micro_batch_tokens, longest_sample(model, config))
     learning = _learning(model, config).items()
     of_rank = {
-        "process": PROCESS_MB,
         "weights": weights,  # loaded whole, also where they are cut then
         **{item: size / trainer.ranks for item, size in learning},
-        "logits": TRAINING_ARRAYS * _at_a_time(trainer.micro_batch_tokens * logits_mb),
-        "activations": trainer.micro_batch_tokens * _activation_mb(model.config, config),
+        "logits": TRAINING_ARRAYS * _at_a_time(tokens * logits_mb),
+        "activations": tokens * _activation_mb(model.config, config),
     }
-    alone = {
-        "versions served": _copies_served(config) * weights,
-        "samples": 0.1 * trainer.buffer_mb,
-    }
-    roles = [RoleMemory(role="trainer", processes=1, items={**of_rank, **alone})]
+    served = {"versions served": _copies_served(config) * weights}
+    samples = {"samples": 0.1 * trainer.buffer_mb}
+    passing = {"a checkpoint": _checkpoint_mb(model, config), **samples}
+    if trainer.device == CPU:
+        of_first = {**of_rank, **served, **samples}
+    elif trainer.ranks > 1 or config.weights.snapshot == "pinned":
+        of_first, passing = of_rank, {**served, **passing}
+    else:
+        of_first = {**of_rank, **served}
+    roles = [_placed("trainer", 1, trainer.device, of_first, passing)]
     if trainer.ranks > 1:
-        roles.append(RoleMemory(role="ranks", processes=trainer.ranks - 1, items=of_rank))
+        others = trainer.ranks - 1
+        roles.append(_placed("ranks", others, trainer.device, of_rank, {LOADED: weights}))
     return roles
+
+
+def _placed(
+    role: str,
+    processes: int,
+    device: str,
+    computing: Mapping[str, float],
+    passing: Mapping[str, float],
+) -> RoleMemory:
+    """A process that computes on this device.
+
+    Args:
+        computing: what lies where it computes.
+        passing: what lies in this machine's memory if that is a GPU.
+    """
+    process = {"process": PROCESS_MB}
+    if device == CPU:
+        return RoleMemory(role=role, processes=processes, items={**process, **computing})
+    items = {**process, **passing}
+    return RoleMemory(role=role, processes=processes, items=items, on_gpu=computing)
 
 
 def _copies_served(config: RunConfig) -> int:
@@ -127,13 +165,24 @@ def _learning(model: ModelFolder, config: RunConfig) -> dict[str, float]:
     return {"gradients and moments": 3 * whole_mb, **halves}
 
 
+def _checkpoint_mb(model: ModelFolder, config: RunConfig) -> float:
+    """Read whole before it goes to a GPU: weights and moments; of adapters the weights count."""
+    if config.trainer.lora.rank:
+        return model.mb_in(config.model.dtype)
+    return 3 * model.weights_mb  # of 16 bits with their lower halves
+
+
 def cache_mb(model: ModelFolder, config: RunConfig) -> float:
     """Keys and values of all slots: room for twice the longest sequence, as the cache doubles."""
-    text = model.config
-    num_turns = config.environment.max_turns if config.environment.name else 1
+    per_token = cache_bytes_per_token(model.config, config)
+    return config.rollout.slots * 2 * longest_sample(model, config) * per_token / 1e6
+
+
+def longest_sample(model: ModelFolder, config: RunConfig) -> float:
+    """Tokens of a sample that has all its turns, up to the model's longest sequence."""
     # Before each turn stands as much again as a prompt: that, or the environment's answer.
-    longest = min(model.longest or math.inf, num_turns * (config.rollout.max_new_tokens + 512))
-    return config.rollout.slots * 2 * longest * cache_bytes_per_token(text, config) / 1e6
+    longest = config.num_turns * (config.rollout.max_new_tokens + PROMPT_TOKENS)
+    return min(model.longest or math.inf, longest)
 
 
 def cache_bytes_per_token(text: Mapping[str, Any], config: RunConfig) -> float:
@@ -154,7 +203,7 @@ def memory_check(roles: Sequence[RoleMemory], free_mb: float) -> Check:
             "memory",
             f"{found}: {alone.role} alone takes {alone.total_mb:,.0f} MB, "
             f"most of it for {item} ({size:,.0f} MB)",
-            f"{LESS}; or a smaller model",
+            f"{'' if alone.on_gpu else f'{LESS}; or '}a smaller model, or more memory",
         )
     if total_mb > free_mb:
         return warn("memory", found, f"{LESS}; fewer workers; or a smaller model")
@@ -166,12 +215,19 @@ def table(roles: Sequence[RoleMemory], free_mb: float) -> list[str]:
     lines = [f"{'memory by role':<16} {'MB':>9}"]
     for role in roles:
         name = role.role if role.processes == 1 else f"{role.processes} x {role.role}"
-        items = ", ".join(f"{item} {size:,.0f}" for item, size in role.items.items() if size >= 0.5)
-        lines.append(f"  {name:<14} {role.total_mb:>9,.0f}  {items}")
+        lines.append(f"  {name:<14} {role.total_mb:>9,.0f}  {_listed(role.items)}")
+        if role.on_gpu:
+            lines.append(
+                f"{'':<28}on its GPU {sum(role.on_gpu.values()):,.0f}: {_listed(role.on_gpu)}"
+            )
     total_mb = sum(role.total_mb for role in roles)
     verdict = "fits" if total_mb <= free_mb else "does not fit"
     lines.append(f"  {'all':<14} {total_mb:>9,.0f}  {verdict}: {free_mb:,.0f} MB are free")
     return lines
+
+
+def _listed(items: Mapping[str, float]) -> str:
+    return ", ".join(f"{item} {size:,.0f}" for item, size in items.items() if size >= 0.5)
 
 
 def free_mb() -> float:

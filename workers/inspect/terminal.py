@@ -1,4 +1,8 @@
-"""Stories on a terminal, drawn by rich."""
+"""Stories on a terminal, drawn by rich.
+
+What a run says is put into `Text`: as a plain string rich would read it as markup, in which the
+token `[/INST]` is an error and `[i]` vanishes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ def whole(story: Story, color: str = "version", width: int = WIDE) -> Renderable
         parts += [_heading("tokens"), _legend(story, color), Padding(_tokens(story, color), (0, 2))]
         parts += [_worst(story)] if story.worst_tokens(1) else []
     if story.problem:
-        parts.append(Text(story.problem, "red"))
+        parts.append(_said(story.problem, "red"))
     parts += [_heading("lineage"), _lineage(story, is_wide=width >= WIDE)]
     if story.lineage.copies:
         told = ", ".join(map(str, story.lineage.copies))
@@ -58,8 +62,8 @@ def whole(story: Story, color: str = "version", width: int = WIDE) -> Renderable
 
 def table(stories: Sequence[Story], title: str) -> RenderableType:
     """A line for each sample."""
-    drawn = Table(box=None, pad_edge=False, header_style="bright_black", title=title)
-    drawn.title_justify, drawn.title_style = "left", "bold"
+    drawn = Table(box=None, pad_edge=False, header_style="bright_black")
+    drawn.title, drawn.title_justify = _said(title, "bold"), "left"
     for name in ("sample", "outcome"):
         drawn.add_column(name, no_wrap=True)
     for name in ("step", "reward", "mismatch", "staleness", "tokens", "versions"):
@@ -99,6 +103,10 @@ def _outcome(story: Story) -> Text:
     return Text(str(outcome), _OUTCOMES.get(outcome, "yellow"))
 
 
+def _said(words: str, style: str = "") -> Text:
+    return Text(visible(words), style)
+
+
 def _heading(name: str) -> Text:
     return Text(f"\n{name}", "bold")
 
@@ -114,7 +122,7 @@ def _figures(story: Story) -> Text:
         advantage = f"{trained.ref.advantage:+.3f}"
         line += Text.assemble("   ", ("advantage ", "bright_black"), advantage)
     if prompt is not None and prompt.event.answer:
-        line += Text.assemble("   ", ("expected ", "bright_black"), prompt.event.answer)
+        line += Text.assemble("   ", ("expected ", "bright_black"), visible(prompt.event.answer))
     return line
 
 
@@ -169,7 +177,7 @@ def _worst(story: Story) -> RenderableType:
     for at in story.worst_tokens(_WORST):
         gap = float(tokens.difference_N[at])
         drawn.add_row(
-            f"  {at}", repr(story.words[at]), str(tokens.version_N[at]),
+            f"  {at}", Text(repr(story.words[at])), str(tokens.version_N[at]),
             f"{tokens.behavior_N[at]:.5f}", f"{tokens.proximal_N[at]:.5f}", f"{gap:+.2e}",
             f"{math.exp(min(gap, 700.0)):.4f}",
         )  # fmt: skip
@@ -190,8 +198,8 @@ def _lineage(story: Story, *, is_wide: bool) -> RenderableType:
         where = "" if hop.position is None else str(hop.position)
         how = f"{hop.detail}  {where}".rstrip() if not is_wide else hop.detail
         drawn.add_row(
-            f"  {clock_text(hop.at_ms)}", after if hop.is_own else "", hop.role,
-            Text(hop.what, "bold" if hop.is_own else ""), how,
+            f"  {clock_text(hop.at_ms)}", after if hop.is_own else "", _said(hop.role),
+            _said(hop.what, "bold" if hop.is_own else ""), _said(how),
             *([where] if is_wide else []), style=style,
         )  # fmt: skip
         before = hop if hop.is_own else before

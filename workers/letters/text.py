@@ -11,6 +11,7 @@ from schemas import DecodeError, decode
 from schemas.events import DeadLetter, Tensor, TensorError
 from streams.plain_json import plain_json
 from streams.views.letters import Letter, LettersView
+from workers.visible import visible
 
 DUMP_BYTES = 256
 SHOWN_VALUES = 12  # of an array
@@ -64,7 +65,7 @@ def whole(view: LettersView, letter: Letter) -> str:
     lines.append(f"when: {_when(event)} UTC")
     lines.append(f"group: {state}" + (f" ({state.dropped.detail})" if state.dropped else ""))
     lines.append(f"record at {letter.origin}, {letter.num_bytes} bytes:")
-    return "\n".join([*lines, *(f"  {line}" for line in _origin(event))])
+    return visible("\n".join([*lines, *(f"  {line}" for line in _origin(event))]))
 
 
 def hex_dump(data: bytes) -> Iterator[str]:
@@ -77,7 +78,7 @@ def hex_dump(data: bytes) -> Iterator[str]:
 
 def _row(view: LettersView, letter: Letter) -> tuple[str, ...]:
     event = letter.event
-    return (
+    cells = (
         _when(event),
         event.worker,
         event.reason,
@@ -87,6 +88,7 @@ def _row(view: LettersView, letter: Letter) -> tuple[str, ...]:
         letter.origin,
         " ".join(event.detail.split()),
     )
+    return tuple(map(visible, cells))
 
 
 def _when(event: DeadLetter) -> str:

@@ -69,7 +69,7 @@ def learning(given: LiveInput, width: int, height: int) -> RenderableType:
     x_max = float(max(given.target, given.views.run.step, 1))
     plot_height = max(1, height - 1)
     rewards = [(p.step, p.reward) for p in steps]
-    accuracies = [(p.policy_version, p.accuracy) for p in curve]
+    accuracies = given.views.held_out
     y_min, y_max = _span([y for _, y in (*rewards, *accuracies)])
     rows = chart(
         [
@@ -232,7 +232,7 @@ def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 
 
 def footer(given: LiveInput) -> RenderableType:
     """The newest thing that happened, and the keys."""
-    message = Text(f" {given.message}", "bold red", no_wrap=True, overflow="ellipsis")
+    message = Text(f" {visible(given.message)}", "bold red", no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
         (" k ", "reverse"),
         " kill a process   ",

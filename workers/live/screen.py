@@ -14,11 +14,13 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.layout import Layout
 from rich.live import Live
 from rich.panel import Panel
+from rich.text import Text
 
 from streams.views.feed import StepPoint
 from workers.live.input import LiveInput, ProcessInfo, TopicLag
 from workers.live.panels import footer, header, learning, problem, queues, workers
 from workers.live.words import KillMark, clock, over
+from workers.visible import visible
 
 _FRAME = 2  # rows and columns that a panel's border takes
 _HEADER = 2
@@ -162,7 +164,7 @@ class LiveView:
             self._live.update(Screen(given), refresh=True)
             return
         for line in self._lines.new(given):
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(Text(visible(line)), soft_wrap=True)
 
 
 __all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen", "TopicLag"]

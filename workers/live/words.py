@@ -13,10 +13,20 @@ REDONE_LINES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillMark:
-    """A process was killed while this step was being made."""
+    """A process ended without a goodbye while this step was being made."""
 
     step: int
     worker: str
+    killed_at_ms: int = 0  # by `up` itself; 0: it ended for a reason of its own
+
+    def __str__(self) -> str:
+        """`rollout-0 killed`, or `rollout-0 restarted`: of the others only that is known."""
+        return f"{self.worker} {'killed' if self.killed_at_ms else 'restarted'}"
+
+
+def ends(marks: Sequence[KillMark]) -> str:
+    """What they are in one word: `killed` if all of them were."""
+    return "killed" if all(mark.killed_at_ms for mark in marks) else "restarted"
 
 
 def spell(token_ids: Sequence[int]) -> str:

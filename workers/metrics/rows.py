@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from schemas.events import Event, RedoDrifted, StepCompleted, TrainerStarted
 from streams.fencing import StepsGate
 from streams.views.feed import EvaluationPoint, EvaluationView, StepPoint
-from streams.views.run import step_point
+from streams.views.run import making_step, step_point
 
 STEP, EVALUATION = "step", "evaluation"
 
@@ -46,10 +46,10 @@ class MetricRows:
             return
         if not self._gate.admits(event):
             return
+        self._step_of.setdefault(event.policy_version, making_step(event))
         if isinstance(event, TrainerStarted):
             self.step_target = event.step_target
             return
-        self._step_of[event.policy_version] = event.step
         if isinstance(event, StepCompleted):
             self._new.append(_step_row(step_point(event)))
 

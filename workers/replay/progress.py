@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from streams.recording import Recording
 from workers.replay.player import Pace, Played
+from workers.visible import visible
 
 EVERY_S = 0.1
 _NOTHING = Played(num_records=0, num_bytes=0, at_ms=0, seconds=0.0, by_topic={})
@@ -33,7 +34,7 @@ class Bar:
             from rich.progress import BarColumn, Progress, TextColumn
 
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.percentage:>3.0f} %"),
                 console=Console(stderr=True),
@@ -60,14 +61,12 @@ class Bar:
             return
         self._next_s = time.monotonic() + EVERY_S
         done = self._played or _NOTHING
-        from rich.markup import escape
-
         ahead_ms = max(0, done.at_ms - self._first_ms)
         self._progress.update(
             self._task,
             completed=ahead_ms,
             description=f"{done.num_records:>9,} records  "
-            f"+{ahead_ms / 1000:.1f} s  {self._speed()}" + (f"  {escape(said)}" if said else ""),
+            f"+{ahead_ms / 1000:.1f} s  {self._speed()}" + (f"  {visible(said)}" if said else ""),
         )
 
     def _speed(self) -> str:

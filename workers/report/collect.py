@@ -69,13 +69,26 @@ def write(given: ReportInput, folder: Path) -> Written:
     return written
 
 
-def kill_marks(restarts: Sequence[Restart], steps: Sequence[StepPoint]) -> tuple[KillMark, ...]:
-    """Processes that came back without having said goodbye, by the step that was being made."""
+def kill_marks(
+    restarts: Sequence[Restart], steps: Sequence[StepPoint], kills: Sequence[KillMark] = ()
+) -> tuple[KillMark, ...]:
+    """Processes that came back without having said goodbye, by the step that was being made.
+
+    Args:
+        kills: those that `up` sent itself. The log does not tell them from a crash, from memory
+            that ran out, or from a machine that was switched off.
+    """
     last = steps[-1].step if steps else 0
+
+    def killed_at_ms(restart: Restart) -> int:
+        times_ms = (k.killed_at_ms for k in kills if k.worker == restart.worker)
+        return next((t for t in times_ms if restart.last_seen_ms <= t <= restart.at_ms), 0)
+
     return tuple(
         KillMark(
             step=next((p.step for p in steps if p.finished_at_ms > restart.last_seen_ms), last),
             worker=restart.worker,
+            killed_at_ms=killed_at_ms(restart),
         )
         for restart in restarts
         if not restart.was_clean

@@ -9,7 +9,16 @@ from html import escape
 
 from streams.audit.report import AuditReport
 from streams.views.feed import Answer, StepPoint, ViewState
-from workers.live.words import KillMark, clock, over, redone_lines, spell, spelled, step_seconds
+from workers.live.words import (
+    KillMark,
+    clock,
+    ends,
+    over,
+    redone_lines,
+    spell,
+    spelled,
+    step_seconds,
+)
 from workers.report.style import CSS
 from workers.report.svg import Frame, Series, bars, legend, line_chart, number
 
@@ -34,6 +43,17 @@ _KNOWN = {
     "ess": (
         "Effective sample size",
         "of the weights that tokens were trained with, as a share of the tokens; 1: all alike",
+        "share",
+    ),
+    "routing_flips": (
+        "Routing flips",
+        "share of the recorded (token, layer) rows for which the live router would choose other "
+        "experts than the replayed ones",
+        "share",
+    ),
+    "routing_recorded": (
+        "Recorded routes",
+        "share of the (token, layer) rows that are replayed; the live router chooses for the rest",
         "share",
     ),
     "weight_mean": ("Importance weight", "proximal over behavior policy, capped, mean", "ratio"),
@@ -110,7 +130,7 @@ def _head(given: ReportInput) -> str:
         (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
         (f"{sum(p.num_samples for p in steps):,}", "samples trained"),
         (clock(seconds), "time, claim to last step"),
-        (str(len(given.kills)), "processes killed"),
+        (str(len(given.kills)), f"processes {ends(given.kills)}"),
         (f"{given.audit.lost:,}" if given.audit else "-", "samples lost"),
     ]
     items = "".join(
@@ -128,7 +148,7 @@ def _learning(given: ReportInput) -> str:
         Series(name="reward", points=[(p.step, p.reward) for p in run.steps], css="b"),
         Series(
             name="held-out accuracy",
-            points=[(p.policy_version, p.accuracy) for p in curve],
+            points=given.views.held_out,
             css="a",
             has_dots=True,
         ),
@@ -143,14 +163,12 @@ def _learning(given: ReportInput) -> str:
         y_max=1.0 if is_share else None,
         x_max=float(run.step) or None,
     )
-    wide = replace(
-        frame, width=940, height=340, marks=[(k.step, f"{k.worker} killed") for k in given.kills]
-    )
+    wide = replace(frame, width=940, height=340, marks=[(k.step, str(k)) for k in given.kills])
     # Shrunk to a phone its letters could not be read, so a phone gets a chart of its own.
     narrow = replace(frame, marks=[(k.step, k.worker) for k in given.kills])
     answers = f", {over(curve[0], curve[-1])}" if len(curve) > 1 else ""
     keys = [(f"held-out accuracy{answers}", "a"), ("reward of the training batch", "b")]
-    keys += [("process killed", "kill")] if given.kills else []
+    keys += [(f"process {ends(given.kills)}", "kill")] if given.kills else []
     redone = "".join(f"<p class=muted>{escape(line)}</p>" for line in redone_lines(run.redone))
     return (
         f'<h2>Learning</h2><figure><div class="on-wide">{line_chart(series, wide)}</div>'

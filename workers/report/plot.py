@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from workers.live.words import KillMark, over
+from workers.live.words import KillMark, ends, over
 from workers.report.page import ReportInput
 
 _Axes: TypeAlias = Any  # matplotlib is not typed here
@@ -24,8 +24,8 @@ def save_curve(given: ReportInput, path: Path) -> None:
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps, curve = given.views.run.steps, given.views.evaluation.curve
-    x_max = max([1, *(p.step for p in steps), *(p.policy_version for p in curve)])
+    steps, held_out = given.views.run.steps, given.views.held_out
+    x_max = max([1, *(p.step for p in steps), *(step for step, _ in held_out)])
     axes.plot(
         [p.step for p in steps],
         [p.reward for p in steps],
@@ -34,8 +34,8 @@ def save_curve(given: ReportInput, path: Path) -> None:
         label="reward, training batch",
     )
     axes.plot(
-        [p.policy_version for p in curve],
-        [p.accuracy for p in curve],
+        [step for step, _ in held_out],
+        [accuracy for _, accuracy in held_out],
         color=_ACCURACY,
         linewidth=2.4,
         marker="o",
@@ -44,10 +44,10 @@ def save_curve(given: ReportInput, path: Path) -> None:
         clip_on=False,
         zorder=3,
     )
-    shown = [*(p.reward for p in steps), *(p.accuracy for p in curve)]
+    shown = [*(p.reward for p in steps), *(accuracy for _, accuracy in held_out)]
     _style(axes, x_max, shown)
     _marks(axes, given.kills)
-    _ends(axes, [(p.policy_version, p.accuracy) for p in curve])
+    _ends(axes, held_out)
     axes.set_title(_title(given), loc="left", fontsize=12, color=_INK, pad=12)
     axes.legend(
         loc="lower right",
@@ -66,7 +66,7 @@ def _title(given: ReportInput) -> str:
     if len(curve) < 2:
         return f"Run {given.run}"
     num = len(given.kills)
-    killed = f"; {num} process{'es' if num > 1 else ''} killed" if num else ""
+    killed = f"; {num} process{'es' if num > 1 else ''} {ends(given.kills)}" if num else ""
     first, last = curve[0].accuracy, curve[-1].accuracy
     answers = over(curve[0], curve[-1])
     return f"Held-out accuracy {first:.2f} to {last:.2f}, {answers}{killed}"
@@ -77,7 +77,7 @@ def _marks(axes: _Axes, kills: Sequence[KillMark]) -> None:
         axes.axvline(kill.step, color=_KILL, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
         is_far = kill.step > 0.8 * axes.get_xlim()[1]  # its label goes to the left of the stroke
         axes.annotate(
-            f"kill -9 {kill.worker}",
+            f"kill -9 {kill.worker}" if kill.killed_at_ms else str(kill),
             (kill.step, 0.02),
             xytext=(-5 if is_far else 5, 0),
             textcoords="offset points",

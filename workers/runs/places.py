@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -24,9 +25,21 @@ def check_place(name: str, kinds: Sequence[str] = (RUNS, RECORDINGS)) -> None:
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         return
-    if path.is_dir() and any((path / _MARKS[kind]).is_file() for kind in kinds):
+    if path.is_dir() and any(_is(kind, path) for kind in kinds):
         return
     raise ConfigError(f"{_what(path, kinds)}; {_instead(path, kinds)}")
+
+
+def _is(kind: str, path: Path) -> bool:
+    """By the file that marks it; a model's folder has a file of the same name as a run's."""
+    mark = path / _MARKS[kind]
+    if kind != RUNS or not mark.is_file():
+        return mark.is_file()
+    try:
+        found = json.loads(mark.read_bytes())
+    except (OSError, ValueError):  # who reads it says what is wrong with it
+        return True
+    return isinstance(found, dict) and "run" in found
 
 
 def _what(path: Path, kinds: Sequence[str]) -> str:
@@ -34,7 +47,7 @@ def _what(path: Path, kinds: Sequence[str]) -> str:
         return f"{path} is not there"
     wanted = " nor ".join(f"a {kind[:-1]}" for kind in kinds)
     lacks = " and no ".join(_MARKS[kind] for kind in kinds)
-    is_other = next((k for k in _MARKS if k not in kinds and (path / _MARKS[k]).is_file()), "")
+    is_other = next((k for k in _MARKS if k not in kinds and _is(k, path)), "")
     if is_other:
         way_out = f" (make one: rlstreams record {path})" if is_other == RUNS else ""
         return f"{path} is a {is_other[:-1]}, not {wanted}{way_out}"
@@ -43,12 +56,15 @@ def _what(path: Path, kinds: Sequence[str]) -> str:
             f"{path} holds container files of a recording, but its {MANIFEST_FILE}, which says of "
             "what run they are, is missing"
         )
-    return f"{path} is {'neither ' if len(kinds) > 1 else 'not '}{wanted}: it has no {lacks}"
+    told = f"{path} is {'neither ' if len(kinds) > 1 else 'not '}{wanted}"
+    if (path / CONFIG_FILE).is_file() and RUNS in kinds:
+        return f"{told}: its {CONFIG_FILE} has no section run, as that of a model has none"
+    return f"{told}: it has no {lacks}"
 
 
 def _instead(path: Path, kinds: Sequence[str]) -> str:
     """What of these kinds is beside the path, and where commands put it."""
-    found = {kind: _folders((path.parent, Path(kind)), _MARKS[kind]) for kind in kinds}
+    found = {kind: _folders((path.parent, Path(kind)), kind) for kind in kinds}
     every = [name for names in found.values() for name in names]
     if not every:
         return "there is " + " and ".join(f"no {kind[:-1]} in {kind}/" for kind in kinds) + " here"
@@ -57,8 +73,9 @@ def _instead(path: Path, kinds: Sequence[str]) -> str:
     return (f"did you mean {near[0]}? " if near else "") + "there are " + "; ".join(listed)
 
 
-def _folders(parents: Iterable[Path], mark: str) -> list[str]:
-    return sorted({str(file.parent) for parent in parents for file in parent.glob(f"*/{mark}")})
+def _folders(parents: Iterable[Path], kind: str) -> list[str]:
+    beside = {file.parent for parent in parents for file in parent.glob(f"*/{_MARKS[kind]}")}
+    return sorted(str(folder) for folder in beside if _is(kind, folder))
 
 
 def _some(names: Sequence[str]) -> str:

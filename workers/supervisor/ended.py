@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from streams.audit.report import AuditReport
 from workers.config.run import RunConfig
+from workers.live.words import KillMark
 from workers.supervisor.fleet import Failure
 
 
@@ -28,4 +30,5 @@ class Ended:
     outcome: Outcome
     failure: Failure | None
     num_killed: int
+    kills: Sequence[KillMark] = ()  # those that were asked for
     audit: AuditReport

@@ -43,8 +43,7 @@ class Supervisor:
         self._keyboard = keyboard
         self._interrupts = interrupts
         self._sabotage = sabotage
-        run = watcher.state.run
-        self._kills = KillPlan(config.demo.kills, run.step, config.trainer.steps)
+        self._kills = KillPlan(config.demo.kills, watcher.step, config.trainer.steps)
         self._menu = KillMenu([worker.name for worker in fleet.workers])
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
@@ -90,9 +89,9 @@ class Supervisor:
 
     def _finish(self) -> None:
         """The trainer is done: wait for the last evaluation, as long as it goes on."""
-        run = self._watcher.state.run
-        if run.step < run.step_target:
-            self._begin_drain(f"the trainer drained at step {run.step} of {run.step_target}")
+        step, step_target = self._watcher.step, self._watcher.step_target
+        if step < step_target:
+            self._begin_drain(f"the trainer drained at step {step} of {step_target}")
             return
         if not self._config.data.has_held_out or self._watcher.is_evaluated():
             self.outcome = Outcome.COMPLETE
@@ -109,8 +108,9 @@ class Supervisor:
         elif now_s > self._finish_until_s:
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
+            version = self._watcher.policy_version
             self._begin_drain(
-                f"the evaluation of version {run.policy_version} has made no progress for "
+                f"the evaluation of version {version} has made no progress for "
                 f"{waited_s:g} s: " + self._watcher.told("rollout")
             )
 
@@ -120,9 +120,9 @@ class Supervisor:
         self._drain = Drain(self._fleet, self._config.deadlines.drain_s, self._watcher.say)
 
     def _kill_for_show(self) -> None:
-        run = self._watcher.state.run
-        due = self._kills.due(run.step, run.step_target)
-        if due is not None and self._kill(self._fleet.of(due.role)[0], run.step):
+        step = self._watcher.step
+        due = self._kills.due(step, self._watcher.step_target)
+        if due is not None and self._kill(self._fleet.of(due.role)[0], step):
             self._kills.done(due)
 
     def _kill_by_key(self) -> None:
@@ -131,7 +131,7 @@ class Supervisor:
             if text:
                 self._watcher.say(text)
             for worker in self._fleet.workers:
-                if worker.name == name and not self._kill(worker, self._watcher.state.run.step):
+                if worker.name == name and not self._kill(worker, self._watcher.step):
                     self._watcher.say(f"{name} is not running")
 
     def _kill(self, worker: Worker, step: int) -> bool:

@@ -16,6 +16,7 @@ from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.fleet import Failure
+from workers.visible import visible
 
 NAME = "rlstreams"
 
@@ -46,7 +47,7 @@ def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], st
         views=state,
         audit=ended.audit,
         stopped="" if ended.failure is None else ended.failure.reason,
-        kills=kill_marks(state.throughput.restarts, state.run.steps),
+        kills=kill_marks(state.throughput.restarts, state.run.steps, ended.kills),
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         decode=decode,
     )
@@ -84,8 +85,8 @@ def failure_lines(failure: Failure | None) -> Sequence[str]:
     if failure is None:
         return ()
     return (
-        f"the run stopped: {failure.reason}",
-        *(f"  {failure.worker} | {line}" for line in failure.last_lines),
+        f"the run stopped: {visible(failure.reason)}",
+        *(f"  {failure.worker} | {visible(line)}" for line in failure.last_lines),
     )
 
 

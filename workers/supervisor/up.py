@@ -97,9 +97,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
             _say_changes(watcher, config, is_resumed=asked.is_resumed)
             fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
             stack.callback(fleet.close)
-            keeper: BrokerKeeper | None = None
-            if broker is not None:
-                keeper = stack.enter_context(BrokerKeeper(broker, watcher.say))
+            keeper = stack.enter_context(BrokerKeeper(broker, watcher.say)) if broker else None
             if sabotage is not None:
                 sabotage.enter(Scene(fleet=fleet, broker=keeper, watcher=watcher))
             with Interrupts() as interrupts:
@@ -121,6 +119,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
             outcome=outcome,
             failure=fleet.failure,
             num_killed=fleet.num_killed,
+            kills=tuple(watcher.kills),
             audit=audit(bus),
         )
         status = summarize(ended, watcher.state, decode)
@@ -181,4 +180,4 @@ def _say_changes(watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> No
         return
     found = changes(claims[-1].config, resolved_json(config))
     told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
-    watcher.say(f"continuing at step {watcher.state.run.step + 1}; changed: {told or 'nothing'}")
+    watcher.say(f"continuing at step {watcher.step + 1}; changed: {told or 'nothing'}")

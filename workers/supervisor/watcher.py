@@ -121,6 +121,21 @@ class Watcher:
         """What the topics say, as far as they were read."""
         return self._views.state
 
+    @property
+    def step(self) -> int:
+        """The newest step: asked for in each turn, in which no snapshot needs to be made."""
+        return self._views.run.step
+
+    @property
+    def step_target(self) -> int:
+        """Where the run ends, as the newest claim says; 0 before the first."""
+        return self._views.run.step_target
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version that the ledger made; -1 before the first claim."""
+        return self._views.run.state.policy_version
+
     def poll(self) -> None:
         """Take what is new and see whether the run stands; waits at most `POLL_S`."""
         self._feed.poll(POLL_S)
@@ -149,7 +164,7 @@ class Watcher:
 
     def is_evaluated(self) -> bool:
         """Whether every held-out row was answered for the newest version."""
-        version = self._views.run.state.policy_version
+        version = self.policy_version
         if not self._is_complete(version):
             return False
         # Only with everything read is the number of rows that were issued known.
@@ -174,12 +189,11 @@ class Watcher:
     @property
     def at_target(self) -> bool:
         """See `Witness`."""
-        run = self._views.run.state
-        return 0 < run.step_target <= run.step
+        return 0 < self.step_target <= self.step
 
     def begin(self) -> None:
         """From here on this start of the run makes the steps; those before are not told again."""
-        self._live.skip_to(self._views.run.state.step)
+        self._live.skip_to(self.step)
 
     def say(self, text: str) -> None:
         """Show a sentence until the next one."""
@@ -190,7 +204,8 @@ class Watcher:
 
     def killed(self, worker: str) -> None:
         """Mark a kill in the curve, at the step that is being made."""
-        self.kills.append(KillMark(step=self._views.run.state.step + 1, worker=worker))
+        mark = KillMark(step=self.step + 1, worker=worker, killed_at_ms=now_ms())
+        self.kills.append(mark)
 
     def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""

@@ -129,6 +129,45 @@ def test_sixteen_bits_and_layers_computed_again_take_less() -> None:
     assert plain["trainer"]["logits"] == 5 * 256 * 1.048576
 
 
+def test_what_lies_on_a_gpu_takes_none_of_this_machines_memory() -> None:
+    """Weights pass through it, samples stay; the table says what the GPU holds."""
+    on_gpu = ("--trainer.device=cuda", "--logprob.device=cuda:1", "--rollout.device=cuda:2")
+    plain, placed = (
+        {role.role: role for role in roles("--rollout.slots=4096", *more)} for more in ((), on_gpu)
+    )
+    for name in ("rollout", "logprob", "trainer"):
+        assert plain[name].items.items() - placed[name].items.items() <= (
+            placed[name].on_gpu.items()
+        )
+        assert {} == plain[name].on_gpu
+    assert {"process", "weights while they are loaded"} == placed["rollout"].items.keys()
+    assert {"process", "a checkpoint", "samples"} == placed["trainer"].items.keys()
+    lines = table(list(placed.values()), free_mb=10_000)
+    assert 3 == sum("  on its GPU " in line for line in lines)
+
+
+def test_several_ranks_serve_from_this_machines_memory() -> None:
+    """And so does one, if it is asked to; the other ranks hold nothing here for long."""
+    several = roles("--trainer.device=cuda", "--trainer.ranks=2", "--weights.channel=nccl")
+    trainer, ranks = several[-2:]
+    assert ("trainer", "ranks") == (trainer.role, ranks.role)
+    assert "versions served" in trainer.items
+    assert {"process", "weights while they are loaded"} == ranks.items.keys()
+    pinned = roles("--trainer.device=cuda", "--weights.channel=nccl", "--weights.snapshot=pinned")
+    assert "versions served" in pinned[-1].items
+    assert "versions served" not in pinned[-1].on_gpu
+
+
+def test_beside_a_model_server_the_rollout_role_is_small() -> None:
+    """No cache and no logits; a version only where it is handed on as a folder."""
+    (by_file,), (by_piece,) = (
+        [r.items for r in roles("--rollout.engine=vllm", *more) if r.role == "rollout"]
+        for more in ((), ("--weights.channel=gloo",))
+    )
+    assert {"process", "a version handed on"} == by_file.keys()
+    assert {"process"} == by_piece.keys()
+
+
 def test_a_reference_is_one_more_copy_of_the_weights() -> None:
     """In the log-prob worker, and only where the loss asks for it."""
     (off,), (on,) = (
@@ -151,3 +190,21 @@ def test_the_cache_is_of_all_turns(tmp_path: Path) -> None:
     changed(folder / "config.json", max_position_embeddings=128)
     short = read_model(str(folder))
     assert cache_mb(short, alone) == cache_mb(short, config)
+
+
+def test_a_sample_above_the_token_budget_counts_by_its_length(tmp_path: Path) -> None:
+    """It is a micro-batch of its own, so a smaller budget saves nothing."""
+    folder = copied(tmp_path, max_position_embeddings=1 << 20)
+    model = read_model(str(folder))
+
+    def activations(*more: str) -> float:
+        config = load([ROOT / "infra/examples/second_try.toml"], [*more])
+        return next(r for r in estimate(model, config) if r.role == "trainer").items["activations"]
+
+    long = "environment.max_turns=64"
+    assert activations(long, "trainer.micro_batch_tokens=256") == activations(
+        long, "trainer.micro_batch_tokens=512"
+    )
+    assert activations("trainer.micro_batch_tokens=4096") < activations(
+        long, "trainer.micro_batch_tokens=4096"
+    )

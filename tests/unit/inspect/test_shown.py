@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Callable, Sequence
 from xml.etree import ElementTree
 
 import pytest
@@ -134,6 +135,27 @@ def test_the_terminal_tells_the_same() -> None:
         "later records of the same sample, which nobody uses: trajectories[",
     ):
         assert words in told
+
+
+def test_what_a_run_says_is_no_markup_and_no_command_to_the_terminal() -> None:
+    """Tokens like `[/INST]`, the title, an answer and a letter are shown as they are."""
+    words = "[/INST][i]:x:\x1b[2J"
+    shown = "[/INST][i]:x:\\x1b[2J"
+    (sample,) = stories("1/0", spelling=Spelling(decode=said(words), plain=str, hash=f.HASH))
+    drawn = re.sub(r"\s*\n\s*", "", printed(whole(sample, "difference")))
+    assert 11 + len(sample.worst_tokens(5)) == drawn.count(shown)
+    assert f"{shown}: all" in printed(table([sample], f"{words}: all"))
+    letter = f.dead_letter(group_id="7", sample=0, detail=words)
+    prompt = f.prompt(group_id="7", sample=0, group_size=2, answer=words)
+    (found,) = read_lineages(told_run.bus_log([prompt, letter]), [SampleId("7", 0)])
+    drawn = printed(whole(story(found, SPELLING)))
+    assert f"rollout-0: reward, {shown}" in drawn
+    assert f"expected {shown}" in drawn
+
+
+def said(word: str) -> Callable[[Sequence[int]], str]:
+    """A decoder that says the same for every token."""
+    return lambda token_ids: word * len(token_ids)
 
 
 def test_what_is_missing_is_told() -> None:

@@ -45,6 +45,13 @@ def test_the_table_has_a_line_for_each_letter_and_totals() -> None:
     assert "no dead letters" == table(view_of(), []).splitlines()[-1]
 
 
+def test_a_detail_cannot_steer_the_terminal() -> None:
+    """Neither in the table nor in the whole letter."""
+    view = view_of(dead_letter(group_id="8", detail="at \x1b[2J"))
+    assert table(view, view.letters).splitlines()[1].endswith("at \\x1b[2J")
+    assert "detail: at \\x1b[2J\n" in whole(view, view.letters[0])
+
+
 def test_a_json_line_has_all_but_the_bytes() -> None:
     """And what became of the group."""
     view = view_of(*letters(), groups_dropped(groups=(dropped_group("8"),)))

@@ -21,6 +21,7 @@ from streams.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
 from streams.views.feed import Feed, Views
 from tests import factories
 from tests.logs import made_log
+from workers.metrics import reading
 from workers.metrics.prometheus import families, served
 from workers.metrics.reading import read_rows
 from workers.metrics.rows import Row
@@ -99,6 +100,16 @@ def test_a_row_for_each_step_and_each_evaluation() -> None:
     assert rows_of(log) == [first, second, evaluated]
 
 
+def test_an_evaluation_is_of_the_step_that_made_its_version() -> None:
+    """Also of a version that step 1 made when it was done again."""
+    log = begun()
+    send(log, (STEPS, factories.redo_drifted(epoch=1, step=1, policy_version=2)))
+    send(log, step(2, policy_version=3), *evaluation())
+    assert [("step", 1), ("step", 2), ("evaluation", 1)] == [
+        (row.kind, row.step) for row in rows_of(log)
+    ]
+
+
 def test_several_answers_to_a_row_have_a_mean_and_a_best() -> None:
     """avg@k over all answers, and the best of each row."""
     log = begun(1)
@@ -125,8 +136,9 @@ def test_what_does_not_count_in_the_log_is_no_row() -> None:
     assert [1.0] == [row.values["loss"] for row in rows_of(log) if row.step == 2]
 
 
-def test_following_ends_with_the_run() -> None:
+def test_following_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows come while the run goes on; the evaluation of the last version is the last one."""
+    monkeypatch.setattr(reading, "POLL_S", 0.01)
     log, kept = begun(), Kept()
     bus = MemoryBus(log, "run")
     reader = threading.Thread(

@@ -16,7 +16,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with two runs and a recording."""
     for name in ("runs/demo", "runs/other"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text('{"run": {}}')
     (tmp_path / "recordings/demo").mkdir(parents=True)
     (tmp_path / "recordings/demo/manifest.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -56,6 +56,20 @@ def test_a_folder_of_another_kind_says_which(here: Path) -> None:
     ) == refusal("runs/demo", RECORDINGS)
     (here / "empty").mkdir()
     assert "empty is neither a run nor a recording: it has no config.json" in refusal("empty")
+
+
+def test_a_models_folder_is_no_run(here: Path) -> None:
+    """It has a file of the same name; it is neither taken nor offered."""
+    (here / "runs/model").mkdir()
+    (here / "runs/model/config.json").write_text('{"model_type": "qwen3"}')
+    assert (
+        "runs/model is not a run: its config.json has no section run, as that of a model has none; "
+        "there are runs: runs/demo, runs/other"
+    ) == refusal("runs/model", RUNS)
+    assert refusal("runs/demi", RUNS).endswith("there are runs: runs/demo, runs/other")
+    assert "runs/model is not a recording: it has no manifest.json" in refusal(
+        "runs/model", RECORDINGS
+    )
 
 
 def test_an_empty_place_says_where_they_would_be(

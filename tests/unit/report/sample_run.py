@@ -167,7 +167,7 @@ def report_input(**changes: object) -> ReportInput:
         "run": "demo",
         "views": views_at(20),
         "audit": audit_report(),
-        "kills": (KillMark(step=7, worker="rollout-0"),),
+        "kills": (KillMark(step=7, worker="rollout-0", killed_at_ms=NOW_MS),),
         "decode": decode,
     }
     return ReportInput(**{**values, **changes})  # type: ignore[arg-type]

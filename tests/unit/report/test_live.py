@@ -125,6 +125,17 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_step() -> None:
     assert "held-out 0.422 (v0)" in lines[1]
 
 
+def test_a_message_is_shown_as_it_is() -> None:
+    """No markup, no picture for a name between colons, nothing that steers the terminal."""
+    given = live_input(num_steps=0, message="rollout-0: [/INST] :x: \x1b[2J")
+    shown = "rollout-0: [/INST] :x: \\x1b[2J"
+    out = io.StringIO()
+    with LiveView(Console(file=out, force_terminal=False, width=80)) as view:
+        view.update(given)
+    assert f"[0:42] {shown}" == out.getvalue().splitlines()[0]
+    assert shown in "\n".join(drawn(given))
+
+
 def test_a_terminal_is_left_as_it_was() -> None:
     """The alternate screen is entered and left."""
     out = io.StringIO()

@@ -15,6 +15,7 @@ from streams.audit.report import Breach, BreachKind
 from streams.errors import ConfigError
 from streams.views.evaluation import SamplesState, TokenRun
 from streams.views.feed import Restart, ViewState
+from tests.factories import NOW_MS
 from tests.html_pages import Balance
 from tests.unit.report.sample_run import audit_report, report_input, views_at
 from workers.cli.report import configuration
@@ -121,6 +122,28 @@ def test_a_kill_is_a_process_that_came_back_without_goodbye() -> None:
     assert kill_marks(restarts, steps) == (KillMark(step=3, worker="rollout-0"),)
 
 
+def test_killed_is_said_only_of_what_up_killed() -> None:
+    """Memory that ran out looks the same in the log: of that the page says restarted."""
+    steps, ends_ms = views_at(5).run.steps, NOW_MS + 5000
+
+    def restart(worker: str) -> Restart:
+        return Restart(
+            worker=worker, role="rollout", at_ms=ends_ms + 900, last_seen_ms=ends_ms - 100,
+            was_clean=False,
+        )  # fmt: skip
+
+    restarts = (restart("rollout-0"), restart("rollout-1"))
+    asked = [
+        KillMark(step=4, worker="rollout-0", killed_at_ms=ends_ms),
+        KillMark(step=1, worker="rollout-1", killed_at_ms=ends_ms - 3000),  # an earlier process
+    ]
+    killed, other = kill_marks(restarts, steps, asked)
+    assert ["rollout-0 killed", "rollout-1 restarted"] == [str(killed), str(other)]
+    for marks, expected in (([killed], "processes killed"), ([killed, other], "restarted")):
+        assert expected in render(report_input(kills=marks))
+    assert "killed" not in render(report_input(kills=[other], audit=None))
+
+
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
@@ -171,7 +194,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="demmo is not there; there "):
         configuration([str(tmp_path / "demmo")], [])
     (tmp_path / "demo").mkdir()
-    (tmp_path / "demo/config.json").write_text("{}")
+    (tmp_path / "demo/config.json").write_text('{"run": {}}')
     with pytest.raises(ConfigError, match=r"demmo is not there; did you mean .*/demo\?"):
         configuration([str(tmp_path / "demmo")], [])
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schemas.events import AbsentSample, ClosedGroups, Trajectory
+from schemas.tensor import Tensor
+from streams.codec import outgoing
+from streams.memory.bus import MemoryBus
+from streams.topics import TRAJECTORIES
 from streams.views.feed import (
     EvaluationView,
+    Feed,
     FlowView,
     PullsView,
     RunView,
@@ -36,6 +43,7 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
+from tests.logs import made_log
 
 
 def answer(
@@ -105,6 +113,28 @@ def test_a_drifted_redo_makes_a_version_of_its_own() -> None:
     view.apply(step_completed(3, epoch=2))
     view.apply(redo_drifted(policy_version=4))
     assert view.state.weight_hashes == {3: HASH, 4: "b2" * 32}
+
+
+def test_step_and_target_are_known_without_a_snapshot() -> None:
+    """Who asks ten times a second does not wait for a copy of the whole run."""
+    view = RunView()
+    assert (0, 0) == (view.step, view.step_target)
+    for event in (trainer_started(step_target=7), step_completed(1), step_completed(2, epoch=9)):
+        view.apply(event)
+        assert (view.state.step, view.state.step_target) == (view.step, view.step_target)
+    assert (1, 7) == (view.step, view.step_target), "a step of a dethroned trainer is void"
+
+
+def test_a_version_knows_the_step_that_made_it() -> None:
+    """Version 0 is of no step; from a drift on numbers of versions run ahead of the steps'."""
+    view = RunView()
+    view.apply(trainer_started())
+    view.apply(step_completed(1))
+    view.apply(trainer_started(epoch=2, next_step=2, policy_version=1))
+    view.apply(redo_drifted(step=1, policy_version=2))
+    view.apply(step_completed(2, epoch=2, policy_version=3))
+    assert {0: 0, 1: 1, 2: 1, 3: 2} == view.state.made_by
+    assert [2, 9] == [view.state.step_of(3), view.state.step_of(9)], "9 is not known yet"
 
 
 def test_a_published_version_is_known_before_its_step_is_read() -> None:
@@ -200,6 +230,30 @@ def test_tokens_are_kept_in_runs_of_one_version() -> None:
         TokenRun(token_ids=(100, 101), policy_version=0),
         TokenRun(token_ids=(100,), policy_version=1),
     )
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        Tensor(dtype="int32", shape=(3,), codec="raw", data=bytes(4)),
+        Tensor(dtype="int32", shape=(1, 1), codec="raw", data=bytes(4)),
+        Tensor(dtype="int32", shape=(), codec="raw", data=bytes(4)),
+        Tensor(dtype="float32", shape=(1,), codec="raw", data=b"\0\0\x80\x7f"),
+        Tensor(dtype="int32", shape=(1,), codec="raw", data=b"\xff" * 4),
+    ],
+    ids=["too few bytes", "two axes", "no axis", "infinite", "below 0"],
+)
+def test_an_answer_whose_tokens_are_none_ends_no_view(ids: Tensor) -> None:
+    """No role checks evaluations; what cannot be shown is passed by, and counts for the rest."""
+    log = made_log()
+    bus = MemoryBus(log, "run")
+    bad = answer(0, segments=(prompt_segment(), replace(policy_segment(), token_ids=ids)))
+    events = [bad, answer(1)]
+    bus.producer("stranger").commit([outgoing(TRAJECTORIES, event) for event in events])
+    views = Views()
+    assert 2 == Feed(bus, views, (TRAJECTORIES,)).poll(0.0)
+    (problem,) = views.state.samples.problems
+    assert (1, 1) == (problem.then.policy_version, problem.now.policy_version)
 
 
 def test_the_best_problem_is_one_that_was_learnt() -> None:
@@ -355,3 +409,25 @@ def test_a_dead_sample_does_not_hide_one_that_waits() -> None:
         )
     )
     assert view.state.waiting["scored-trajectories"] == 1
+
+
+def test_a_host_whose_clock_is_ahead_makes_nobody_silent() -> None:
+    """Reports of two hosts, 30 s apart by their clocks, alternate: nobody is behind."""
+    view = ThroughputView()
+    for second in range(20):
+        at_ms = NOW_MS + 1000 * second
+        view.apply(worker_report(worker="rollout-0", host="a", at_ms=at_ms))
+        view.apply(worker_report(worker="rollout-1", host="b", at_ms=at_ms + 30_000))
+        assert {"working"} == {worker.state for worker in view.state.workers}
+
+
+def test_silence_is_noticed_by_the_clock_of_another_host() -> None:
+    """One stops; the other one's clock is behind, and still tells that time passes."""
+    view = ThroughputView()
+    for second in range(10):
+        at_ms = NOW_MS + 1000 * second
+        if second < 2:
+            view.apply(worker_report(worker="rollout-0", host="a", at_ms=at_ms))
+        view.apply(worker_report(worker="rollout-1", host="b", at_ms=at_ms - 30_000))
+    states = {worker.worker: worker.state for worker in view.state.workers}
+    assert {"rollout-0": "silent", "rollout-1": "working"} == states

@@ -1,0 +1,55 @@
+"""What an evaluation costs to keep, and what its marks know."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+from schemas.events import Event
+from streams.views.feed import EvaluationView
+from tests.factories import dead_letter, prompt
+from tests.unit.streams.test_views import answer
+
+
+def test_an_evaluation_that_nothing_came_for_is_not_counted_again() -> None:
+    """Its point is the same object, and so is the whole state until the next event."""
+    view = EvaluationView()
+    for event in (answer(0), answer(5), answer(5)):
+        view.apply(event)
+    before = view.state
+    assert before is view.state
+    view.apply(answer(5, row=1))
+    after = view.state
+    assert before.points[0] is after.points[0]
+    assert [(1, 1), (1, 2)] == [tuple(p.num_samples for p in s.points) for s in (before, after)]
+
+
+def test_evaluations_of_a_long_run_take_little_memory() -> None:
+    """Four of five hundred rows, issued and answered: below ten bytes a sample."""
+    view = EvaluationView()
+    rows, versions = 500, 4
+    issued, said = prompt(purpose="evaluate", sample=0), answer(0)
+    groups = [f"e{version}-{row}" for version in range(versions) for row in range(rows)]
+    events: list[Event] = [replace(issued, group_id=group) for group in groups]
+    events += [replace(said, group_id=group, group_size=1) for group in groups]
+    tracemalloc.start()
+    try:
+        for event in events:
+            view.apply(event)
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [(rows, True)] * versions == [(p.num_issued, p.is_complete) for p in view.state.points]
+    assert size_bytes < 10 * len(groups)
+
+
+def test_a_row_late_in_the_data_set_takes_no_more_than_an_early_one() -> None:
+    """A mark lies in a block of its own; dead and answered samples are told apart."""
+    view = EvaluationView()
+    far = 10**12
+    for row in (3, far):
+        view.apply(prompt(group_id=f"e0-{row}", sample=0, purpose="evaluate"))
+        view.apply(dead_letter(group_id=f"e0-{row}", sample=0, purpose="evaluate"))
+    view.apply(answer(0, row=far))
+    (point,) = view.state.points
+    assert (2, 1, 1) == (point.num_issued, point.num_samples, point.num_dead)
