@@ -283,10 +283,12 @@ def _weight_server(context: Context) -> WeightServer:
         from workers.weights.file import FileWeightServer
 
         return FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=weights.versions_served)
+    from workers.addresses import check_address
     from workers.log import get as get_log
     from workers.weights.collective import CollectiveWeightServer
     from workers.weights.sender import Limits
 
+    check_address("weights.host", weights.host)
     is_cut = context.config.trainer.ranks > 1
     return CollectiveWeightServer(
         weights.channel,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
+from workers.addresses import check_address
 from workers.config.run import RunConfig
 from workers.context import Context
 from workers.engines.base import EngineError, PauseMode
@@ -45,7 +46,7 @@ def make_served_engine(context: Context) -> ServedEngine:
     """The engine of one rollout worker; nothing is started yet.
 
     Raises:
-        ConfigError: a model folder, a Python or an argument that cannot be used.
+        ConfigError: a model folder, a Python, an address or an argument that cannot be used.
     """
     config = context.config
     model = model_folder(config.model.path)
@@ -56,7 +57,7 @@ def make_served_engine(context: Context) -> ServedEngine:
         raise ConfigError(f"model.path: {err}") from err
     settings = settings_of(config)
     folder = context.folder / SERVERS / context.worker
-    desk = Desk(config.engine.report_host)
+    desk = desk_of(config)
     servers: list[tuple[Server, ServerProcess | None]] = []
     router = router_of(config, context.ordinal)
     for number, url in enumerate(urls_of(config, context.ordinal)):
@@ -77,6 +78,16 @@ def make_served_engine(context: Context) -> ServedEngine:
         on_close=desk.close,
         router=router,
     )
+
+
+def desk_of(config: RunConfig) -> Desk:
+    """Where the servers of one worker report.
+
+    Raises:
+        ConfigError: no such address here.
+    """
+    check_address("engine.report_host", config.engine.report_host)
+    return Desk(config.engine.report_host)
 
 
 def settings_of(config: RunConfig) -> ServedSettings:
@@ -181,7 +192,12 @@ def free_port(host: str) -> int:
 
 
 def port_of(config: RunConfig, ordinal: int) -> int:
-    """Where the server of one worker listens."""
+    """Where the server of one worker listens.
+
+    Raises:
+        ConfigError: no such address here.
+    """
+    check_address("engine.host", config.engine.host)
     return config.engine.port + ordinal if config.engine.port else free_port(config.engine.host)
 
 

@@ -34,10 +34,13 @@ def check_across(config: RunConfig) -> None:
             f"{config.rollout.workers}: a server belongs to one worker"
         )
     _check_environment(config)
-    if config.rollout.engine == "vllm" and config.rollout.temperature > 2:
-        raise ConfigError(
-            f"rollout.temperature is {config.rollout.temperature}, but vLLM takes at most 2"
-        )
+    temperatures = {
+        "rollout.temperature": config.rollout.temperature,
+        "prompts.evaluate_temperature": prompts.evaluate_temperature,
+    }
+    for name, temperature in temperatures.items():
+        if config.rollout.engine == "vllm" and temperature > 2:
+            raise ConfigError(f"{name} is {temperature}, but vLLM takes at most 2")
     if config.rollout.engine == "sglang" and (config.rollout.top_p < 1 or config.rollout.top_k):
         raise ConfigError(
             "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "

@@ -29,6 +29,22 @@ def device(name: str, value: str) -> None:
         raise ConfigError(f"{name} must be `cpu`, `cuda` or `cuda:N`, got {value!r}")
 
 
+def one_interface(name: str, host: str, why: str) -> None:
+    """Refuse the addresses that mean every interface, by the field's full name.
+
+    Args:
+        why: one is to be named.
+    """
+    if host in ("", "0.0.0.0", "::"):
+        raise ConfigError(f"{name} is {host!r}: {why}")
+
+
+def ipv4(name: str, host: str) -> None:
+    """Refuse an IPv6 address, by the field's full name."""
+    if ":" in host:
+        raise ConfigError(f"{name} must be an IPv4 address or a host name, got {host!r}")
+
+
 def check_urls(name: str, urls: Sequence[str]) -> None:
     """Each is the address of one server.
 

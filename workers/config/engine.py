@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streams.errors import ConfigError
-from workers.config.checks import check_urls, positive
+from workers.config.checks import check_urls, ipv4, one_interface, positive
 
 # Of vLLM and of SGLang, both spellings; the values that are refused are those above 1.
 _REPLICAS = frozenset({"data-parallel-size", "dp-size"})
@@ -75,11 +75,20 @@ class EngineSection:
             raise ConfigError(
                 "engine.routers is set, but engine.urls is empty: name the servers behind them too"
             )
-        if self.host in ("0.0.0.0", "::", ""):
-            raise ConfigError(
-                f"engine.host is {self.host!r}: a server's control routes ask for no key, so it "
-                "listens on loopback or on one private interface"
-            )
+        one_interface(
+            "engine.host",
+            self.host,
+            "a server's control routes ask for no key, so it listens on loopback or on one private "
+            "interface",
+        )
+        one_interface(
+            "engine.report_host",
+            self.report_host,
+            "servers are told this address to report to; name the one that they reach this "
+            "worker by",
+        )
+        ipv4("engine.host", self.host)
+        ipv4("engine.report_host", self.report_host)
 
     def _refuse_spread(self) -> None:
         """A worker fills tensor and expert parallel ranks, and nothing else of one server."""

@@ -17,7 +17,8 @@ class EnvironmentSection:
     """Your `file.py:Class` or `module:Class`, one object per sample, in a separate process; empty:
     a sample is one answer."""
     options: dict[str, Option] = field(default_factory=dict)
-    """Keyword arguments for the class."""
+    """Keyword arguments for the class; secrets (`api_key`, `token`) as `env:NAME` or
+    `file:PATH`."""
     max_turns: int = 8
     """Turns of the policy in one sample, at most."""
     role: str = "tool"

@@ -42,8 +42,13 @@ _WORDS = {"logprob.reference": START}  # what stands for a path and is none
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
     r"|^engine\.env\.(?i:.*(token|secret|password|key))$"
+    # Of code that we do not know: an `end_token` or an `answer_key` is no secret.
+    r"|^(reward|environment)\.options\.(?i:(.*[_-])?(secret|password|passphrase"
+    r"|(api|access|private)[_-]?key|(api|access|auth|bearer)[_-]?token)|token)$"
 )
 _REFERENCES = ("env:", "file:")
+_REFERRING = ("broker.options.", "engine.env.", "reward.options.", "environment.options.")
+_PARTS = "reward.parts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +178,29 @@ def _of_folder(path: Path) -> str:
 
 def takes_references(name: str) -> bool:
     """Whether `env:NAME` and `file:PATH` mean something in a field."""
-    return is_secret(name) or name.startswith(("broker.options.", "engine.env."))
+    return is_secret(name) or name.startswith(_REFERRING)
+
+
+def references(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """A field's texts that may be references, each with the name to show."""
+    for shown, rule, inner in _singly(name, value):
+        if isinstance(inner, str) and takes_references(rule):
+            yield shown, inner
 
 
 def is_secret(name: str) -> bool:
     """Whether a field's value must never be written down."""
     return _SECRET.search(name) is not None
+
+
+def _singly(name: str, value: Any) -> Iterator[tuple[str, str, Any]]:  # noqa: ANN401
+    """A field as shown, the one whose rules hold for it, and its value; of parts their options."""
+    if name != _PARTS:
+        yield name, name, value
+        return
+    for number, part in enumerate(value):
+        for key, inner in part.get("options", {}).items():
+            yield f"{name}[{number}].options.{key}", f"reward.options.{key}", inner
 
 
 def _checked(tree: Tree, layer: Layer, folder: Path) -> Layer:
@@ -223,8 +245,8 @@ def _entries(tree: Tree, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check(kind: Any, name: str, value: Any, layer: Layer) -> None:  # noqa: ANN401
-    if is_secret(name) and value and not str(value).startswith(_REFERENCES):
-        raise ConfigError(f"{layer.at(name)}: {name} is a secret: give it as env:NAME or file:PATH")
+    if name != _PARTS:
+        _refuse_plain(name, value, layer)
     item = item_of(kind)
     if item is not None and isinstance(value, list):
         for number, table in enumerate(value):
@@ -237,6 +259,17 @@ def _check(kind: Any, name: str, value: Any, layer: Layer) -> None:  # noqa: ANN
         raise ConfigError(
             f"{layer.at(name)}: {name} must be {wanted(kind)}, got {value!r}{_where_in(why)}"
         )
+    if name == _PARTS:  # known to be tables by now
+        _refuse_plain(name, value, layer)
+
+
+def _refuse_plain(name: str, value: Any, layer: Layer) -> None:  # noqa: ANN401
+    """A secret that would be written down."""
+    for shown, rule, inner in _singly(name, value):
+        if is_secret(rule) and inner and not str(inner).startswith(_REFERENCES):
+            raise ConfigError(
+                f"{layer.at(name)}: {shown} is a secret: give it as env:NAME or file:PATH"
+            )
 
 
 def _where_in(why: str) -> str:
@@ -249,18 +282,26 @@ def _where_in(why: str) -> str:
 
 def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
     """`value`, with a path in it made absolute against the folder of who set it."""
-    if name in _PATHS:
+    if name in _PATHS and isinstance(value, str):
         is_name = value in ("", _WORDS.get(name)) or value.startswith((HUB, GYM))
         return value if is_name else _absolute(value, folder)
     if name == "engine.python" and "/" in value:  # else it is looked up in PATH
         return _absolute(value, folder)
     if name in ("reward.verifier", "environment.name"):
         return _verifier(value, folder)
-    if name == "reward.parts":
-        return [{**part, "verifier": _verifier(part["verifier"], folder)} for part in value]
+    if name == _PARTS:
+        return [_located_part(part, folder) for part in value]
     if takes_references(name) and isinstance(value, str) and value.startswith("file:"):
         return f"file:{_absolute(value.removeprefix('file:'), folder)}"
     return value
+
+
+def _located_part(part: Tree, folder: Path) -> Tree:
+    located = {**part, "verifier": _verifier(part["verifier"], folder)}
+    if "options" in part:
+        items = part["options"].items()
+        located["options"] = {key: _located(f"reward.options.{key}", v, folder) for key, v in items}
+    return located
 
 
 def _verifier(value: str, folder: Path) -> str:

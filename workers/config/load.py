@@ -24,7 +24,7 @@ from workers.config.layers import (
     override_layer,
     pairs,
     put,
-    takes_references,
+    references,
     tree_layer,
 )
 from workers.config.run import RunConfig
@@ -129,10 +129,9 @@ def check_secrets(loaded: Loaded) -> None:
         ConfigError: names the place, the field and what is not there.
     """
     for name, settings in loaded.history.items():
-        value = settings[-1].value
-        if isinstance(value, str) and takes_references(name):
+        for shown, text in references(name, settings[-1].value):
             try:
-                resolve_secret(value, name)
+                resolve_secret(text, shown)
             except ConfigError as err:
                 raise ConfigError(f"{settings[-1].place}: {err}") from err
 

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
+
+from streams.secrets import resolve_secret
 
 # Any: what lies inside arrays and tables is for its receiver to judge.
 Option: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
+
+
+def resolved(options: Mapping[str, Option], field: str) -> dict[str, Option]:
+    """The options with `env:NAME` and `file:PATH` replaced by what they name.
+
+    Args:
+        field: in front of an option's name, for messages.
+
+    Raises:
+        ConfigError: a variable is not set, or a file cannot be read.
+    """
+    return {
+        name: resolve_secret(value, f"{field}{name}") if isinstance(value, str) else value
+        for name, value in options.items()
+    }

@@ -46,7 +46,8 @@ class RewardSection:
     `sum`, `environment` (its numbers alone), or your `file.py:function` or `module:function`,
     called with (prompt, completion, answer, metadata) in a separate process."""
     options: dict[str, Option] = field(default_factory=dict)
-    """Keyword arguments for the verifier."""
+    """Keyword arguments for the verifier; secrets (`api_key`, `token`) as `env:NAME` or
+    `file:PATH`."""
     parts: tuple[RewardPart, ...] = ()
     """For `sum`: verifiers, each with `verifier`, `weight`, `name` and `options`."""
     require_stop: bool = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from streams.errors import ConfigError
-from workers.config.checks import device, not_negative, positive
+from workers.config.checks import device, ipv4, not_negative, one_interface, positive
 from workers.config.data import DataSection
 from workers.config.engine import EngineSection
 from workers.config.environment import EnvironmentSection
@@ -252,6 +252,15 @@ class WeightsSection:
             stall_deadline_s=self.stall_deadline_s,
         )
         not_negative("weights", window_s=self.window_s, hold_s=self.hold_s)
+        if self.channel != "file":
+            one_interface(
+                "weights.host",
+                self.host,
+                "pullers are told this address, and anybody could ask; name that of the interface "
+                "by which they reach the trainer",
+            )
+        if self.channel == "nccl":
+            ipv4("weights.host", self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,4 +276,4 @@ def main(fd: int, spec: Reply) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    main(int(sys.argv[1]), json.load(sys.stdin))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from streams.errors import ConfigError
+from workers.config.options import resolved
 from workers.config.reward import ENVIRONMENT
 from workers.config.run import RunConfig
 from workers.engines.folder import eos_ids_of
@@ -64,7 +65,7 @@ def make_environment(
         name=name,
         file=file,
         module=module,
-        options=section.options,
+        options=resolved(section.options, "environment.options."),
         timeout_s=section.timeout_s,
         memory_mb=section.memory_mb,
         processes=section.processes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streams.errors import ConfigError
-from workers.config.options import Option
+from workers.config.options import Option, resolved
 from workers.config.reward import ENVIRONMENT, SUM, RewardSection
 from workers.rollout.judges import JUDGES
 from workers.rollout.reward import (
@@ -49,8 +49,8 @@ def make_verifier(section: RewardSection) -> Verifier:
     """The verifier that the configuration names, ready to judge.
 
     Raises:
-        ConfigError: an unknown name or option, a package that is not installed, or a file or
-            function that cannot be loaded.
+        ConfigError: an unknown name or option, a reference to a secret that is not there, a package
+            that is not installed, or a file or function that cannot be loaded.
     """
     with ExitStack() as stack:
         maker = _Maker(section, stack.callback)
@@ -121,9 +121,10 @@ class _Maker:
         self.num_users = 0  # judges made that run in a process of their own
 
     def judge(self, verifier: str, options: Mapping[str, Option], field: str) -> Judge:
+        values = resolved(options, f"{field} {verifier!r}, option ")
         if verifier in JUDGES:
-            return _with_options(JUDGES[verifier], options, f"{field} {verifier!r}")
-        user = UserVerifier(self._function(verifier, options, field), field)
+            return _with_options(JUDGES[verifier], values, f"{field} {verifier!r}")
+        user = UserVerifier(self._function(verifier, values, field), field)
         self._on_close(user.close)
         self.num_users += 1
         return user

@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -98,11 +99,18 @@ class Child:
         # A child that is stopped reads nothing: sending ends then too.
         send_limit = struct.pack("ll", int(timeout_s) + 1, 0)
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_limit)
-        command = [sys.executable, "-P", str(program), str(theirs.fileno()), spec]
-        with theirs, _closed_unless_done(self._link):
+        command = [sys.executable, "-P", str(program), str(theirs.fileno())]
+        # Not as an argument: it may hold secrets, and those are for all to see.
+        with (
+            _closed_unless_done(self._link),
+            theirs,
+            tempfile.TemporaryFile("w+", encoding="utf-8") as told,
+        ):
+            told.write(spec)
+            told.seek(0)
             # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
+                command, pass_fds=[theirs.fileno()], stdin=told, stdout=2,
                 start_new_session=True,
             )  # fmt: skip
         self._timeout_s = timeout_s

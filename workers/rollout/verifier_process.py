@@ -1,7 +1,7 @@
 """The child process that runs a reward function: JSON lines in, JSON lines out, paired by `id`.
 
 Started by path with `python -P`, so it imports nothing of ours and nothing of ours is importable
-under a short name. Arguments: the file descriptor of a connected socket, and a JSON object of
+under a short name. Argument: the file descriptor of a connected socket; on stdin, a JSON object of
 `file` or `module`, `function`, `options` (keyword arguments for it) and `memory_mb`. First it says
 `{"id": 0, "ready": "file:line", "is_async": bool, "wants": [name]}` or `{"id": 0, "error": ...}`.
 Then it answers each request, an object of `id`, `prompt`, `completion`, `answer`, `metadata` and
@@ -396,4 +396,4 @@ def main(fd: int, spec: Reply) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    main(int(sys.argv[1]), json.load(sys.stdin))

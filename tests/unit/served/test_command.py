@@ -115,8 +115,18 @@ def test_a_secret_of_the_servers_is_not_written_down() -> None:
         (("engine.urls=['http://a:1','http://a:1/']",), "names a server twice"),
         (("engine.urls=['http://a:1']", "rollout.workers=2"), "a server belongs to one worker"),
         (("engine.host=0.0.0.0",), "control routes ask for no key"),
+        (("engine.host=::1",), "engine.host must be an IPv4 address or a host name, got '::1'"),
+        (("engine.report_host=0.0.0.0",), "engine.report_host is '0.0.0.0': servers are told this"),
+        (("engine.report_host=::1",), "engine.report_host must be an IPv4 address or a host name"),
+        (("weights.channel=gloo", "weights.host=::"), "weights.host is '::': pullers are told"),
+        (("weights.channel=nccl", "weights.host="), "weights.host is '': pullers are told"),
+        (("weights.channel=nccl", "weights.host=::1"), "weights.host must be an IPv4 address"),
         (("rollout.engine=sglang", "rollout.top_k=5"), "uncut distribution"),
         (("rollout.engine=vllm", "rollout.temperature=3"), "vLLM takes at most 2"),
+        (
+            ("rollout.engine=vllm", "prompts.evaluate_temperature=3"),
+            "prompts.evaluate_temperature is 3.0, but vLLM takes at most 2",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(

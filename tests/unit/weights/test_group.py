@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
+import pytest
 import torch
 from torch.distributed import HashStore
 
+from workers.weights.link.errors import PullError
 from workers.weights.link.group import Group
+from workers.weights.link.interface import name_of
 
 WAIT_S = 60.0
 # Nothing here asks the device for anything: its name alone makes a group stage.
@@ -54,3 +58,29 @@ def test_what_is_for_a_device_goes_through_host_memory() -> None:
         assert torch.equal(sent, plain)
         for group in groups:
             group.abort()
+
+
+class Failing(Group):
+    """Whatever makes it meets the error."""
+
+    error: Exception = OSError("no such address")
+
+    def _make(self, store: object, rank: int, size: int, host: str, deadline_s: float) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError("no"), socket.gaierror(-9, "no"), ValueError("no")])
+def test_a_group_that_cannot_be_made_is_said_to_have_failed(error: Exception) -> None:
+    """Or the first broadcast would be the first to notice."""
+    group = Failing("nccl", torch.device("cpu"), stall_s=WAIT_S)
+    group.error = error
+    until_s = time.monotonic() + WAIT_S
+    with pytest.raises(PullError, match="the group did not form"):
+        group.form(HashStore(), 0, 2, host="::1", until_s=until_s, look=lambda: None)
+
+
+def test_an_interface_is_found_by_an_ipv4_address_alone() -> None:
+    """Its name is what NCCL is told."""
+    assert "lo" == name_of("127.0.0.1")
+    with pytest.raises(ValueError, match="::1 is no IPv4 address"):
+        name_of("::1")

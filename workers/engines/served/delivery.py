@@ -11,7 +11,8 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     import torch
 
 PROBE_S = 40.0
+# What reading a version may fail of beside `WeightError`: torch says by a RuntimeError that there
+# is no memory, a network file system by an OSError that it went away.
+_UNREADABLE = (RuntimeError, OSError, MemoryError)
 
 
 class DeliveryError(WeightError):
@@ -98,6 +102,24 @@ class Order:
         return max(0.1, self.until_s - time.monotonic())
 
 
+async def delivered(delivery: Delivery, order: Order) -> int:
+    """`delivery.deliver(order)`; of what nobody foresaw the worst is believed.
+
+    Raises:
+        DeliveryError: also then, or the server would stay paused and seem to hold the old weights.
+    """
+    try:
+        return await delivery.deliver(order)
+    except DeliveryError:
+        raise
+    except Exception as err:
+        raise DeliveryError(
+            f"server {order.http.url}: policy version {order.published.policy_version}: {err!r}",
+            touched=True,
+            silent=isinstance(err, ServerGoneError),
+        ) from err
+
+
 class FolderDelivery:
     """Writes the version as a Hugging Face folder that the server can read, and has it load that.
 
@@ -151,9 +173,9 @@ class FolderDelivery:
 
         from workers.weights.layout import size_bytes
 
-        loose = each_expert(_received(order).items())
-        weights = {name: tensor.contiguous() for name, tensor in loose}
+        received = _received(order)
         try:
+            weights = {name: tensor.contiguous() for name, tensor in each_expert(received.items())}
             target.mkdir(parents=True, exist_ok=True)
             for file in self._model.iterdir():
                 if file.suffix == ".json" and not file.name.endswith(".safetensors.index.json"):
@@ -161,7 +183,7 @@ class FolderDelivery:
                     link.unlink(missing_ok=True)
                     os.symlink(file.resolve(), link)
             save_file(weights, target / "model.safetensors", {"format": "pt"})
-        except (OSError, SafetensorError) as err:
+        except (*_UNREADABLE, SafetensorError) as err:
             version = order.published.policy_version
             raise DeliveryError(
                 f"policy version {version} cannot be written to {target}: {err}", touched=False
@@ -170,7 +192,22 @@ class FolderDelivery:
 
 
 def _received(order: Order) -> Mapping[str, torch.Tensor]:
-    try:
+    with before_the_server(order):
         return dict(order.channel.pull(order.published, order.left_s))
+
+
+@contextmanager
+def before_the_server(order: Order) -> Iterator[None]:
+    """Reads what an order is about: whatever fails here has touched no server.
+
+    Raises:
+        DeliveryError: that.
+    """
+    try:
+        yield
     except WeightError as err:
         raise DeliveryError(str(err), touched=False) from err
+    except _UNREADABLE as err:
+        version = order.published.policy_version
+        message = f"policy version {version} cannot be read: {err!r}"
+        raise DeliveryError(message, touched=False) from err

@@ -14,13 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from workers.engines.served.delivery import PROBE_S, Delivery, DeliveryError, Order
+from workers.engines.served.delivery import (
+    PROBE_S,
+    Delivery,
+    DeliveryError,
+    Order,
+    before_the_server,
+)
 from workers.engines.served.dialect import Dialect
 from workers.engines.served.facts import Kind, ServerFacts
 from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.ranks import ask_ranks, refuse
 from workers.weights import payloads
-from workers.weights.channel import WeightError
 from workers.weights.desk import SILENT, Desk, Errand, Report, ServerPullError, describe
 
 T = TypeVar("T")
@@ -79,10 +84,8 @@ class PieceDelivery:
         if not self._has_piece:
             return await self._other.deliver(order)
         left_s = order.left_s
-        try:
+        with before_the_server(order):
             text = order.channel.order(order.published, left_s, server=self._server)
-        except WeightError as err:
-            raise DeliveryError(str(err), touched=False) from err
         try:
             with self._desk.open(text, ranks=self._ranks) as errand:
                 calls = self._calls(errand, order.facts)

@@ -1,7 +1,10 @@
 """Requests on their way: what was heard of each, and which version each of its tokens came from.
 
-A server that reports spans says it itself. For others the pauses of our pulls are the borders:
-whatever was heard until the server fell silent belongs to the version before.
+A server that reports spans says it itself. For others each request keeps its own account: which
+weights it is sampled from, and a border wherever these change under it. Weights change in pulls
+alone, while the server is paused: whatever was heard by then came from those before. So a pull that
+fails before it changed anything moves no border, and one that breaks off in the middle leaves
+weights that no token may come from.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from workers.engines.base import GeneratedSegment
 from workers.engines.served.answer import Asked, Held, ModelShape, UnknownVersionError, cut
 from workers.engines.served.wire import Answer, AnswerError, Span, Wanted
 
+_NOBODY = ""  # the label of weights that no version has
+
 
 @dataclass(slots=True, eq=False)
 class Running:
@@ -23,12 +28,19 @@ class Running:
     sample_id: str
     wanted: Wanted
     begun_with: Held
+    labels: Mapping[str, Held]  # versions that its server was given, later ones too
+    under: Held | None = field(init=False)  # what it is sampled from; None: what a broken pull left
     parts: list[Answer] = field(default_factory=list)
     num_tokens: int = 0  # received
     borders: list[Span] = field(default_factory=list)  # of versions that ended while it ran
+    has_changed: bool = False  # weights did, since it began
     heard_s: float = 0.0  # monotonic; when its stream spoke last
     is_aborted: bool = False
     task: asyncio.Task[Answer] | None = None
+
+    def __post_init__(self) -> None:
+        """Nothing changed yet."""
+        self.under = self.begun_with
 
     def hear(self, part: Answer) -> None:
         """The next piece of its stream."""
@@ -46,24 +58,20 @@ class Running:
         if self.task is not None:
             self.task.cancel()
 
-    def end_version(self, held: Held | None) -> None:
-        """All that was heard so far, and is behind no border yet, came from `held`."""
-        begun = self.borders[-1].end if self.borders else 0
-        label = (held or self.begun_with).label
-        if self.num_tokens > begun:
-            self.borders.append(Span(label, begun, self.num_tokens))
+    def change(self, held: Held | None) -> None:
+        """All that was heard so far came from the weights before, and what follows from `held`."""
+        if held == self.under:
+            return  # the same were put there again
+        last = self._last(self.num_tokens)
+        if last.end > last.start:
+            self.borders.append(last)
+        self.under, self.has_changed = held, True
 
-    def segments(
-        self, answer: Answer, held: Held | None, labels: Mapping[str, Held], shape: ModelShape
-    ) -> list[GeneratedSegment]:
+    def segments(self, answer: Answer, shape: ModelShape) -> list[GeneratedSegment]:
         """The answer, cut by version.
 
-        Args:
-            held: what the server holds now; None after a pull that broke off.
-            labels: the versions that it was given.
-
         Raises:
-            AnswerError: a field that cannot be.
+            AnswerError: a field that cannot be, or tokens of weights that nobody can name.
             UnknownVersionError: a version that the server was not given.
         """
         if answer.finish_reason is None and not self.is_aborted:
@@ -73,23 +81,43 @@ class Running:
             max_new_tokens=self.wanted.max_new_tokens,
             experts_start=self.wanted.experts_start,
         )
-        return cut(answer, self._spans(answer, held, labels), asked, shape, labels)
+        return cut(answer, self._spans(answer), asked, shape, self.labels)
 
-    def _spans(self, answer: Answer, held: Held | None, labels: Mapping[str, Held]) -> list[Span]:
+    def _last(self, num_tokens: int) -> Span:
+        """What came from the present weights, of so many tokens."""
+        begun = self.borders[-1].end if self.borders else 0
+        return Span(_NOBODY if self.under is None else self.under.label, begun, num_tokens)
+
+    def _spans(self, answer: Answer) -> list[Span]:
         num_tokens = len(answer.token_ids)
         if answer.spans:
             return list(answer.spans)
-        last = held or self.begun_with
-        if num_tokens and not self.parts and last != self.begun_with:
+        if num_tokens and not self.parts and self.has_changed:
             raise AnswerError("weight_versions is missing, and weights changed while it ran")
-        if self.borders and held is None:
-            last = labels[self.borders[-1].label]  # cut at the pause of a pull that failed
-        if answer.label is not None and answer.label != last.label:
+        spans = [*self.borders, self._last(num_tokens)]
+        spans = [span for span in spans if span.end > span.start]
+        if not spans:
+            return [Span((self.under or self.begun_with).label, 0, 0)]
+        for span in spans:
+            if span.label == _NOBODY:
+                raise AnswerError(
+                    f"tokens {span.start} to {span.end} came after a pull that broke off in the "
+                    "middle: no version has the weights that sampled them"
+                )
+        self._check_named(answer, spans[-1])
+        return spans
+
+    def _check_named(self, answer: Answer, last: Span) -> None:
+        """Labels that the server names without spans: none is foreign, also of those in between."""
+        named = [part.label for part in self.parts or [answer] if part.label is not None]
+        foreign = next((label for label in named if label not in self.labels), None)
+        if named and foreign is None and self.under is not None:
+            # After the last token it may name what was put there since.
+            foreign = named[-1] if named[-1] not in (last.label, self.under.label) else None
+        if foreign is not None:
             raise UnknownVersionError(
-                f"weight_version is {answer.label!r}, but it was given {last.label!r}"
+                f"weight_version is {foreign!r}, but it was given {last.label!r}"
             )
-        begun = self.borders[-1].end if self.borders else 0
-        return [*self.borders, Span(last.label, begun, num_tokens)]
 
 
 class Requests:

@@ -13,7 +13,7 @@ import time
 from schemas.events import PolicyPublished
 from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
 from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
-from workers.engines.served.delivery import Delivery, DeliveryError, Order
+from workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
 from workers.engines.served.dialect import Dialect, dialect_of
 from workers.engines.served.ending import Endings
 from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
@@ -156,19 +156,20 @@ class Server:
         assert self.held is not None, "the gate is shut"
         self.release()
         wanted = wanted_of(request, self._settings, self._shape, self._max_tokens, self.held.label)
-        running = Running(request.sample_id, wanted, self.held)
+        running = Running(request.sample_id, wanted, self.held, self._labels)
         self._requests.begin(running)
         try:
             running.task = asyncio.ensure_future(self._answer(running))
             answer = await self._heard(running)
             running.num_tokens = len(answer.token_ids)
-            return running.segments(answer, self.held, self._labels, self._shape)
+            return running.segments(answer, self._shape)
         except (asyncio.CancelledError, ServerGoneError):
             if self.is_up:
                 self._endings.leave(running)
             raise
         except AnswerError as err:
-            if isinstance(err, UnknownVersionError) and self._router is None:
+            is_ours = self._router is None and running.labels is self._labels
+            if isinstance(err, UnknownVersionError) and is_ours:
                 self._void(f"answered with weights that are not ours: {err}")
             raise ServerError(
                 f"server {self.url}: request {request.sample_id} ({wanted.request_id}): {err}"
@@ -271,8 +272,8 @@ class Server:
     async def _pull(
         self, published: PolicyPublished, channel: WeightChannel, started_s: float
     ) -> Pulled:
-        if not self._is_held_back:
-            await self._stop(self._settings.on_pull)
+        # Who is held back is told again: that pause may have failed, or the server be a new one.
+        await self._stop(PauseMode.KEEP if self._is_held_back else self._settings.on_pull)
         stopped_s = time.monotonic()
         if self.facts is None:
             raise ServerGoneError(f"server {self.url} was lost before its pull: {self.why_shut}")
@@ -287,15 +288,11 @@ class Server:
         if not self.facts.reports_spans:
             await self._fall_silent()
         try:
-            num_bytes = await self._delivery.deliver(order)
+            num_bytes = await delivered(self._delivery, order)
         except DeliveryError as err:
             await self._recover(err)
             raise
-        await self._dialect.set_label(
-            self.http, self.facts, order.held.label, self._settings.answer_s
-        )
-        self._labels[order.held.label] = self.held = order.held
-        self.trouble = ""
+        await self._hold(order)
         if not self._is_held_back:
             await self._dialect.resume(self.http, self._settings.answer_s)
         ended_s = time.monotonic()
@@ -307,6 +304,26 @@ class Server:
             paused_s=ended_s - stopped_s,
         )
 
+    async def _hold(self, order: Order) -> None:
+        """A version was delivered: what is sampled from now on comes from it.
+
+        Raises:
+            ServerError: the server cannot be told its name, or was lost meanwhile.
+        """
+        self._check_same(order)
+        self._labels[order.held.label] = order.held
+        for running in self._requests:
+            running.change(order.held)
+        label, answer_s = order.held.label, self._settings.answer_s
+        await self._dialect.set_label(self.http, order.facts, label, answer_s)
+        self._check_same(order)
+        self.held, self.trouble = order.held, ""
+
+    def _check_same(self, order: Order) -> None:
+        """What a server took that was lost meanwhile is lost too, also if it is up again."""
+        if self.facts is not order.facts:
+            raise ServerGoneError(f"server {self.url} was lost during its pull: {self.why_shut}")
+
     async def _recover(self, err: DeliveryError) -> None:
         """After a pull that failed: go on with the old weights if they are whole."""
         if not err.touched and self.held is not None:
@@ -314,6 +331,9 @@ class Server:
                 await self._dialect.resume(self.http, self._settings.answer_s)
             return
         self._void(f"a pull broke off: {err}")
+        if err.touched:
+            for running in self._requests:
+                running.change(None)
         self._requests.cut()  # what was sampled before the pause is whole
         if err.silent:
             await self._probe()
@@ -367,11 +387,9 @@ class Server:
             ) from None
 
     async def _fall_silent(self) -> None:
-        """Mark the border between two versions in every open stream, once all have said all."""
+        """Until every open stream has said all that was sampled before the pause."""
         try:
             await self._requests.fall_silent(self._settings.settle_s, self._settings.answer_s)
         except TimeoutError:
             message = f"server {self.url}: still samples after it was paused"
             raise ServerError(message) from None
-        for running in self._requests:
-            running.end_version(self.held)

@@ -114,7 +114,7 @@ class Group:
         def run() -> None:
             try:
                 self._make(store, rank, size, host, deadline_s)
-            except (RuntimeError, PullError, ValueError) as err:
+            except (RuntimeError, PullError, ValueError, OSError) as err:
                 failed.append(err)
 
         thread = threading.Thread(target=run, name="form-group", daemon=True)

@@ -13,9 +13,12 @@ def name_of(host: str) -> str:
     """`lo` for 127.0.0.1.
 
     Raises:
-        ValueError: no interface has it.
+        ValueError: no interface has it, or it is no IPv4 address.
     """
-    wanted = socket.inet_aton(socket.gethostbyname(host))
+    try:
+        wanted = socket.inet_aton(socket.gethostbyname(host))
+    except OSError as err:
+        raise ValueError(f"{host} is no IPv4 address, nor the name of one: {err}") from err
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

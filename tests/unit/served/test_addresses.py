@@ -1,0 +1,38 @@
+"""An address that cannot be listened on is refused by its field, not by a traceback of a socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from tests.unit.roles.stand import EXAMPLE, Stand
+from workers.bootstrap import _weight_server
+from workers.config.load import load
+from workers.served_engine import desk_of, port_of
+
+OTHERS = "192.0.2.1"  # of a network that is for documentation
+NO_NAME = "a..b"
+
+
+@pytest.mark.parametrize("host", [OTHERS, NO_NAME])
+def test_the_address_that_servers_report_to_is_one_of_this_host(host: str) -> None:
+    """Each rollout worker listens there itself."""
+    with pytest.raises(ConfigError, match=f"engine.report_host is '{host}', which is no address"):
+        desk_of(load([EXAMPLE], [f"engine.report_host={host}"]))
+
+
+@pytest.mark.parametrize("host", [OTHERS, NO_NAME])
+def test_a_server_of_ours_listens_on_an_address_of_this_host(host: str) -> None:
+    """A free port is looked for there."""
+    with pytest.raises(ConfigError, match=f"engine.host is '{host}', which is no address of this"):
+        port_of(load([EXAMPLE], [f"engine.host={host}"]), 0)
+
+
+@pytest.mark.parametrize("host", [OTHERS, NO_NAME, "2001:db8::1"])
+def test_the_trainer_serves_weights_on_an_address_of_its_host(host: str, tmp_path: Path) -> None:
+    """It is asked for before the trainer claims the run."""
+    stand = Stand(tmp_path, weights__channel="gloo", weights__host=host)
+    with pytest.raises(ConfigError, match=f"weights.host is '{host}', which is no address of this"):
+        _weight_server(stand.context("trainer"))
