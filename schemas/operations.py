@@ -52,7 +52,8 @@ class WorkerReport:
     detail: str  # what it waits for, if it waits
     policy_version: int
     counters: dict[str, float] = field(default_factory=dict)
-    at_ms: int = 0
+    at_ms: int = 0  # on the clock of its host
+    host: str = ""  # name of the machine or container; empty: written before it was told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,3 +107,5 @@ class ScoredTrajectory:
     window: int = -1  # counted by the instance; -1: not told
     window_place: int = -1  # in the window, from 0
     window_size: int = -1  # records of the window
+    # Scored along the recorded experts of each token (routed_experts), not the live router's.
+    routing_replayed: bool = False

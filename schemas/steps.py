@@ -97,6 +97,7 @@ class TrainerStarted:
     hashes: dict[str, str]  # data set, tokenizer, model folder
     versions: dict[str, str]  # this code and the libraries that numerics depend on
     started_at_ms: int
+    host: str = ""  # name of the machine or container; empty: written before it was told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,7 @@ class TrainerHeartbeat:
     next_step: int
     detail: str
     at_ms: int
+    claim_offset: int = -1  # where in `steps` the claim of its epoch lies; -1: not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

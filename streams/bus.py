@@ -7,7 +7,7 @@ Topics, groups and transactional ids are named without the run's prefix; the bus
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -68,6 +68,15 @@ class GroupConsumer(Closing, Protocol):
 
     def pause(self, partitions: frozenset[Partition]) -> None:
         """Deliver nothing from exactly these until called again; keeps the membership."""
+
+    def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
+        """Have `call` told of partitions that are to go to another member, while they are ours.
+
+        It may commit their positions: nobody has them before it returns. It is called in a poll,
+        before `Polled.revoked` tells of them, and only of what earlier polls told as assigned. Of
+        partitions that are lost (the group dropped this member) or left by `close` it hears
+        nothing. What it raises, the poll raises.
+        """
 
 
 class Reader(Closing, Protocol):

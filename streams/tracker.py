@@ -25,16 +25,17 @@ class PartitionTracker:
         self._done = set(decode_done(committed.offset, committed.metadata))  # at or above position
         self._note = Probing.parse(note_of(committed.metadata))
         self.num_bytes = 0  # of the values of open records
-        self.inherited = self._note  # as the predecessor left it
+        self.inherited = self._note  # as the predecessor left it, while its record is unfinished
 
     def deliver(self, record: RawRecord) -> bool:
         """Note a delivered record; False if it is done already, or is in work."""
         first = record.offsets[0]
         if first in self._done or first in self._open or first < self._position:
             return False
-        if self._note is not None and not self._open and self._note.offset < first:
+        if not self._open:
             # What lay between is no record: a marker, or done.
-            self._note = Probing(first, self._note.tries)
+            self._note = _moved(self._note, first)
+            self.inherited = _moved(self.inherited, first)
         self._open.update(dict.fromkeys(record.offsets, record))
         self.num_bytes += len(record.value)
         return True
@@ -65,15 +66,15 @@ class PartitionTracker:
         if gone and min(gone) < low:
             done = {offset for offset in done if offset >= low}
         if note is None:
-            note = self._kept(gone) or (Probing(low, 1) if on_probation else None)
+            note = self._kept(self._note, gone) or (Probing(low, 1) if on_probation else None)
         return Committed(offset=low, metadata=encode_done(low, done, str(note or "")))
 
-    def _kept(self, gone: Set[int] = frozenset()) -> Probing | None:
+    def _kept(self, note: Probing | None, gone: Set[int] = frozenset()) -> Probing | None:
         """The note, unless its record is finished."""
-        if self._note is None or self._note.offset in gone:
+        if note is None or note.offset in gone:
             return None
-        is_ahead = self._note.offset >= self._position or self._note.offset in self._open
-        return self._note if is_ahead else None
+        is_ahead = note.offset >= self._position or note.offset in self._open
+        return note if is_ahead else None
 
     def commit(self, finished: Iterable[RawRecord], *, on_probation: bool = False) -> None:
         """The commit of `after(finished)` is done."""
@@ -83,7 +84,8 @@ class PartitionTracker:
                 self._open.pop(offset, None)
                 if offset >= self._position:
                     self._done.add(offset)
-        self._note = self._kept() or (Probing(self.low, 1) if on_probation else None)
+        self._note = self._kept(self._note) or (Probing(self.low, 1) if on_probation else None)
+        self.inherited = self._kept(self.inherited)
 
     def note(self, note: Probing | None) -> None:
         """The commit of `after((), note)` is done."""
@@ -91,8 +93,8 @@ class PartitionTracker:
 
     @property
     def is_noted(self) -> bool:
-        """Whether the last commit carries a note."""
-        return self._note is not None
+        """Whether the last commit carries a note of this member's."""
+        return self._note != self.inherited
 
     def holds(self, record: RawRecord) -> bool:
         """Whether the record is delivered and not committed."""
@@ -177,7 +179,7 @@ class Tracker:
             self._partitions[partition].note(note)
 
     def inherited(self, partition: Partition) -> Probing | None:
-        """The note that the predecessor left there, if it had to leave one."""
+        """The note that the predecessor had to leave there, while its record is unfinished."""
         return self._partitions[partition].inherited
 
     def low(self, partition: Partition) -> int:
@@ -199,7 +201,7 @@ class Tracker:
 
     @property
     def noted(self) -> frozenset[Partition]:
-        """Partitions whose last commit carries a note."""
+        """Partitions whose last commit carries a note of this member's."""
         return frozenset(p for p, t in self._partitions.items() if t.is_noted)
 
     @property
@@ -211,6 +213,13 @@ class Tracker:
     def partitions(self) -> frozenset[Partition]:
         """Partitions assigned."""
         return frozenset(self._partitions)
+
+
+def _moved(note: Probing | None, first: int) -> Probing | None:
+    """The note, about a record that starts at `first` or later."""
+    if note is None or note.offset >= first:
+        return note
+    return Probing(first, note.tries)
 
 
 def _by_partition(records: Iterable[RawRecord]) -> dict[Partition, list[RawRecord]]:

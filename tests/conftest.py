@@ -26,6 +26,7 @@ _MARKERS = {
     "integration": (pytest.mark.broker,),
     "e2e": (pytest.mark.e2e,),
     "cluster": (pytest.mark.broker, pytest.mark.docker),
+    "hosts": (pytest.mark.broker, pytest.mark.docker),
 }
 _BROKERS = {"broker", "proxied"}
 

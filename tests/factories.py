@@ -176,6 +176,7 @@ def trainer_started(**changes: Any) -> TrainerStarted:
         "hashes": {"model": HASH},
         "versions": {"torch": "2"},
         "started_at_ms": NOW_MS,
+        "host": "learner",
     }
     return TrainerStarted(**{**values, **changes})
 
@@ -242,7 +243,7 @@ def heartbeat(**changes: Any) -> TrainerHeartbeat:
         "detail": "",
         "at_ms": NOW_MS,
     }
-    return TrainerHeartbeat(**{**values, **changes})
+    return TrainerHeartbeat(**{"claim_offset": 7, **values, **changes})
 
 
 def redo_drifted(**changes: Any) -> RedoDrifted:
@@ -368,7 +369,7 @@ def worker_report(**changes: Any) -> WorkerReport:
         "counters": {"tokens": 100.0},
         "at_ms": NOW_MS,
     }
-    return WorkerReport(**{**values, **changes})
+    return WorkerReport(**{"host": "sampler", **values, **changes})
 
 
 def control_state(**changes: Any) -> ControlState:

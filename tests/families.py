@@ -87,6 +87,7 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     "Starcoder2ForCausalLM": {"sliding_window": 5},
 }
 MOE: Mapping[str, Mapping[str, Any]] = {
+    "AfmoeForCausalLM": _EXPERTS | _MIXED | _HEADS,
     "DeepseekV2ForCausalLM": _DEEPSEEK | {"topk_method": "greedy"},
     "DeepseekV3ForCausalLM": _DEEPSEEK,
     "Dots1ForCausalLM": _DEEPSEEK | _HEADS,
@@ -101,6 +102,7 @@ MOE: Mapping[str, Mapping[str, Any]] = {
     "Glm4MoeLiteForCausalLM": _DEEPSEEK,
     "GptOssForCausalLM": _HEADS | _LOCAL_EXPERTS | _MIXED,
     "GraniteMoeForCausalLM": _LOCAL_EXPERTS,
+    "HunYuanMoEV1ForCausalLM": _HEADS | _EXPERTS,
     "MiniMaxM2ForCausalLM": _HEADS | _LOCAL_EXPERTS,
     "MixtralForCausalLM": _LOCAL_EXPERTS | {"sliding_window": 5},
     "OlmoeForCausalLM": _EXPERTS,
@@ -109,10 +111,8 @@ MOE: Mapping[str, Mapping[str, Any]] = {
     "Qwen3MoeForCausalLM": _HEADS | _EXPERTS,
     "SolarOpenForCausalLM": _DEEPSEEK | _HEADS,
 }
-# Mixtures whose routers tell their choices in a way of their own: they run, nothing is recorded.
+# A mixture whose router tells its choices in a way of its own: it runs, nothing is recorded.
 MOE_UNRECORDED: Mapping[str, Mapping[str, Any]] = {
-    "AfmoeForCausalLM": _EXPERTS | _MIXED | _HEADS,
-    "HunYuanMoEV1ForCausalLM": _HEADS | _EXPERTS,
     "JetMoeForCausalLM": {"kv_channels": 8} | _LOCAL_EXPERTS,
 }
 _LINEAR = {

@@ -221,6 +221,7 @@ def _logprob(context: Context) -> Role:
         threads=context.config.model.threads,
         device=device,
         dtype=context.config.model.dtype,
+        replay_routes=context.config.trainer.routing_replay,
     )
     reference = None
     if context.config.trainer.loss.kl_coef:

@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streams.errors import ConfigError
+from workers.host import host_name
 
+_LONG = ("role", "instance", "host")  # not for a terminal
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -61,7 +63,7 @@ def get(role: str, worker: str, instance: str) -> Log:
         ConfigError: `RLSTREAMS_LOG` is no level.
     """
     _logger()
-    return Log({"role": role, "worker": worker, "instance": instance})
+    return Log({"role": role, "worker": worker, "instance": instance, "host": host_name()})
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -70,7 +72,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _line(level: str, event: str, fields: Mapping[str, object]) -> str:
     if sys.stderr.isatty():
-        shown = " ".join(f"{k}={v}" for k, v in fields.items() if k not in ("role", "instance"))
+        shown = " ".join(f"{k}={v}" for k, v in fields.items() if k not in _LONG)
         return f"{time.strftime('%H:%M:%S')} {level:<7} {event} {shown}"
     at_ms = time.time_ns() // 1_000_000
     return json.dumps({"at_ms": at_ms, "level": level, "event": event, **fields}, default=str)

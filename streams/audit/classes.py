@@ -96,8 +96,9 @@ class Classes:
         is_evaluation = self._keys[self._group] < 0
         self._count("trained", "", issued & trained)
         for slot in np.flatnonzero(issued & trained & dead):
-            name = self._fold.table.name(int(slot))
-            self._breaches.add(BreachKind.TRAINED_AND_DEAD, name, "a sample ends once")
+            if self._fold.is_end_of_trained(int(slot)):
+                name = self._fold.table.name(int(slot))
+                self._breaches.add(BreachKind.TRAINED_AND_DEAD, name, "a sample ends once")
         self._count("dead", "", issued & ~trained & dead)
         left = issued & ~trained & ~dead
         for slot in np.flatnonzero(left & (closed > 0)):

@@ -69,6 +69,8 @@ class AuditFold:
         self.num_unreadable = 0
         self._waiting: dict[int, _Scored] = {}  # by place: scored and not trained yet
         self._origins: set[tuple[str, int]] = set()  # of dead letters that name no sample
+        # By group of the table and sample: topic and place of each record that a letter is about.
+        self._buried: dict[tuple[int, int], set[tuple[str, int]]] = {}
 
     def apply(self, event: Event, position: Position) -> None:
         """Take an event of a small topic; those that prove nothing are passed by."""
@@ -273,20 +275,46 @@ class AuditFold:
 
     def _dead(self, event: DeadLetter) -> None:
         key = group_key(event.group_id.encode())
+        origin = event.origin_topic, place_of(event.origin_partition, event.origin_offset)
         if key is not None and 0 <= event.sample < MAX_SAMPLES:
-            table = self.table
-            table.flags[table.first[table.group(key, event.sample, 0)] + event.sample] |= DEAD
+            number = self.table.group(key, event.sample, 0)
+            self._bury(self.table.first[number] + event.sample, origin)
         elif event.origin_topic in SEEN_IN:
-            place = place_of(event.origin_partition, event.origin_offset)
-            self._origins.add((event.origin_topic, place))
+            self._origins.add(origin)
+
+    def _bury(self, slot: int, origin: tuple[str, int]) -> None:
+        self.table.flags[slot] |= DEAD
+        number = self.table.group_of[slot]
+        sample = slot - self.table.first[number]
+        self._buried.setdefault((number, sample), set()).add(origin)
+
+    def is_end_of_trained(self, slot: int) -> bool:
+        """Whether a letter for this trained sample is about what was trained.
+
+        The trainer trains a sample of which one record is fine, and writes a letter about a copy
+        that is not; the copy is a duplicate. So a letter is against the ledger if it is about the
+        very record that the step took, or about the sample's first one in another topic, which that
+        was made from; also where retention hides that one.
+        """
+        table = self.table
+        number = table.group_of[slot]
+        made_of = {
+            SCORED.name: table.used_at[slot],
+            TRAJECTORIES.name: table.trajectory_at[slot],
+            PROMPTS.name: table.prompt_at[slot],
+        }
+        return any(
+            made_of.get(topic, NOWHERE) in (place, NOWHERE)
+            for topic, place in self._buried[number, slot - table.first[number]]
+        )
 
     def _mark_dead_at(self, topic: str, place: int) -> None:
         """A letter that names no sample ends the one whose record lay at its origin."""
-        table, column = self.table, self._column(topic)
+        column = self._column(topic)
         try:
             slot = column.index(place) if place != NOWHERE else -1
         except ValueError:
             return  # read later, or a stranger's record
         if slot >= 0:
-            table.flags[slot] |= DEAD
+            self._bury(slot, (topic, place))
             self._origins.discard((topic, place))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from streams.bus import Closing, Polled
 from streams.errors import AbortedError, BrokerError, StreamsError
-from streams.kafka.errors import broker_error, error_of, until
+from streams.kafka.errors import UNTOLD, broker_error, error_of, until
 from streams.kafka.feed import ASK_S, Feed
 from streams.parts import Message
 from streams.record import Committed, Partition, RawRecord
@@ -48,13 +48,14 @@ class KafkaGroupConsumer(Closing):
         self._held: deque[Message] = deque()
         self._hushed = False
         self._error: BaseException | None = None
+        self._before_revoked: Callable[[Set[Partition]], None] | None = None
         self._closed = False
         self._begin_poll()
         self._client.subscribe(
             list(topics),
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
-            on_lost=self._on_revoke,
+            on_lost=self._on_lost,
         )
 
     def _begin_poll(self) -> None:
@@ -173,6 +174,10 @@ class KafkaGroupConsumer(Closing):
             self._client.resume([self._feed.theirs(partition) for partition in partitions])
             self._stopped -= partitions
 
+    def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
+        """See `GroupConsumer`."""
+        self._before_revoked = call
+
     def check_owns(self, partitions: Set[Partition]) -> None:
         """Whether these are ours as of the last poll, and that was not too long ago.
 
@@ -241,9 +246,28 @@ class KafkaGroupConsumer(Closing):
         deadline = time.monotonic() + self._stable_s
         partition = self._feed.ours(tp)
         doing = f"asking for the beginning of {partition}"
-        return until(deadline, lambda: self._feed.range(partition), doing, self._feed.bootstrap)[0]
+        ask = lambda: self._feed.range(partition)  # noqa: E731
+        return until(deadline, ask, doing, self._feed.bootstrap, UNTOLD)[0]
 
-    def _on_revoke(self, _client: object, tps: list[Any]) -> None:
+    def _on_revoke(self, client: object, tps: list[Any]) -> None:
+        """Another member waits for these until we return, so what we commit now is not too late.
+
+        Nor is it too early: a member that was dropped meanwhile keeps its old epoch, which the
+        broker refuses, and joins anew only after this.
+        """
+        try:
+            self._tell({self._feed.ours(tp) for tp in tps})
+        except Exception as err:  # noqa: BLE001  (raised after the poll)
+            self._error = self._error or err
+        self._on_lost(client, tps)
+
+    def _tell(self, gone: Set[Partition]) -> None:
+        """Not of what this poll brought or took before: of that the role has old positions."""
+        leaving = (gone & self._starts.keys()) - self._assigned.keys() - self._revoked
+        if leaving and self._before_revoked is not None and not self._closed:
+            self._before_revoked(leaving)
+
+    def _on_lost(self, _client: object, tps: list[Any]) -> None:
         gone = {self._feed.ours(tp) for tp in tps}
         self._resume(self._stopped & gone)  # the client would keep them paused if they come back
         for partition in gone:

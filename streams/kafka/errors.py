@@ -7,7 +7,7 @@ retriable means the same call again, never a new transaction instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -54,6 +54,9 @@ NO_TOPIC = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
+# Of a partition's offsets: without a leader, as between a broker's death and its return, the client
+# says of a partition that it does not know it. A topic that is gone is told with the messages.
+UNTOLD = NOISE | NO_TOPIC
 # Told about in other ways (callbacks, positions).
 IGNORED = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
 _FENCED = frozenset(
@@ -118,8 +121,14 @@ def aborted_transaction(error: Any, transactional_id: str) -> StreamsError:  # n
     return AbortedError(said)
 
 
-def until(deadline: float, call: Callable[[], T], doing: str, bootstrap: str) -> T:
-    """`call()`, again while it fails with mere noise and `deadline` (monotonic) is not past.
+def until(
+    deadline: float,
+    call: Callable[[], T],
+    doing: str,
+    bootstrap: str,
+    passing: Set[int] = NOISE,
+) -> T:
+    """`call()`, again while it fails with what passes and `deadline` (monotonic) is not past.
 
     Raises:
         BrokerError: another error, or the deadline.
@@ -129,7 +138,7 @@ def until(deadline: float, call: Callable[[], T], doing: str, bootstrap: str) ->
             return call()
         except KafkaException as err:
             error = error_of(err)
-            if error.code() not in NOISE or time.monotonic() >= deadline:
+            if error.code() not in passing or time.monotonic() >= deadline:
                 raise broker_error(error, doing, bootstrap) from err
         time.sleep(0.05)
 

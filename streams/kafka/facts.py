@@ -11,6 +11,7 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
 from streams.kafka.admin_ask import NO_OPTIONS, asked
+from streams.kafka.open_transactions import standing
 from streams.redo_needs import Kept
 from streams.topic_plan import FLUSH
 from streams.topics import TOPICS
@@ -20,6 +21,7 @@ _BROKER_SETTINGS = (
     "transaction.max.timeout.ms",
     "message.max.bytes",
 )
+_WATCH_S = 2.0  # a commit takes well under a second
 _READ_COMMITTED = 1  # `isolation_level` of a ListOffsets request
 _TOPIC_SETTINGS = (
     "retention.ms",
@@ -57,7 +59,7 @@ class OpenTransaction:
     partition: str  # `topic[number]`, with the run's prefix
     producer_id: int
     first_offset: int
-    age_s: float  # since its producer last wrote there
+    age_s: float  # since its producer last wrote there, by its clock
     transactional_id: str = ""  # as the coordinator knows it; empty: it knows none
 
 
@@ -187,11 +189,14 @@ def _disk_free(admin: KafkaAdminClient) -> int:
 
 
 def _transactions(admin: KafkaAdminClient, run: str) -> tuple[OpenTransaction, ...]:
-    """Open transactions of the partitions whose last stable offset lies below their end."""
-    found = admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
+    """Open transactions of the partitions whose last stable offset lies below their end.
+
+    Without those that end, or are added to, while we look.
+    """
+    topics = admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
     every = [
         TopicPartition(topic["name"], part["partition_index"])
-        for topic in found
+        for topic in topics
         for part in topic["partitions"]
     ]
     if not every:
@@ -202,20 +207,19 @@ def _transactions(admin: KafkaAdminClient, run: str) -> tuple[OpenTransaction, .
     held = [p for p in every if stable[p].offset < ends[p].offset]
     if not held:
         return ()
+    found = standing(admin, held, watch_s=_WATCH_S)
     now_ms = time.time() * 1000
     listed = admin.list_transactions()
     ids = {t.producer_id: t.transactional_id for some in listed.values() for t in some}
     return tuple(
         OpenTransaction(
-            partition=f"{p.topic}[{p.partition}]",
-            producer_id=producer.producer_id,
-            first_offset=producer.current_transaction_start_offset,
-            age_s=max(0.0, now_ms - producer.last_timestamp) / 1000,
-            transactional_id=ids.get(producer.producer_id, ""),
+            partition=f"{one.partition.topic}[{one.partition.partition}]",
+            producer_id=one.producer_id,
+            first_offset=one.first_offset,
+            age_s=max(0.0, one.age_s(now_ms)),
+            transactional_id=ids.get(one.producer_id, ""),
         )
-        for p, state in admin.describe_producers(held).items()
-        for producer in state.active_producers
-        if producer.current_transaction_start_offset >= 0
+        for one in found
     )
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from streams.errors import OffsetGoneError, StreamsError, TopicMismatchError
 from streams.kafka.errors import (
@@ -17,13 +17,17 @@ from streams.kafka.errors import (
     NO_TOPIC,
     NOISE,
     OFFSET_GONE,
+    UNTOLD,
     Outage,
     broker_error,
+    error_of,
 )
 from streams.parts import Assembler, Message, RecordKey
 from streams.record import Partition, RawRecord
 
 ASK_S = 10.0  # one question to the broker
+# One that is asked again anyhow, on the way: whoever polls waits for it.
+SOON_S = 1.0
 SLICE_S = 0.2  # the client doesn't see signals while it waits
 # How long a record may be incomplete before we ask whether it ever will be whole. The answer is
 # right at any time; this only spares the question where the rest is on its way.
@@ -112,18 +116,35 @@ class Feed:
 
     def gone(self, partition: Partition, offset: int) -> OffsetGoneError:
         """The error that names the offset asked for and the range that is there."""
-        low, high = self.range(partition)
+        now = self._range_now(partition)
+        there = f"has {now[0]} to {now[1]}" if now else "does not have it, nor say what it has"
         return OffsetGoneError(
-            f"{partition}: offset {offset} was asked for, the topic has {low} to {high}; "
+            f"{partition}: offset {offset} was asked for, the topic {there}; "
             "retention removed it, or the topic was created anew"
         )
 
-    def range(self, partition: Partition) -> tuple[int, int]:
-        """First offset and last stable offset. Never cached: the cache holds the high watermark."""
+    def range(self, partition: Partition, timeout_s: float = ASK_S) -> tuple[int, int]:
+        """First offset and last stable offset. Never cached: the cache holds the high watermark.
+
+        Raises:
+            KafkaException: the broker does not say; `UNTOLD` passes.
+        """
         low, high = self.consumer.get_watermark_offsets(
-            self.theirs(partition), timeout=ASK_S, cached=False
+            self.theirs(partition), timeout=timeout_s, cached=False
         )
         return low, high
+
+    def _range_now(self, partition: Partition) -> tuple[int, int] | None:
+        """`range`; None while nobody is there to say it. How long that may last, polls decide."""
+        try:
+            return self.range(partition, SOON_S)
+        except KafkaException as err:
+            error = error_of(err)
+            if error.code() not in UNTOLD:
+                doing = f"asking for the offsets of {partition}"
+                raise broker_error(error, doing, self.bootstrap) from err
+            self._outage.seen(error)
+            return None
 
     def torn(self, position: Mapping[Partition, int]) -> Sequence[RawRecord]:
         """Incomplete records whose missing parts cannot come any more, given up.
@@ -137,9 +158,12 @@ class Feed:
         now_s = time.monotonic()
         waiting = {key: self._waiting.get(key, (now_s, None)) for key in incomplete}
         torn = []
+        is_told = True
         for key, (since_s, bound) in tuple(waiting.items()):
             if bound is None and now_s - since_s > TORN_S:
-                waiting[key] = (since_s, self.range(key.partition)[1])
+                now = self._range_now(key.partition) if is_told else None
+                is_told = now is not None  # or each record would wait for its own answer
+                waiting[key] = (since_s, now[1] if now else None)
             elif bound is not None and position.get(key.partition, -1) >= bound:
                 del waiting[key]
                 torn.append(self.assembler.give_up(key))

@@ -10,17 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from streams.audit.report import Breach, BreachKind
 from streams.kafka.admin_ask import NO_OPTIONS, asked
+from streams.kafka.open_transactions import Standing, standing
 from streams.topics import TOPICS
 
 TIMEOUT_S = 30.0  # of our own transactions
 MARGIN_S = 5.0  # the broker looks for overdue ones from time to time
+WATCH_S = 10.0  # a live worker ends its transaction well within it, or adds to it
 
 
 def hanging(
@@ -28,44 +29,40 @@ def hanging(
     run: str,
     *,
     older_than_s: float = TIMEOUT_S + MARGIN_S,
+    watch_s: float = WATCH_S,
     options: Mapping[str, str] = NO_OPTIONS,
 ) -> Sequence[Breach]:
     """One breach for each open transaction of the run that nothing was added to for so long.
+
+    Args:
+        older_than_s: since its last write, by the producer's clock against ours.
+        watch_s: and by ours alone; spent only where there is such a one.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
     """
 
-    def ask(admin: KafkaAdminClient) -> Mapping[TopicPartition, Any]:
+    def ask(admin: KafkaAdminClient) -> Sequence[Standing]:
         partitions = [
             TopicPartition(topic["name"], partition["partition_index"])
             for topic in admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
             for partition in topic["partitions"]
         ]
-        answer: Mapping[TopicPartition, Any] = admin.describe_producers(partitions)
-        return answer
+        return standing(admin, partitions, older_than_s=older_than_s, watch_s=watch_s)
 
-    states = asked(bootstrap, options, ask)
-    now_ms = time.time() * 1000
-    found: list[Breach] = []
-    for partition, state in sorted(states.items()):
-        for producer in state.active_producers:
-            if producer.current_transaction_start_offset < 0:
-                continue
-            age_s = (now_ms - producer.last_timestamp) / 1000
-            if age_s > older_than_s:
-                found.append(_breach(partition, producer, age_s))
-    return found
+    return [_breach(one) for one in asked(bootstrap, options, ask)]
 
 
-def _breach(partition: TopicPartition, producer: Any, age_s: float) -> Breach:  # noqa: ANN401
-    since = datetime.fromtimestamp(producer.last_timestamp / 1000, UTC)
+def _breach(one: Standing) -> Breach:
+    partition = one.partition
+    since = datetime.fromtimestamp(one.written_at_ms / 1000, UTC)
+    age_s = one.age_s(time.time() * 1000)
     return Breach(
         kind=BreachKind.HANGING,
         id=f"{partition.topic}[{partition.partition}]",
         detail=(
-            f"nothing is read from offset {producer.current_transaction_start_offset} on; "
-            f"producer id {producer.producer_id}, epoch {producer.producer_epoch}, wrote last at "
+            f"nothing is read from offset {one.first_offset} on; "
+            f"producer id {one.producer_id}, epoch {one.producer_epoch}, wrote last at "
             f"{since:%Y-%m-%d %H:%M:%S} UTC, {age_s:.0f} s ago. Unless its transactional id is "
             "in CompleteCommit, abort it (kafka-transactions.sh abort)"
         ),

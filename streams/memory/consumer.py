@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from streams.bus import Closing, Polled
 from streams.errors import AbortedError
@@ -94,6 +94,7 @@ class MemoryGroupConsumer(Closing):
         self._feed = _Feed(log, run)
         self._all = tuple(partitions)
         self._paused: frozenset[Partition] = frozenset()
+        self._before_revoked: Callable[[Set[Partition]], None] | None = None
         self._closed = False
         self._member_id = self._join()
 
@@ -132,7 +133,10 @@ class MemoryGroupConsumer(Closing):
             lost = frozenset(self._feed.next)
             self._member_id = self._join()
         member = group.members[self._member_id]
-        revoked = lost | group.revocations(self._member_id)
+        leaving = group.revocations(self._member_id)
+        if leaving and self._before_revoked is not None:
+            self._before_revoked(leaving)
+        revoked = lost | leaving
         for partition in revoked:
             member.owned.discard(partition)
             self._feed.stop(partition)
@@ -156,6 +160,10 @@ class MemoryGroupConsumer(Closing):
     def pause(self, partitions: frozenset[Partition]) -> None:
         """Deliver nothing from exactly these until called again; keeps the membership."""
         self._paused = partitions
+
+    def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
+        """Have `call` told of partitions that are to go, while they are ours."""
+        self._before_revoked = call
 
     def owns(self, partition: Partition) -> bool:
         """Whether it is ours as of the last poll."""

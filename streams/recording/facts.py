@@ -19,7 +19,6 @@ from schemas.events import (
     ScoredTrajectory,
     StepCompleted,
     StepsRedone,
-    TensorError,
     TrainerStarted,
     Trajectory,
 )
@@ -104,13 +103,13 @@ def mismatch_of(scored: ScoredTrajectory) -> float | None:
         if score.anchor != "sampled" or score.segment >= len(scored.trajectory.segments):
             continue
         behavior = scored.trajectory.segments[score.segment].behavior_logprobs
-        if behavior is None or len(behavior) != len(score.proximal_logprobs) or not len(behavior):
+        if behavior is None or behavior.shape != score.proximal_logprobs.shape or not len(behavior):
             continue
         try:
             gaps = np.abs(score.proximal_logprobs.numpy() - behavior.numpy())
-        except TensorError:  # the trainer sets such a sample aside; here it is only kept
+            worst = max(worst or 0.0, float(gaps.max()))
+        except ValueError:  # the trainer sets such a sample aside; here it is only kept
             continue
-        worst = max(worst or 0.0, float(gaps.max()))
     return worst
 
 

@@ -208,7 +208,11 @@ class SamplesState:
 
 
 class SamplesView:
-    """Keeps sample 0 of the held-out rows below `rows`."""
+    """Keeps sample 0 of the held-out rows below `rows`, where its tokens can be read.
+
+    An answer with tokens that are none is a foreign writer's: nothing of it can be shown, and who
+    watches a run must not end with it.
+    """
 
     def __init__(self, rows: int = 8) -> None:
         self._rows = rows
@@ -223,7 +227,10 @@ class SamplesView:
         if identity is None or identity[1] >= self._rows:
             return
         version, row = identity
-        answer = _answer(event, version)
+        try:
+            answer = _answer(event, version)
+        except ValueError:
+            return
         if row not in self._then or version < self._then[row].policy_version:
             self._then[row] = answer
         # Strictly newer: of two records of one sample the first counts.
@@ -261,8 +268,15 @@ def _answer(event: Trajectory, version: int) -> Answer:
 
 
 def _ids(segment: Segment) -> tuple[int, ...]:
-    # Copied: a decoded tensor is a view that would keep its whole record alive.
-    return tuple(int(token) for token in segment.token_ids.numpy())
+    """Copied: a decoded tensor is a view that would keep its whole record alive.
+
+    Raises:
+        ValueError: no ids; a tokenizer might take them for text all the same, or end on them.
+    """
+    ids = segment.token_ids.numpy()
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or (len(ids) and ids.min() < 0):
+        raise ValueError(f"token_ids must be ids [tokens], got {ids.dtype} {ids.shape}")
+    return tuple(int(token) for token in ids)
 
 
 __all__ = [

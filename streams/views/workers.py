@@ -27,6 +27,7 @@ class WorkerView:
     totals: Mapping[str, float]  # counters over all instances
     seconds: Mapping[str, float]  # time by state
     at_ms: int
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +81,27 @@ class _Worker:
 
 
 class ThroughputView:
-    """Folds `worker-events`. Rates are over the newest `window_s` of each worker's reports."""
+    """Folds `worker-events`. Rates are over the newest `window_s` of each worker's reports.
+
+    Clocks of hosts differ. Which worker is silent is asked of one clock, the first host's: another
+    host's is put beside it by its first report, which was written when ours had come so far.
+    """
 
     def __init__(self, window_s: float = 10.0) -> None:
         self._window_ms = window_s * 1000
         self._workers: dict[str, _Worker] = {}
         self._restarts: list[Restart] = []
+        self._ahead_ms: dict[str, int] = {}  # a host's clock, of the fold's
+        self._now_ms = 0  # the fold's clock
 
     def apply(self, event: Event) -> None:
         """Take one event; all but `WorkerReport` are passed by, and so are zombies."""
         if not isinstance(event, WorkerReport):
             return
+        ahead_ms = self._ahead_ms.setdefault(
+            event.host, event.at_ms - self._now_ms if self._ahead_ms else 0
+        )
+        self._now_ms = max(self._now_ms, event.at_ms - ahead_ms)
         worker = self._workers.get(event.worker)
         if worker is None:
             self._workers[event.worker] = _Worker(event, deque([event]), {event.instance})
@@ -128,35 +139,33 @@ class ThroughputView:
     @property
     def state(self) -> ThroughputState:
         """A snapshot."""
-        now_ms = max((worker.last.at_ms for worker in self._workers.values()), default=0)
         return ThroughputState(
-            workers=tuple(
-                _worker_view(self._workers[name], now_ms) for name in sorted(self._workers)
-            ),
+            workers=tuple(self._worker_view(self._workers[name]) for name in sorted(self._workers)),
             restarts=tuple(self._restarts),
-            now_ms=now_ms,
+            now_ms=self._now_ms,
         )
 
-
-def _worker_view(worker: _Worker, now_ms: int) -> WorkerView:
-    last = worker.last
-    is_silent = now_ms - last.at_ms > SILENT_S * 1000 and last.state != "stopped"
-    totals = Counter(worker.ended)
-    totals.update(last.counters)
-    is_idle = is_silent or last.state == "stopped"
-    return WorkerView(
-        worker=last.worker,
-        role=last.role,
-        instance=last.instance,
-        state="silent" if is_silent else last.state,
-        detail=last.detail,
-        policy_version=last.policy_version,
-        restarts=len(worker.instances) - 1,
-        rates={} if is_idle else _rates(worker.window),
-        totals=dict(totals),
-        seconds=dict(worker.seconds),
-        at_ms=last.at_ms,
-    )
+    def _worker_view(self, worker: _Worker) -> WorkerView:
+        last = worker.last
+        age_ms = self._now_ms - (last.at_ms - self._ahead_ms[last.host])
+        is_silent = age_ms > SILENT_S * 1000 and last.state != "stopped"
+        totals = Counter(worker.ended)
+        totals.update(last.counters)
+        is_idle = is_silent or last.state == "stopped"
+        return WorkerView(
+            worker=last.worker,
+            role=last.role,
+            instance=last.instance,
+            state="silent" if is_silent else last.state,
+            detail=last.detail,
+            policy_version=last.policy_version,
+            restarts=len(worker.instances) - 1,
+            rates={} if is_idle else _rates(worker.window),
+            totals=dict(totals),
+            seconds=dict(worker.seconds),
+            at_ms=last.at_ms,
+            host=last.host,
+        )
 
 
 def _rates(window: deque[WorkerReport]) -> dict[str, float]:

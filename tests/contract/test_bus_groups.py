@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Set
 
 import pytest
 
-from streams.errors import AbortedError, BrokerError
+from streams.errors import AbortedError, BrokerError, OutcomeUnknownError
 from streams.record import Committed, Partition
 from tests.contract.buses import Cluster
 from tests.contract.polling import (
@@ -103,6 +104,69 @@ def test_revoked_partitions_bring_no_more_records(cluster: Cluster):
             for _ in range(5):
                 assert not {r.partition for r in first.poll(5, 0.05).records} & revoked
             assert not first.positions().keys() & revoked
+
+
+def test_what_is_to_go_is_told_while_its_positions_can_be_committed(cluster: Cluster):
+    """The next owner starts from there, whatever it asked before; the rest is nobody's news."""
+    cluster.create("t", 2)
+    bus = cluster.bus()
+    told: list[frozenset[Partition]] = []
+    with bus.producer("p") as producer, bus.consumer("g", ["t"]) as first:
+
+        def parting(partitions: Set[Partition]) -> None:
+            told.append(frozenset(partitions))
+            last = dict.fromkeys(partitions, Committed(offset=0, metadata="last word"))
+            producer.commit([], last, first)
+
+        first.before_revoked(parting)
+        joined(first, partitions=2)
+        with bus.consumer("g", ["t"]) as second:
+            revoked: set[Partition] = set()
+            given: dict[Partition, Committed] = {}
+
+            def moved() -> bool | None:
+                revoked.update(first.poll(0, 0.1).revoked)
+                given.update(second.poll(0, 0.1).assigned)
+                return True if given else None
+
+            within(WAIT_S, moved, "the second member has a partition")
+            assert [revoked] == told
+            assert dict.fromkeys(revoked, Committed(offset=0, metadata="last word")) == given
+    assert [revoked] == told  # leaving tells nothing: who leaves has committed before
+
+
+def test_a_member_that_was_dropped_is_told_of_no_parting(cluster: Cluster):
+    """What it lost may be another's by then."""
+    cluster.create("t", 1)
+    bus = cluster.mortal_bus()
+    told: list[Set[Partition]] = []
+    with bus.consumer("g", ["t"]) as consumer:
+        consumer.before_revoked(told.append)
+        joined(consumer, partitions=1)
+        cluster.expel(consumer)
+        within(WAIT_S, lambda: consumer.poll(0, 0.2).revoked or None, "it learns of its loss")
+    assert [] == told
+
+
+def test_what_a_parting_raises_comes_out_of_the_poll(cluster: Cluster):
+    """Behind a commit whose outcome is unknown nobody goes on."""
+    cluster.create("t", 2)
+    bus = cluster.bus()
+
+    def parting(_partitions: Set[Partition]) -> None:
+        raise OutcomeUnknownError("no answer")
+
+    with bus.consumer("g", ["t"]) as first:
+        first.before_revoked(parting)
+        joined(first, partitions=2)
+        with bus.consumer("g", ["t"]) as second:
+
+            def joins() -> None:
+                first.poll(0, 0.1)
+                second.poll(0, 0.1)
+
+            with pytest.raises(OutcomeUnknownError, match="no answer"):
+                within(WAIT_S, joins, "a partition is revoked")
 
 
 def test_a_partition_that_is_not_ours_is_not_committed(cluster: Cluster):

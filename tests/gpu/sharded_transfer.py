@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import multiprocessing
+import os
 import socket
 import sys
 import time
@@ -236,6 +237,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
+    # NCCL reads it once a process, and the trainer's ranks use NCCL before our group does.
+    os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
     plain = measure_yardstick(args)
     stand = ShardedStand(args)
     result: dict[str, Any] = {

@@ -39,8 +39,8 @@ def test_a_transaction_that_stays_open_is_named(broker: str, run: str) -> None:
     producer.produce(f"{run}.{PROMPTS.name}", b"unfinished", partition=1)
     producer.flush(10)
     try:
-        ask = partial(hanging, broker, run, older_than_s=0)
-        (found,) = within(10, lambda: ask() or None, "an open transaction")
+        ask = partial(hanging, broker, run, older_than_s=0, watch_s=0.1)
+        (found,) = within(30, lambda: ask() or None, "an open transaction")
         assert [] == hanging(broker, run)
         config = RunConfig(run=RunSection(id=run))
         (held,) = held_by(broker, config)

@@ -69,11 +69,15 @@ def run(args: argparse.Namespace) -> int:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
     from workers.bootstrap import arm_crash_point, await_broker, make_role, open_bus
+    from workers.loop.agreement import check_alone
     from workers.loop.stall import turn_limit_s
 
     try:
         arm_crash_point(args.crash_at)
-        if args.supervisor_fd >= 0:
+        is_alone = args.supervisor_fd < 0
+        if is_alone:
+            check_alone(config)
+        else:
             await_broker(config, BROKER_S)
         with open_bus(config) as bus:
             context = Context(
@@ -85,7 +89,12 @@ def run(args: argparse.Namespace) -> int:
                 takeover=args.takeover,
                 reaped=frozenset(filter(None, args.reaped.split(","))),
             )
-            runtime.run(make_role(context), stop, turn_s=turn_limit_s(config))
+            role = make_role(context)
+            if is_alone and args.role != "trainer":  # the trainer's is the configuration
+                from workers.loop.company import Company
+
+                role = Company(role, context)
+            runtime.run(role, stop, turn_s=turn_limit_s(config))
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
         runtime.explain(err)
         return runtime.exit_status(err)

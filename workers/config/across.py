@@ -54,6 +54,12 @@ def check_across(config: RunConfig) -> None:
             f"trainer.ranks is {trainer.ranks} and weights.snapshot is 'none', but the weights of "
             "several ranks lie whole nowhere: set weights.snapshot to device or pinned"
         )
+    if trainer.routing_replay and not config.rollout.capture_experts:
+        raise ConfigError(
+            "trainer.routing_replay is true, but rollout.capture_experts is false: no routes would "
+            "be recorded; set it to true"
+        )
+    # Of several turns, `length_warning`: it takes the model's longest sequence to know.
     if trainer.micro_batch_tokens <= longest:
         raise ConfigError(
             f"trainer.micro_batch_tokens is {trainer.micro_batch_tokens}, "
@@ -105,6 +111,28 @@ def check_start(config: RunConfig) -> None:
             "with its first scored sample, so one slow sample would drop its finished siblings; "
             f"set at least {least_s:g}, or a shorter deadline of a sample"
         )
+
+
+def length_warning(config: RunConfig, longest: int | None) -> str:
+    """What samples of several turns may need beyond a micro-batch; "": nothing.
+
+    Without an environment `check_across` sees to it.
+
+    Args:
+        longest: tokens of the model's longest sequence, which ends a sample; None: any number.
+    """
+    turns, each = config.num_turns, config.rollout.max_new_tokens
+    budget = config.trainer.micro_batch_tokens
+    sampled = turns * each if longest is None else min(turns * each, longest)
+    if turns == 1 or sampled <= budget:
+        return ""
+    room = ", the model's longest sequence" if sampled == longest else ""
+    return (
+        f"environment.max_turns is {turns} and rollout.max_new_tokens is {each}: a sample may have "
+        f"{sampled:,} tokens{room}, but trainer.micro_batch_tokens is {budget}. "
+        "One that is longer is a micro-batch of its own, and takes the memory of its length; a "
+        "sample that finds none is dropped, reason memory"
+    )
 
 
 def start_warning(config: RunConfig) -> str:

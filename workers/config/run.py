@@ -291,6 +291,11 @@ class RunConfig:
         )
 
     @property
+    def num_turns(self) -> int:
+        """Of the policy in one sample, at most."""
+        return self.environment.max_turns if self.environment.name else 1
+
+    @property
     def has_gpus(self) -> bool:
         """Whether a role computes on a GPU by itself."""
         devices = (self.rollout.device, self.logprob.device, self.trainer.device)

@@ -6,13 +6,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from streams.errors import BrokerError, ConfigError, StreamsError
-from workers.config.across import start_warning
+from workers.config.across import length_warning, start_warning
 from workers.config.run import START, RunConfig
 from workers.doctor.check import Check, Level, fail, ok, warn
 from workers.doctor.data import data_checks, verifier_check
 from workers.doctor.machine import machine, port
 from workers.doctor.memory import estimate, free_mb, memory_check
-from workers.doctor.model import ModelFolder, check_reference, model_checks, read_model
+from workers.doctor.model import (
+    ModelFolder,
+    check_reference,
+    check_routers,
+    model_checks,
+    read_model,
+)
 from workers.hub import found_folder
 
 
@@ -29,6 +35,9 @@ def diagnose(config: RunConfig) -> list[Check]:
         checks.append(memory_check(estimate(model, config), free_mb()))
         checks += _all("data", lambda: data_checks(config, model))
         checks += _all("reference", lambda: _reference(config, model))
+        if warning := length_warning(config, model.longest):
+            checks.append(warn("turns", warning, ""))
+        checks += _all("routing", lambda: _routing(config, model))
     if warning := start_warning(config):
         checks.append(warn("sampling", warning, ""))
     checks += _all("verifier", lambda: iter([verifier_check(config)]))
@@ -51,13 +60,15 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         ConfigError: data, model, verifier or port cannot be used; names field, file and value.
         BrokerError: the broker that is named does not answer.
     """
-    if warning := start_warning(config):
-        progress(f"warning: {warning}")
     model = read_model(config.model.path)
+    for warning in (start_warning(config), length_warning(config, model.longest)):
+        if warning:
+            progress(f"warning: {warning}")
     for _ in data_checks(config, model, progress):
         pass
     verifier_check(config)
     check_reference(config, model)
+    check_routers(config, model)
     if config.broker.bootstrap:
         from streams.kafka.admin_ask import refuse_silence
 
@@ -85,6 +96,12 @@ def _reference(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
         yield warn("reference", f"{path} is not on this machine", "`up` fetches it; then ask again")
     elif found := check_reference(config, model):
         yield ok("reference", found)
+
+
+def _routing(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
+    check_routers(config, model)
+    if config.trainer.routing_replay:
+        yield ok("routing", "recorded routes are replayed by scorer and trainer")
 
 
 def _embedded(config: RunConfig) -> str | None:

@@ -29,6 +29,8 @@ TRAINING_ARRAYS = 5.0  # logits, scaled, log-probs and gradients
 # What backward needs of a layer's forward, in widths: of the hidden state, and of the MLP.
 HIDDEN_ACTIVATIONS, MLP_ACTIVATIONS = 10.0, 4.0
 
+PROMPT_TOKENS = 512  # a guess: they are not counted
+
 CPU = "cpu"
 LOADED = "weights while they are loaded"  # read here, then moved to the GPU
 LESS = "fewer rollout.slots, a smaller logprob.token_budget or trainer.micro_batch_tokens"
@@ -82,11 +84,12 @@ def _sampling(model: ModelFolder, config: RunConfig, logits_mb: float) -> RoleMe
 
 def _scoring(model: ModelFolder, config: RunConfig, logits_mb: float) -> RoleMemory:
     logprob, weights = config.logprob, model.mb_in(config.model.dtype)
+    tokens = max(logprob.token_budget, longest_sample(model, config))
     computing = {
         "versions held": logprob.versions_held * weights,
         "a version being pulled": weights,
         **({"reference": weights} if config.trainer.loss.kl_coef else {}),
-        "logits": SCORING_ARRAYS * _at_a_time(logprob.token_budget * logits_mb),
+        "logits": SCORING_ARRAYS * _at_a_time(tokens * logits_mb),
     }
     return _placed("logprob", logprob.workers, logprob.device, computing, {LOADED: weights})
 
@@ -94,12 +97,14 @@ def _scoring(model: ModelFolder, config: RunConfig, logits_mb: float) -> RoleMem
 def _training(model: ModelFolder, config: RunConfig, logits_mb: float) -> list[RoleMemory]:
     """The trainer; with several ranks the others too, which neither serve nor read."""
     trainer, weights = config.trainer, model.mb_in(config.model.dtype)
+    # A sample above the budget is a micro-batch of its own.
+    tokens = max(trainer.micro_batch_tokens, longest_sample(model, config))
     learning = _learning(model, config).items()
     of_rank = {
         "weights": weights,  # loaded whole, also where they are cut then
         **{item: size / trainer.ranks for item, size in learning},
-        "logits": TRAINING_ARRAYS * _at_a_time(trainer.micro_batch_tokens * logits_mb),
-        "activations": trainer.micro_batch_tokens * _activation_mb(model.config, config),
+        "logits": TRAINING_ARRAYS * _at_a_time(tokens * logits_mb),
+        "activations": tokens * _activation_mb(model.config, config),
     }
     served = {"versions served": _copies_served(config) * weights}
     samples = {"samples": 0.1 * trainer.buffer_mb}
@@ -169,11 +174,15 @@ def _checkpoint_mb(model: ModelFolder, config: RunConfig) -> float:
 
 def cache_mb(model: ModelFolder, config: RunConfig) -> float:
     """Keys and values of all slots: room for twice the longest sequence, as the cache doubles."""
-    text = model.config
-    num_turns = config.environment.max_turns if config.environment.name else 1
+    per_token = cache_bytes_per_token(model.config, config)
+    return config.rollout.slots * 2 * longest_sample(model, config) * per_token / 1e6
+
+
+def longest_sample(model: ModelFolder, config: RunConfig) -> float:
+    """Tokens of a sample that has all its turns, up to the model's longest sequence."""
     # Before each turn stands as much again as a prompt: that, or the environment's answer.
-    longest = min(model.longest or math.inf, num_turns * (config.rollout.max_new_tokens + 512))
-    return config.rollout.slots * 2 * longest * cache_bytes_per_token(text, config) / 1e6
+    longest = config.num_turns * (config.rollout.max_new_tokens + PROMPT_TOKENS)
+    return min(model.longest or math.inf, longest)
 
 
 def cache_bytes_per_token(text: Mapping[str, Any], config: RunConfig) -> float:

@@ -126,6 +126,19 @@ def check_reference(config: RunConfig, model: ModelFolder) -> str:
     return f"{found.path}: {_amount(found.num_parameters)} parameters"
 
 
+def check_routers(config: RunConfig, model: ModelFolder) -> None:
+    """Whether there is something to replay; of a family's routers the roles themselves find out.
+
+    Raises:
+        ConfigError: a dense model.
+    """
+    if config.trainer.routing_replay and not num_experts_of(model.config):
+        raise ConfigError(
+            f"trainer.routing_replay is true, but {model.path} is a dense model "
+            f"({model.config['model_type']}): it has no routers; set it to false"
+        )
+
+
 def model_checks(model: ModelFolder, dtype: str = "float32") -> Iterator[Check]:
     """What the model is, how it will be computed, and where its answers end."""
     yield ok(

@@ -177,7 +177,8 @@ class TokenSequence:
     """One sequence to score; experts to replay travel along where the scorer can use them."""
 
     token_ids: Int32s  # [tokens]
-    routed_experts: Experts | None = None
+    routed_experts: Experts | None = None  # [tokens - 1, layers, top_k]
+    routed_experts_mask: npt.NDArray[np.uint8] | None = None  # [tokens - 1]; None: all recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,9 @@ from workers.engines.model import (
     read_config,
     right_padded,
 )
+from workers.engines.routes import check_routes, padded_routes
+from workers.engines.routing import Routes
+from workers.engines.routing_check import check_replay
 from workers.engines.selfcheck import check_scoring
 from workers.engines.token_scores import TokenScorer
 from workers.engines.validation import check_ids
@@ -45,11 +48,16 @@ class BuiltinScorer:
         pull_deadline_s: float = 300.0,
         device: str = CPU,
         dtype: str = FLOAT32,
+        replay_routes: bool = False,
     ) -> None:
         """Load the model; its weights are used only after a first `pull`.
 
+        Args:
+            replay_routes: sequences bring experts that their tokens are to take.
+
         Raises:
-            EngineError: the folder cannot be loaded, or its family not be scored here.
+            EngineError: the folder cannot be loaded, or its family not be scored here, or not along
+                given routes.
         """
         configure_torch(threads, device, fused=True)  # a forward alone has one order
         config = read_config(Path(folder))
@@ -58,6 +66,7 @@ class BuiltinScorer:
         self._pull_deadline_s = pull_deadline_s
         model = load_model(folder, dtype)
         mask = check_scoring(model, self._vocab_size)
+        self._routers = check_replay(model, self._vocab_size) if replay_routes else None
         self._device = torch.device(device)
         model = model.to(self._device)
         copies = [copy.deepcopy(model) for _ in range(versions_held - 1)]
@@ -124,13 +133,29 @@ class BuiltinScorer:
         chosen_BT[:, :1] = False
         num_chosen = int(chosen_BT.sum())
         temperature_N = torch.full((num_chosen,), temperature or 1.0, device=self._device)
-        scores = model(ids_BT, real_BT, chosen_BT, temperature_N)
+        with model.routing.replaying(self._routes(sequences, ids_BT.shape[1])):
+            scores = model(ids_BT, real_BT, chosen_BT, temperature_N)
         lengths = [max(len(s.token_ids) - 1, 0) for s in sequences]
         both = (torch.split(values_N.cpu(), lengths) for values_N in scores)
         return [
             Scores(logprobs=_from_second(logprobs), entropy=_from_second(entropy))
             for logprobs, entropy in zip(*both, strict=True)
         ]
+
+    def _routes(self, sequences: Sequence[TokenSequence], width: int) -> Routes | None:
+        if self._routers is None:
+            return None
+        rows = [(s.routed_experts, s.routed_experts_mask) for s in sequences]
+        for index, (experts, mask) in enumerate(rows):
+            try:
+                if experts is not None:
+                    check_routes(experts, mask, self._routers)
+            except ValueError as err:
+                raise EngineError(f"sequence {index}: {err}") from err
+        padded = padded_routes(rows, width)
+        if padded is None:
+            return None
+        return Routes(*(torch.from_numpy(array).to(self._device) for array in padded))
 
     def _room_for(self, version: int) -> TokenScorer:
         """The module to overwrite: the same version's, a free one, or that of the first pulled."""

@@ -1,8 +1,8 @@
 """Which experts the router chose: capture by forward hooks, without patching the model.
 
-Routers of transformers 5 (`...mlp.gate`) return (logits (N, E), scores (N, K), indices (N, K)) for
-N = batch x time rows in row-major order; a layer calls its router once per forward. Axes: `B`
-sequence, `T` token, `L` layer with experts, `K` experts per token.
+Routers of transformers 5 (`...mlp.gate`) return logits (N, E), scores (N, K) and indices (N, K), in
+this order or another, for N = batch x time rows in row-major order; a layer calls its router once
+per forward. Axes: `B` sequence, `T` token, `L` layer with experts, `K` experts per token.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from typing import Any
 
 import torch
 
-_ROUTER_OUTPUTS = 3  # logits, scores, indices
+# Ends of the names of their classes: most families', AFMoE's, HunYuan's.
+_ROUTERS = ("TopKRouter", "TopkRouter", "TokenChoiceRouter", "MoEV1Gate")
 
 
 def routers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The routers in layer order; empty for a dense model."""
-    return [m for m in model.modules() if type(m).__name__.endswith(("TopKRouter", "TopkRouter"))]
+    return [m for m in model.modules() if type(m).__name__.endswith(_ROUTERS)]
+
+
+def chosen_of(output: Any) -> torch.Tensor:  # noqa: ANN401  (of an untyped library)
+    """The indices among a router's outputs: Granite's come first, most come last."""
+    indices: torch.Tensor
+    (indices,) = [part for part in output if not part.is_floating_point()]
+    return indices
 
 
 class RouterCapture:
@@ -33,8 +41,7 @@ class RouterCapture:
         return len(self._routers)
 
     def _record(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
-        assert len(output) == _ROUTER_OUTPUTS, "a router of another transformers version"
-        self._rows.append(output[2])
+        self._rows.append(chosen_of(output))
 
     def take(self, batch: int) -> torch.Tensor:
         """The experts of the last forward, (B, T, L, K) int64; forgets them."""

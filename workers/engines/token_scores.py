@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from workers.engines.attention import Mask
 from workers.engines.base import LOGITS_BYTES
 from workers.engines.one_order import computed_again
+from workers.engines.routing import RoutingReplay
 
 HEAD_TOLERANCE = {torch.float32: 1e-3}  # of a logit: a head of another kind is off by far more
 HEAD_TOLERANCE_LOW = 0.25  # the same in 16 bits
@@ -63,6 +64,7 @@ class TokenScorer:
         self, model: nn.Module, mask: MakeMask, *, chunk_bytes: int = LOGITS_BYTES
     ) -> None:
         self.model = model
+        self.routing = RoutingReplay(model)
         self._mask = mask
         self._chunk_bytes = chunk_bytes
         self._body = self._find_body()

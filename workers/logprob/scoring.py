@@ -42,10 +42,13 @@ def score_window(
     loads: Mapping[int, Load],
     scorer: Scorer,
     token_budget: int,
+    *,
+    replay_routes: bool = False,
 ) -> list[tuple[SegmentScore, ...]]:
     """The scores of each trajectory, one per policy segment, in order.
 
-    A trajectory that spans versions is scored once under each of their anchors.
+    A trajectory that spans versions is scored once under each of their anchors; with
+    `replay_routes` each time along the routes that were recorded, whichever version took them.
 
     Raises:
         EngineError: the scorer refused or failed.
@@ -57,7 +60,7 @@ def score_window(
                 anchor = anchors[segment.policy_version]
                 if anchor.label != "behavior":
                     jobs[anchor.policy_version, segment.temperature].add(index)
-    scores = run_jobs(jobs, window, scorer, token_budget)
+    scores = run_jobs(jobs, window, scorer, token_budget, replay_routes=replay_routes)
     return [
         tuple(
             _segment_scores(
@@ -72,7 +75,12 @@ def score_window(
 
 
 def run_jobs(
-    jobs: Jobs, window: Sequence[Trajectory], scorer: Scorer, token_budget: int
+    jobs: Jobs,
+    window: Sequence[Trajectory],
+    scorer: Scorer,
+    token_budget: int,
+    *,
+    replay_routes: bool = False,
 ) -> dict[tuple[int, float, int], Scores]:
     """Scores by version, temperature and index into the window.
 
@@ -82,7 +90,7 @@ def run_jobs(
     scores: dict[tuple[int, float, int], Scores] = {}
     for (version, temperature), indices in sorted(jobs.items()):
         for batch in _batches(sorted(indices), window, token_budget):
-            sequences = [_sequence(window[index]) for index in batch]
+            sequences = [_sequence(window[index], replay_routes) for index in batch]
             for index, found in zip(
                 batch, scorer.score(sequences, version, temperature), strict=True
             ):
@@ -95,9 +103,16 @@ def num_tokens(trajectory: Trajectory) -> int:
     return sum(len(segment.token_ids) for segment in trajectory.segments)
 
 
-def _sequence(trajectory: Trajectory) -> TokenSequence:
+def _sequence(trajectory: Trajectory, replay_routes: bool) -> TokenSequence:
     ids = np.concatenate([segment.token_ids.numpy() for segment in trajectory.segments])
-    return TokenSequence(token_ids=ids)
+    experts, mask = trajectory.routed_experts, trajectory.routed_experts_mask
+    if not replay_routes or experts is None:
+        return TokenSequence(token_ids=ids)
+    return TokenSequence(
+        token_ids=ids,
+        routed_experts=experts.numpy(),
+        routed_experts_mask=None if mask is None else mask.numpy(),
+    )
 
 
 def _batches(

@@ -67,6 +67,7 @@ class LogprobStage:
     ) -> None:
         self._context = context
         self._config = context.config.logprob
+        self._replay_routes = context.config.trainer.routing_replay
         self._deadline_s = context.config.weights.pull_deadline_s
         self._scorer = scorer
         self._reference = reference
@@ -278,7 +279,14 @@ class LogprobStage:
         def score(records: Sequence[Record[Trajectory]]) -> Sequence[tuple[SegmentScore, ...]]:
             events = [record.event for record in records]
             budget = self._config.token_budget
-            found = score_window(events, anchors, self._loads, self._scorer, budget)
+            found = score_window(
+                events,
+                anchors,
+                self._loads,
+                self._scorer,
+                budget,
+                replay_routes=self._replay_routes,
+            )
             if self._reference is None:
                 return found
             return with_reference(found, events, self._reference, budget)
@@ -309,6 +317,7 @@ class LogprobStage:
             trajectory_partition=record.position.partition,
             trajectory_offset=record.position.offset,
             scored_at_ms=now_ms(),
+            routing_replayed=self._replay_routes,
         )
 
     def _collect(

@@ -75,7 +75,7 @@ def dead_letter(
     )
 
 
-def refusal(context: Context, raw: RawRecord, event: object, error: ValueError) -> DeadLetter:
+def refusal(context: Context, raw: RawRecord, event: object, error: Exception) -> DeadLetter:
     """A record that was refused on reading: bytes that are no event, or a field that cannot be.
 
     Only a refused prompt is permanent: it comes from the row, so another one would be alike. A

@@ -10,6 +10,7 @@ from streams.codec import now_ms, outgoing
 from streams.record import Outgoing
 from streams.topics import WORKER_EVENTS
 from workers.context import Context
+from workers.host import host_name
 from workers.log import get as get_log
 from workers.loop.stall import StuckWatch, limits
 
@@ -65,6 +66,7 @@ class Reporter:
             policy_version=self.policy_version,
             counters=dict(self._counters),
             at_ms=now_ms(),
+            host=host_name(),
         )
         return [outgoing(WORKER_EVENTS, report)]
 

@@ -104,6 +104,7 @@ class StageLoop:
         self._drain_s = context.config.deadlines.drain_s
         self._producer = bus.producer(context.transactional_id)
         self._consumer = bus.consumer(context.role, [topic])
+        self._consumer.before_revoked(self._let_go)
         self._tracker = Tracker()
         self._outbox = Outbox(self._producer, self._consumer, self._tracker, self._unwritable)
         self._probation = Probation(min(stage.room(), MAX_POLL))
@@ -143,8 +144,13 @@ class StageLoop:
         nothing_left = self._stage.num_open == 0 and self._outbox.is_empty
         return nothing_left or time.monotonic() > self._drain_until
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is begun, nothing waits to be begun or told."""
+        return not self._waiting and self._stage.num_open == 0 and self._outbox.is_empty
+
     def close(self) -> None:
-        """Leave the group; a clean end says so, and takes its notes back."""
+        """Leave the group; a clean end says so, and takes its tries back."""
         with ExitStack() as stack:  # whatever fails, the rest is released
             for each in (self._producer, self._consumer, self._stage):
                 stack.callback(each.close)
@@ -155,8 +161,22 @@ class StageLoop:
         with suppress(AbortedError):
             while not self._outbox.settle(IDLE_S):
                 pass  # until its deadline
-            notes = self._tracker.with_notes(dict.fromkeys(self._tracker.noted))
+            notes = self._without_our_tries(self._tracker.noted)
             self._producer.commit(self._stage.farewell(), notes, self._consumer)
+
+    def _let_go(self, partitions: Set[Partition]) -> None:
+        """Their next owner finds what this one found: nobody died.
+
+        Called in a poll, so no transaction is under way. One that is aborted leaves the notes.
+        """
+        with suppress(AbortedError):
+            notes = self._without_our_tries(self._tracker.noted & partitions)
+            self._producer.commit([], notes, self._consumer)
+
+    def _without_our_tries(self, partitions: Set[Partition]) -> Mapping[Partition, Committed]:
+        """Those of predecessors stay: they died, and a record may kill slowly."""
+        found = {partition: self._tracker.inherited(partition) for partition in partitions}
+        return self._tracker.with_notes(found)
 
     def _announce(self) -> bool:
         return self._outbox.announce(self._stage.announcements())
@@ -265,7 +285,7 @@ class StageLoop:
             record = decoded(raw)
             event = record.event
             self._stage.begin(record)
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:  # the latter of JSON that is nested too deep
             letter = refusal(self._context, raw, event, err)
             self._outbox.add([Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))])
 

@@ -198,6 +198,12 @@ def _workers(state: ViewState) -> Iterator[Family]:
         values={(w.worker, w.role, w.state): 1.0 for w in workers},
     )
     yield Family(
+        name="worker_host",
+        about="1 for the host that the worker is on",
+        labels=(*names, "host"),
+        values={(w.worker, w.role, w.host): 1.0 for w in workers if w.host},
+    )
+    yield Family(
         name="worker_policy_version",
         about="Version held; -1: none",
         labels=names,

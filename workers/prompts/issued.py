@@ -21,7 +21,7 @@ POLL_S = 0.05
 MAX_POLL = 1000
 _FRAME_BYTES = 10  # of an event: marker and fingerprint
 _GROUP = re.compile(r"(0|[1-9][0-9]*)/(0|[1-9][0-9]*)/0")
-_EVALUATION = re.compile(r"e([0-9]+)-([0-9]+)/0/0")
+_EVALUATION = re.compile(r"e([0-9]+)-([0-9]+)/(0|[1-9][0-9]*)/0")
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ class Issued:
         if not is_evaluation:
             if first not in self._whole:
                 self._training(first, second, raw)
-        elif first >= self.evaluated_version:
-            self.evaluate(first, [second])
+        elif first >= self.evaluated_version and match.group(3) == "0":
+            self.evaluate(first, [second])  # its samples are issued in one transaction
 
     def settle(self, order: Order) -> Sequence[Prompt]:
         """End the fold: samples that a torn transaction left out, to be written again.

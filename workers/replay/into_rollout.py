@@ -8,7 +8,7 @@ weights changed are not fed: where that happened is not in the log to the token'
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from schemas.events import PolicyLoaded, Trajectory
@@ -69,7 +69,7 @@ def replay_rollout(
         RoleEndedError, DeadlineError: the role did not do its work.
     """
     made = RolloutReplay()
-    by_version = _by_version(recording, selection, weights, made)
+    by_version = fed_by_version(recording, selection, weights.available, made)
     if not by_version:
         raise NotRecordedError(
             f"no prompt of {recording.folder} can be sampled again: "
@@ -104,10 +104,15 @@ def replay_rollout(
     return made
 
 
-def _by_version(
-    recording: Recording, selection: Selection, weights: RecordedWeights, made: RolloutReplay
+def fed_by_version(
+    recording: Recording, selection: Selection, available: Set[int], made: RolloutReplay
 ) -> dict[int, list[Entry]]:
-    """First trajectories of samples, by the one version that sampled each."""
+    """First trajectories of samples that can be sampled again, by the one version that did.
+
+    Args:
+        available: versions whose weights are at hand.
+        made: told what is skipped, and why.
+    """
     found: defaultdict[int, list[Entry]] = defaultdict(list)
     seen: set[Sample] = set()
     where = "f.event = 'Trajectory' AND f.topic = ? ORDER BY f.partition, r.\"offset\""
@@ -120,7 +125,7 @@ def _by_version(
             made.skipped["sampled while the weights changed"] += 1
         elif entry.facts.attempt:  # draws are keyed by it, and a replay begins with the first
             made.skipped["sampled in a later attempt"] += 1
-        elif version not in weights.available:
+        elif version not in available:
             made.skipped["sampled by a version whose weights are not at hand"] += 1
         else:
             found[version].append(entry)

@@ -45,6 +45,17 @@ _KNOWN = {
         "of the weights that tokens were trained with, as a share of the tokens; 1: all alike",
         "share",
     ),
+    "routing_flips": (
+        "Routing flips",
+        "share of the recorded (token, layer) rows for which the live router would choose other "
+        "experts than the replayed ones",
+        "share",
+    ),
+    "routing_recorded": (
+        "Recorded routes",
+        "share of the (token, layer) rows that are replayed; the live router chooses for the rest",
+        "share",
+    ),
     "weight_mean": ("Importance weight", "proximal over behavior policy, capped, mean", "ratio"),
     "grad_norm": ("Gradient norm", "before clipping", "norm"),
     "reward_std": ("Spread of the reward", "standard deviation over the batch", "reward"),

@@ -8,7 +8,8 @@ uses. The user's class is made once per sample and kept by the sample's name unt
 `{"says": text or [{"role", "content"}]}`, `{"ends": null or {"reward", "parts"}}` or `{"error"}`.
 `{"id": .., "close": [NAME]}` ends what step they are in, if it is asynchronous, lets go of objects,
 by their `close` if they have one, and is answered with `{}` or `{"error"}`. No name comes twice.
-`where` and `cancel` are those of `verifier_process.py`.
+`where` is that of `verifier_process.py`. `cancel` is too, and breaks off a plain step as well: an
+exception is raised amid it. It is answered when the step is over; one deep in a library may not be.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import signal
 import sys
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import asyncio
@@ -204,10 +207,58 @@ async def _awaited(value: Any) -> object:  # noqa: ANN401
     return await value if inspect.isawaitable(value) else value
 
 
+class BrokenOff(BaseException):
+    """Raised amid a plain step that has missed its deadline."""
+
+
+class Plain:
+    """Calls one after the other in the main thread, where a signal can break one off.
+
+    Objects stay in the thread that made them, which some libraries want; what is waited for there
+    (a sleep, a socket, a lock, a process) and any loop of Python is left by the exception.
+    """
+
+    SIGNAL = signal.SIGUSR2  # alarms are left to user code
+
+    def __init__(self, link: base.Link, held: Held) -> None:
+        self._link = link
+        self._held = held
+        self._under_way: int | None = None
+        self._to_break: int | None = None
+        signal.signal(self.SIGNAL, self._raise)
+        link.break_off = self._break_off
+
+    def serve(self) -> NoReturn:
+        """Answer for ever; the link ends the process."""
+        while True:
+            request = self._link.requests.get()
+            # A cancel stands behind what it breaks off: that is over when its turn has come.
+            self._link.send(request["id"], {} if "cancel" in request else self._answer(request))
+
+    def _answer(self, request: Reply) -> Reply:
+        try:
+            self._under_way = request["id"]
+            reply = self._held.answer_plain(request)
+            self._under_way = None  # in the `try`: nothing is raised from here on
+        except BrokenOff:
+            return {"error": "was broken off"}  # nobody reads it
+        return reply
+
+    def _break_off(self, number: int) -> None:
+        """On the link's thread."""
+        self._to_break = number
+        signal.pthread_kill(threading.main_thread().ident or 0, self.SIGNAL)
+
+    def _raise(self, *_: object) -> None:
+        if self._under_way is not None and self._under_way == self._to_break:
+            self._under_way = None
+            raise BrokenOff
+
+
 def main(fd: int, spec: Reply) -> None:
     """Load, say so, then answer until the worker closes the link."""
     link = base.Link(fd, spec.get("file", ""))
-    found = base.loaded(link, spec, check_class)
+    found = base.loaded(link, {**spec, "kind": "class"}, check_class)
     if found is None:
         return
     made: Any
@@ -215,12 +266,13 @@ def main(fd: int, spec: Reply) -> None:
     held = Held(made, spec)
     place = base.place_of(made.step, spec["file"])
     is_async = inspect.iscoroutinefunction(made.step)
-    link.send(0, {"ready": place, "is_async": is_async, "wants": step_extra(made)})
+    ready = {"ready": place, "is_async": is_async, "cancels": True, "wants": step_extra(made)}
     if is_async:
+        link.send(0, ready)
         base.runner().run(base.serve(link, held.answer, place))
-    while True:
-        request = link.requests.get()
-        link.send(request["id"], held.answer_plain(request))
+    plain = Plain(link, held)
+    link.send(0, ready)
+    plain.serve()
 
 
 if __name__ == "__main__":

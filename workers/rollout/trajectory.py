@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from schemas.events import EVALUATE, Prompt, Segment, Tensor, Trajectory
+from schemas.events import EVALUATE, NO_VERSION, Prompt, Segment, Tensor, Trajectory
 from streams.codec import now_ms
 from streams.record import Position
 from workers.config.run import RolloutSection
@@ -32,9 +33,7 @@ def trajectory_of(
         engine: its name and version.
     """
     said = rollout.played.segments
-    sampled = [segment for segment in said if isinstance(segment, GeneratedSegment)]
-    num_tokens = len(prompt.token_ids) + sum(len(segment.token_ids) for segment in said)
-    experts, mask = stitch_experts(sampled, num_rows=num_tokens - 1)
+    experts, mask = stitch_experts(said, num_prompt=len(prompt.token_ids))
     finished_ms = now_ms()
     config = context.config
     sampled_as = config.evaluation if prompt.purpose == EVALUATE else config.rollout
@@ -66,28 +65,37 @@ def trajectory_of(
 
 
 def stitch_experts(
-    segments: Sequence[GeneratedSegment], num_rows: int
+    said: Sequence[AnySegment], num_prompt: int
 ) -> tuple[Experts | None, np.ndarray[tuple[int], np.dtype[np.uint8]] | None]:
     """Routed experts of the whole sample, and which rows are recorded (None: all of them).
 
-    A row that came first stays: a resumed request returns rows of old tokens under new weights,
-    but the tokens were sampled under the old ones (design, section 4). Rows of an environment's
-    tokens, and of the last token of a turn, come with the request of the turn that follows.
+    A token's row belongs to the version under which the token was first passed: that of the next
+    tokens that the policy sampled. A later request returns rows of all tokens before it once more,
+    under its own weights: a row that came first stays, and one of another version is not taken for
+    one that is missing. Rows of an environment's tokens, and of the last token of a turn, come with
+    the request of the turn that follows.
+
+    Args:
+        said: everything behind the prompt.
+        num_prompt: tokens of the prompt.
 
     Returns:
-        `[num_rows, layers, top_k]` and uint8 `[num_rows]`; None, None if nothing was captured.
+        `[tokens - 1, layers, top_k]` and uint8 `[tokens - 1]`; None, None if nothing was captured.
 
     Raises:
         ValueError: rows outside the sample, or segments that disagree on layers, top_k or dtype.
     """
-    parts = [(s.routed_experts_start, s.routed_experts) for s in segments]
-    rows = [(start, part) for start, part in parts if part is not None and len(part)]
+    sampled = [segment for segment in said if isinstance(segment, GeneratedSegment)]
+    parts = [(s.policy_version, s.routed_experts_start, s.routed_experts) for s in sampled]
+    rows = [(version, at, part) for version, at, part in parts if part is not None and len(part)]
     if not rows:
         return None, None
-    first = rows[0][1]
+    first = rows[0][2]
+    versions = _row_versions(said, num_prompt)
+    num_rows = len(versions)
     whole = np.zeros((num_rows, *first.shape[1:]), first.dtype)
     seen = np.zeros(num_rows, np.uint8)
-    for start, part in rows:
+    for version, start, part in rows:
         if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
             raise ValueError(
                 f"routed_experts of one sample are {first.dtype} {first.shape[1:]} "
@@ -97,10 +105,24 @@ def stitch_experts(
             raise ValueError(
                 f"routed_experts rows {start} to {start + len(part)} of a sample with {num_rows}"
             )
-        fresh = np.flatnonzero(seen[start : start + len(part)] == 0)
+        here = slice(start, start + len(part))
+        fresh = np.flatnonzero((seen[here] == 0) & (versions[here] == version))
         whole[start + fresh] = part[fresh]
         seen[start + fresh] = 1
     return whole, None if seen.all() else seen
+
+
+def _row_versions(said: Sequence[AnySegment], num_prompt: int) -> np.ndarray[Any, Any]:
+    """The version that first passed each token but the last, int64 [tokens - 1]."""
+    versions = np.full(num_prompt + sum(len(s.token_ids) for s in said) - 1, NO_VERSION, np.int64)
+    done = 0  # rows that have an owner
+    end = num_prompt
+    for segment in said:
+        end += len(segment.token_ids)
+        if isinstance(segment, GeneratedSegment) and len(segment.token_ids):
+            versions[done : end - 1] = segment.policy_version
+            done = end - 1
+    return versions
 
 
 def _segment(segment: AnySegment, loads: Mapping[int, str], config: RolloutSection) -> Segment:

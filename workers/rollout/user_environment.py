@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import Prompt
-from streams.errors import ConfigError
+from streams.errors import ConfigError, DeadlineError
 from workers.rollout.environment import (
     Ends,
     EpisodeError,
@@ -32,7 +32,15 @@ from workers.rollout.environment import (
 )
 from workers.rollout.reward import Judgement, check_judgement
 from workers.rollout.user_verifier import Function
-from workers.rollout.verifier_child import Child, GoneError, LateError, NoAnswerError, Reply
+from workers.rollout.verifier_child import (
+    Child,
+    GoneError,
+    LateError,
+    NoAnswerError,
+    NoRoomError,
+    Reply,
+    started,
+)
 
 PATIENCE_S = 10.0  # for one more process, while others could take the episode
 RETRY_S = 60.0  # from a start of one more that failed to the next
@@ -100,6 +108,7 @@ class UserEnvironment:
 
     Raises:
         ConfigError: from the constructor, if the class cannot be loaded.
+        DeadlineError: from the constructor, if the system has no process for it.
     """
 
     def __init__(
@@ -135,6 +144,9 @@ class UserEnvironment:
         self._numbers = itertools.count()
         try:
             self._start()
+        except LostEpisodeError as err:
+            self.pool.shutdown(wait=False)
+            raise DeadlineError(str(err)) from None
         except EpisodeError as err:
             self.pool.shutdown(wait=False)
             raise ConfigError(f"environment.name: {err}") from err
@@ -147,6 +159,7 @@ class UserEnvironment:
         """A process for one episode more: a new one as long as all have some and more may run.
 
         Raises:
+            LostEpisodeError: none is left, and the system has no room for one.
             EpisodeError: none is left, and none can be started.
         """
         while self._wants_another():
@@ -225,9 +238,11 @@ class UserEnvironment:
         """One more home; one that is ready too late is closed."""
         code = self.code
         try:
-            child = Child(code.spec(), code.timeout_s, _PROGRAM)
-        except OSError as err:
-            raise EpisodeError(f"{code}: no process can be started: {err}") from None
+            child = started(
+                code.spec(), code.timeout_s, _PROGRAM, is_wanted=lambda: not self._is_closed
+            )
+        except NoRoomError as err:
+            raise LostEpisodeError(f"environment {code} {err}") from None
         self._loading = child
         try:
             reply = {"error": "is closed"} if self._is_closed else child.begin()

@@ -15,10 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streams.errors import ConfigError
+from streams.errors import ConfigError, DeadlineError
 from workers.config.options import Option
 from workers.rollout.reward import Ending, Judgement, Metadata, RewardError
-from workers.rollout.verifier_child import NONSENSE, Child, NoAnswerError, Reply
+from workers.rollout.verifier_child import (
+    NONSENSE,
+    Child,
+    NoAnswerError,
+    NoRoomError,
+    Reply,
+    started,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,7 @@ class UserVerifier:
 
     Raises:
         ConfigError: from the constructor, if the function cannot be loaded.
+        DeadlineError: from the constructor, if the system has no process for it.
     """
 
     def __init__(self, function: Function, field: str = "reward.verifier") -> None:
@@ -81,6 +89,8 @@ class UserVerifier:
         self._num_starting = 0
         try:
             self._give_back(self._start())
+        except NoRoomError as err:
+            raise DeadlineError(f"verifier {function} {err}") from None
         except RewardError as err:
             raise ConfigError(f"{field}: {err}") from err
 
@@ -90,7 +100,8 @@ class UserVerifier:
         """Judge in a child process.
 
         Raises:
-            RewardError: the function raised, hung, died, or returned no number.
+            RewardError: the function raised, hung, died, returned no number, or the system has no
+                process for it.
         """
         request = {
             "prompt": prompt,
@@ -100,7 +111,7 @@ class UserVerifier:
         }
         try:
             child = self._take()
-        except RewardError as err:
+        except (RewardError, NoRoomError) as err:
             raise RewardError(f"verifier {self._function} {err}") from None
         try:
             reply = child.ask({**request, "extra": _extra(child.wants, ending)})
@@ -157,7 +168,9 @@ class UserVerifier:
         try:
             if self._closed:
                 raise RewardError("is closed")
-            child = Child(self._function.spec(), self._function.timeout_s)
+            child = started(
+                self._function.spec(), self._function.timeout_s, is_wanted=lambda: not self._closed
+            )
             try:
                 reply = child.begin()
             except NoAnswerError as err:

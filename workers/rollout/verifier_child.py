@@ -7,6 +7,7 @@ threads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -17,13 +18,15 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+NUM_TRIES, PAUSE_S = 10, 1.0  # to start a process where the system has no room for one
 START_S = 60.0  # a user's file may import a large library
 WHERE_S = 0.5
-CANCEL_S = 5.0  # at most, until a call that has missed its deadline must have let go
+CANCEL_S = 5.0  # until a call that has missed its deadline must have let go
 NONSENSE = "sent what is no answer: user code has written to the link of its process"
 _CHILD = Path(__file__).with_name("verifier_process.py")
 _READY = 0  # number of the reply that nobody asked for
@@ -43,8 +46,52 @@ class LateError(NoAnswerError):
     """It missed the deadline of this very call."""
 
 
+class NoRoomError(NoAnswerError):
+    """The system has no process, memory or file descriptor for it, and had none for a while."""
+
+
+def started(
+    spec: str,
+    timeout_s: float,
+    program: Path = _CHILD,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Child:
+    """A child, tried for again where the system has no room for one at the moment.
+
+    Args:
+        is_wanted: asked before each further try.
+
+    Raises:
+        NoRoomError: there was none `NUM_TRIES` times, `PAUSE_S` apart; says what was lacking.
+    """
+    for number in itertools.count(1):
+        try:
+            return Child(spec, timeout_s, program)
+        except OSError as err:
+            if number >= NUM_TRIES or not is_wanted():
+                raise NoRoomError(
+                    f"has no process: in {number} tries, {PAUSE_S:g} s apart, none could be "
+                    f"started: {err}"
+                ) from None
+        time.sleep(PAUSE_S)
+    raise AssertionError("counting has no end")
+
+
+@contextlib.contextmanager
+def _closed_unless_done(link: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        link.close()
+        raise
+
+
 class Child:
-    """A process that has one function loaded, once `begin` has returned."""
+    """A process that has one function loaded, once `begin` has returned.
+
+    Raises:
+        OSError: from the constructor, if the system has no room for it.
+    """
 
     def __init__(self, spec: str, timeout_s: float, program: Path = _CHILD) -> None:
         self._link, theirs = socket.socketpair()
@@ -52,7 +99,7 @@ class Child:
         send_limit = struct.pack("ll", int(timeout_s) + 1, 0)
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, send_limit)
         command = [sys.executable, "-P", str(program), str(theirs.fileno()), spec]
-        with theirs:
+        with theirs, _closed_unless_done(self._link):
             # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
@@ -73,10 +120,17 @@ class Child:
         self.place = ""
         """`file:line` of the function, once it is loaded."""
         self.is_async = False
+        self._cancels = False  # a call that hangs can be told to let go
         self.wants: frozenset[str] = frozenset()
         """What the function takes beyond what it must."""
         self._reader = threading.Thread(target=self._read, name="verifier-link", daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as err:  # what threading says where there is no room for one
+            self._process.kill()
+            self._process.wait()
+            self._link.close()
+            raise OSError(errno.EAGAIN, str(err)) from None
 
     def begin(self) -> Reply:
         """Wait until the function is loaded; the reply says `error` if it cannot be.
@@ -87,27 +141,31 @@ class Child:
         reply = self._reply(_READY, self._ready, START_S)
         self.place = str(reply.get("ready", ""))
         self.is_async = bool(reply.get("is_async", False))
+        self._cancels = bool(reply.get("cancels", self.is_async))
         self.wants = frozenset(reply.get("wants", ()))
         return reply
 
-    def ask(self, request: Mapping[str, Any], timeout_s: float = 0.0) -> Reply:
-        """Send `request` and wait for its reply, for `timeout_s`; 0: the child's own limit.
+    def ask(self, request: Mapping[str, Any], last_s: float = 0.0) -> Reply:
+        """Send `request` and wait for its reply, for as long as the child's calls may take.
 
-        A call that misses its deadline is cancelled if it is asynchronous; one that does not let
-        go, or cannot, ends the process, and with it what else it held.
+        A call that misses its deadline is cancelled where the child can do so; one that does not
+        let go ends the process, and with it what else it held.
+
+        Args:
+            last_s: the deadline of a last request, which ends the process if it is missed.
 
         Raises:
             LateError: it hangs; says where.
             GoneError: it was ended, and not by this call.
             NoAnswerError: says how it died.
         """
-        timeout_s = timeout_s or self._timeout_s
+        timeout_s = last_s or self._timeout_s
         number, box = self._send(request)
         try:
             return self._reply(number, box, timeout_s)
         except TimeoutError:
             told = f"gave no answer within {timeout_s:g} s{self._whereabouts(number)}"
-            if not (self.is_async and self._cancel(number)):
+            if last_s or not (self._cancels and self._cancel(number)):
                 self.end(f"was ended because another call {told} and did not let go")
             raise LateError(told) from None
 
@@ -169,7 +227,7 @@ class Child:
 
     def _cancel(self, number: int) -> bool:
         try:
-            self._reply(*self._send({"cancel": number}), min(CANCEL_S, self._timeout_s))
+            self._reply(*self._send({"cancel": number}), CANCEL_S)
         except (TimeoutError, NoAnswerError):
             return False
         return True

@@ -59,7 +59,7 @@ def load(spec: Reply) -> tuple[Callable[..., object], str]:
     Modules beside a file can be imported by it; a module is looked for in the working folder last.
 
     Raises:
-        UnusableError: no such function.
+        UnusableError: there is no such thing.
         Exception: whatever the user's code raises.
     """
     name = spec["function"]
@@ -80,7 +80,8 @@ def load(spec: Reply) -> tuple[Callable[..., object], str]:
         own = [
             n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
         ]
-        raise UnusableError(f"{file} has no function {name!r} (it has: {', '.join(own)})")
+        kind = spec.get("kind", "function")
+        raise UnusableError(f"{file} has no {kind} {name!r} (it has: {', '.join(own)})")
     return function, file
 
 
@@ -272,6 +273,7 @@ class Link:
         self._lock = threading.Lock()
         self.requests: queue.Queue[Reply] = queue.Queue()
         self.tasks: dict[int, asyncio.Task[Reply]] = {}  # asynchronous calls under way
+        self.break_off: Callable[[int], None] = lambda number: None  # of a plain call, by `cancel`
         threading.Thread(target=self._read, name="worker-watch", daemon=True).start()
 
     def send(self, number: int, reply: Reply) -> None:
@@ -286,8 +288,10 @@ class Link:
                 if "where" in request:
                     place = self._place_of_task(request["where"]) or _busy_at(self._file)
                     self.send(request["id"], {"where": place})
-                else:
-                    self.requests.put(request)
+                    continue
+                self.requests.put(request)
+                if "cancel" in request:
+                    self.break_off(request["cancel"])
         finally:  # also out of memory: nobody could reach this process any more
             os._exit(0)
 

@@ -24,7 +24,7 @@ from schemas.events import TrainerStarted
 from streams.bus import Bus, Producer, Reader
 from streams.codec import outgoing
 from streams.errors import DeadlineError
-from streams.record import Partition
+from streams.record import Partition, Position
 from streams.topics import STEPS
 from workers.context import Context
 from workers.loop.foreign import ForeignRecords
@@ -43,6 +43,7 @@ class Claimed:
     ledger: Ledger
     producer: Producer
     claim: TrainerStarted
+    position: Position  # of the claim
 
 
 def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStarted]) -> Claimed:
@@ -66,7 +67,7 @@ def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStar
         event = make_claim(ledger)
         (position,) = producer.commit([outgoing(STEPS, event)])
         ledger.apply(event, position)
-    return Claimed(ledger=ledger, producer=producer, claim=event)
+    return Claimed(ledger=ledger, producer=producer, claim=event, position=position)
 
 
 def _is_known_dead(context: Context, ledger: Ledger) -> bool:
@@ -125,7 +126,8 @@ def _watch(context: Context, reader: Reader, ledger: Ledger, foreign: ForeignRec
         wrote = _fold(reader, ledger, foreign, min(0.2, lease_s - watched_s))
         if wrote and (ledger.epoch > epoch or watched_s > LAST_WORDS_SHARE * lease_s):
             owner = ledger.claim.instance if ledger.claim else "?"
+            host = f" on host {ledger.claim.host}" if ledger.claim and ledger.claim.host else ""
             raise OwnerAliveError(
                 f"run {context.config.run.id}: the trainer of epoch {ledger.epoch} (instance "
-                f"{owner}) is alive: it wrote to {STEPS.name} within the last {lease_s:g} s"
+                f"{owner}{host}) is alive: it wrote to {STEPS.name} within the last {lease_s:g} s"
             )

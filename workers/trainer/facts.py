@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.events import TrainerStarted
@@ -17,7 +15,8 @@ from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
 from workers.config.load import from_json, resolved_json
 from workers.config.run import RunConfig
 from workers.context import Context
-from workers.hub import model_folder
+from workers.host import host_name
+from workers.loop.agreement import tokenizer_hash
 from workers.problems.identity import data_hashes
 from workers.trainer.ledger import Ledger
 
@@ -62,6 +61,7 @@ def make_claim(
         hashes=_hashes(config) | {"model": model_hash},
         versions=dict(versions),
         started_at_ms=now_ms(),
+        host=host_name(),
     )
     if ledger.claim is not None:
         check_same_run(ledger.claim, event)
@@ -111,15 +111,8 @@ def _check_fresh(context: Context, bus: Bus) -> None:
 
 def _hashes(config: RunConfig) -> dict[str, str]:
     hashes = data_hashes(config.data)
-    if not config.model.path:
-        return hashes
-    tokenizer = model_folder(config.model.path) / "tokenizer.json"
-    return hashes | ({"tokenizer": _sha256(tokenizer)} if tokenizer.is_file() else {})
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    tokenizer = tokenizer_hash(config.model.path)
+    return hashes | ({"tokenizer": tokenizer} if tokenizer else {})
 
 
 def versions(numerics: Numerics) -> dict[str, str]:

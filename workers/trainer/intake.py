@@ -16,6 +16,7 @@ from streams.record import Partition, Position, RawRecord
 from streams.topics import DEAD_LETTERS, SCORED
 from workers.config.run import START
 from workers.context import Context
+from workers.engines.routes import RouterShape
 from workers.loop.dead_letters import Reason, dead_letter, refusal
 from workers.loop.foreign import ForeignRecords
 from workers.loop.reporter import Reporter
@@ -23,7 +24,13 @@ from workers.trainer.admission import Admission
 from workers.trainer.fetch import POLL_BYTES, PollSize
 from workers.trainer.groups import DeadSample, SeenSample
 from workers.trainer.payloads import Payload, Payloads
-from workers.trainer.validation import check_reference, check_versions, is_ours, validate
+from workers.trainer.validation import (
+    check_reference,
+    check_routing,
+    check_versions,
+    is_ours,
+    validate,
+)
 
 
 class Intake:
@@ -34,6 +41,7 @@ class Intake:
         hashes: weight hash of every version that the ledger knows, kept up to date by its owner;
             None: samples are not held to it.
         reporter: told how many records in `dead-letters` are no event.
+        routers: of the model, where recorded routes are replayed.
     """
 
     def __init__(
@@ -47,6 +55,7 @@ class Intake:
         start: tuple[PartitionPosition, ...],
         hashes: Mapping[int, str] | None = None,
         reporter: Reporter | None = None,
+        routers: RouterShape | None = None,
     ) -> None:
         self._context = context
         self._admission = admission
@@ -54,6 +63,7 @@ class Intake:
         self._vocab_size = vocab_size
         self._hashes = hashes
         self._reporter = reporter
+        self._routers = routers
         self._foreign = ForeignRecords(context.worker)
         self._limit_bytes = context.config.trainer.buffer_mb * 1_000_000
         offsets = _start_offsets(bus, start)
@@ -129,6 +139,8 @@ class Intake:
                 check_versions(scored, self._hashes)
             if self._context.config.trainer.loss.kl_coef:
                 check_reference(scored, self._reference())
+            is_replayed = self._context.config.trainer.routing_replay
+            check_routing(scored, is_replayed=is_replayed, shape=self._routers)
             seen = SeenSample.of(scored, raw.position, len(raw.value))
             if self._admission.add(seen, now_s):
                 self._payloads.put(Payload(raw=raw, scored=scored))

@@ -35,6 +35,9 @@ class LossTotals:
     mismatch_max: float = 0.0
     after_pull: int = 0  # of these, tokens behind the first version of their sample
     mismatch_after_pull: float = 0.0
+    replayable: int = 0  # (token, layer) rows that a forward whose routes are replayed passes
+    replayed: int = 0  # of these, rows that were recorded
+    flips: int = 0  # of these, rows that the live router would have chosen otherwise
 
     def add(
         self,
@@ -81,6 +84,12 @@ class LossTotals:
         self.compared += len(kl_N)
         self.kl_reference += _sum(kl_N)
 
+    def add_routes(self, *, num_layers: int, recorded: int, forwarded: int, flips: int) -> None:
+        """Count one micro-batch's routes in; `recorded` and `forwarded` are tokens."""
+        self.replayable += num_layers * forwarded
+        self.replayed += num_layers * recorded
+        self.flips += flips
+
     def means(self) -> dict[str, float]:
         """The batch's metrics.
 
@@ -91,7 +100,9 @@ class LossTotals:
         with r = policy / behavior. `ratio_max`: the largest policy / proximal. `ess`: effective
         sample size of the weights w rho that tokens are learnt with, (sum)^2 / (sum of squares),
         as a share of the tokens; 1 where all weigh alike. `kl_reference`: mean of the loss's KL
-        terms, before `kl_coef`; absent without a reference.
+        terms, before `kl_coef`; absent without a reference. `routing_flips`: share of the recorded
+        (token, layer) rows for which the live router would have chosen another set of experts;
+        `routing_recorded`: share of the rows that are recorded. Both absent without replay.
         """
         num = max(self.tokens, 1)
         means = {
@@ -110,6 +121,10 @@ class LossTotals:
             means["mismatch_max"] = self.mismatch_max
         if self.after_pull:
             means["mismatch_after_pull_mean"] = self.mismatch_after_pull / self.after_pull
+        if self.replayable:
+            means["routing_recorded"] = self.replayed / self.replayable
+        if self.replayed:
+            means["routing_flips"] = self.flips / self.replayed
         return means
 
 

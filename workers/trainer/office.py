@@ -36,6 +36,7 @@ from workers.trainer.training import Trained
 from workers.weights.channel import Manifest, WeightServer
 
 HEARTBEAT_S = 2.0
+POINTED_S = 10.0  # between two heartbeats, whatever else is written: they point to the claim
 _ROUTINE = ("training", "waiting")  # who goes from one to the other tells it when it is time
 MAX_ABORTS = 5
 
@@ -44,25 +45,34 @@ class Office:
     """The pen of one epoch."""
 
     def __init__(
-        self, context: Context, producer: Producer, epoch: int, reporter: Reporter
+        self,
+        context: Context,
+        producer: Producer,
+        epoch: int,
+        reporter: Reporter,
+        claim_offset: int = -1,
     ) -> None:
         self._context = context
         self._producer = producer
         self._epoch = epoch
         self._reporter = reporter
+        self._claim_offset = claim_offset
         self._next_heartbeat = 0.0
+        self._pointed_s = 0.0
         self._told = ""
 
     def heartbeat(self, state: str, next_step: int, detail: str = "") -> None:
         """Say that the owner lives: two seconds after it last wrote to `steps`.
 
         And at each change of state, but for those that come with every step: `steps` is kept for
-        ever, and what is written into it anyway tells as much.
+        ever, and what is written into it anyway tells as much. In any case every ten seconds: who
+        joins learns from it where the claim lies.
         """
         records = self._reporter.due()
         has_changed = state != self._told and not (state in _ROUTINE and self._told in _ROUTINE)
-        if time.monotonic() >= self._next_heartbeat or has_changed:
-            self._told = state
+        now_s = time.monotonic()
+        if now_s >= min(self._next_heartbeat, self._pointed_s + POINTED_S) or has_changed:
+            self._told, self._pointed_s = state, now_s
             event = TrainerHeartbeat(
                 run=self._context.config.run.id,
                 epoch=self._epoch,
@@ -71,6 +81,7 @@ class Office:
                 next_step=next_step,
                 detail=detail,
                 at_ms=now_ms(),
+                claim_offset=self._claim_offset,
             )
             records.append(outgoing(STEPS, event))
         self._commit(records)

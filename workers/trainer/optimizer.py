@@ -8,8 +8,9 @@ on what ran before. Axes: `B` sequence, `T` token, `N` tokens of the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy.typing as npt
 import torch
@@ -19,6 +20,7 @@ from workers.config.loss import LossSection
 from workers.config.trainer import OptimizerSection
 from workers.engines.model import causal_mask
 from workers.engines.one_order import backward
+from workers.engines.routing import Routes, RoutingReplay
 from workers.engines.token_scores import MakeMask, TokenScorer, TokenScores
 from workers.trainer.adam import Adam
 from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
@@ -28,7 +30,16 @@ from workers.trainer.loss_totals import LossTotals
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import VALUE, AllWeights, Trainable
 
-Score = Callable[[Tensor, Tensor, Tensor, Tensor], TokenScores]
+
+class Score(Protocol):
+    """A `TokenScorer`, or what stands for one."""
+
+    routing: RoutingReplay
+
+    def __call__(
+        self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor, temperature_N: Tensor, /
+    ) -> TokenScores:
+        """See `TokenScorer`."""
 
 
 class NumericsError(Exception):
@@ -151,6 +162,25 @@ class Learner:
 
     def _accumulate(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
         """Add one micro-batch's share of the batch's gradient."""
+        # The backward too: layers that are computed again there choose their experts again.
+        with self._scorer.routing.replaying(self._routes(micro_batch)) as counted:
+            self._learn(micro_batch, totals)
+        if micro_batch.is_routed_BT is not None:
+            totals.add_routes(
+                num_layers=self._scorer.routing.num_layers,
+                recorded=int(micro_batch.is_routed_BT.sum()),
+                forwarded=int(micro_batch.real_BT[:, 1:].sum()),
+                flips=counted.num_flips,
+            )
+
+    def _routes(self, micro_batch: MicroBatch) -> Routes | None:
+        """What the routers are told, moved once; None: they choose."""
+        experts_BTLK, is_routed_BT = micro_batch.routed_experts_BTLK, micro_batch.is_routed_BT
+        if experts_BTLK is None or is_routed_BT is None:
+            return None
+        return Routes(self._tensor(experts_BTLK), self._tensor(is_routed_BT))
+
+    def _learn(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
         mask_BT = micro_batch.loss_mask_BT
         rows_N, _ = mask_BT.nonzero()
         advantages_N = self._tensor(micro_batch.advantages_B[rows_N])

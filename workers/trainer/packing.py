@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
+from workers.engines.routes import padded_routes
 
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -39,8 +40,12 @@ class MicroBatch:
     advantages_B: Float32s
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
     num_batch_rows: int  # samples of the whole batch that have such tokens
-    trajectories: tuple[Trajectory, ...]  # by row; routed experts are reached from here
+    trajectories: tuple[Trajectory, ...]  # by row
     reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
+    # [B, T, layers with a router, top_k], and which tokens have them: every forward of these tokens
+    # takes these experts, and the live router's for the others. None: live routers alone.
+    routed_experts_BTLK: npt.NDArray[Any] | None = None
+    is_routed_BT: Bools | None = None
 
     @property
     def num_loss_tokens(self) -> int:
@@ -73,6 +78,7 @@ def pack(
     token_budget: int,
     pad_id: int = 0,
     borders: Sequence[int] | None = None,
+    replay_routes: bool = False,
 ) -> Batch:
     """The batch of a plan. Deterministic; samples have passed `validate`.
 
@@ -84,6 +90,7 @@ def pack(
         token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
         pad_id: any id that the model knows.
         borders: cut exactly so (a redo), whatever the budget.
+        replay_routes: take the recorded experts along.
 
     Raises:
         ValueError: lengths or borders that do not fit the samples, a masked segment that is not
@@ -109,6 +116,7 @@ def pack(
                 kept[end - size : end],
                 (num_loss_tokens, sum(num > 0 for num in by_sample)),
                 pad_id,
+                replay_routes,
             )
             for size, end in zip(borders, ends, strict=True)
         ),
@@ -168,8 +176,10 @@ def _micro_batch(
     kept: Sequence[frozenset[int]],
     of_batch: tuple[int, int],
     pad_id: int,
+    replay_routes: bool,
 ) -> MicroBatch:
     shape = (len(samples), max(_num_tokens(s) for s in samples))
+    routes = padded_routes([recorded_routes(s) for s in samples] if replay_routes else [], shape[1])
     batch = MicroBatch(
         token_ids_BT=np.full(shape, pad_id, np.int64),
         real_BT=np.zeros(shape, np.bool_),
@@ -184,10 +194,23 @@ def _micro_batch(
         num_batch_rows=of_batch[1],
         trajectories=tuple(s.trajectory for s in samples),
         reference_logprobs_BT=np.zeros(shape, np.float32),
+        routed_experts_BTLK=None if routes is None else routes[0],
+        is_routed_BT=None if routes is None else routes[1],
     )
     for row, (scored, segments) in enumerate(zip(samples, kept, strict=True)):
         _fill_row(batch, row, scored, segments)
     return batch
+
+
+def recorded_routes(
+    scored: ScoredTrajectory,
+) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
+    """Its experts [tokens - 1, layers, top_k] and which rows of them are recorded, if any are."""
+    experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
+    return (
+        None if experts is None else experts.numpy(),
+        None if mask is None else mask.numpy(),
+    )
 
 
 def is_sampled(segment: Segment) -> bool:

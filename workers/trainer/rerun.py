@@ -103,8 +103,12 @@ def rerun(
             records that it needs are gone.
         RetentionError, OffsetGoneError: retention removed records that it needs.
     """
-    ready = _ready(bus, config, step, checkpoints)
-    with contextlib.closing(ready.training):
+    ledger = read_ledger(bus, "rerun")
+    if step not in ledger.steps:
+        raise RerunError(f"step {step} was never completed: the log holds {_held(ledger)}")
+    recorded = from_json(ledger.claims[ledger.steps[step].epoch].config)
+    with contextlib.closing(_training(config, recorded)) as training:
+        ready = _ready(bus, config, ledger, recorded, training, step, checkpoints)
         return _rerun(bus, ready, weights, change)
 
 
@@ -117,7 +121,11 @@ class _Ready:
     recorded: RunConfig  # of the claim that the step was done under
     facts: tuple[StepFact, ...]  # the steps since the checkpoint, the one that is asked for last
     started_from: str
-    environment: str
+
+    def environment(self, fact: StepFact) -> str:
+        """What differs here from where a step was done; each claim tells its own."""
+        claim = self.ledger.claims[fact.epoch]
+        return differences(claim.versions, versions(self.training.numerics))
 
 
 def _rerun(
@@ -152,22 +160,17 @@ def _rerun(
         recorded=event,
         again=again,
         update_norm=float(_update(state.weights, made).norm()),
-        environment=ready.environment,
+        environment=ready.environment(ready.facts[-1]),
         change=experiment,
     )
 
 
-def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) -> _Ready:
-    ledger = read_ledger(bus, "rerun")
-    fact = ledger.steps.get(step)
-    if fact is None:
-        raise RerunError(f"step {step} was never completed: the log holds {_held(ledger)}")
-    claim = ledger.claims[fact.epoch]
-    recorded = from_json(claim.config)
+def _training(config: RunConfig, recorded: RunConfig) -> Training:
+    """The model of the model folder, as the step's claim says to train it."""
     try:
         section = recorded.trainer
         device, gpus = nearest_devices("trainer.device", section.device, section.ranks)
-        training = Training(
+        return Training(
             model_folder(config.model.path),
             section,
             recorded.model.threads,
@@ -179,6 +182,18 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
         raise RerunError(
             f"the model folder {config.model.path} cannot be used: {err}; name it with --model"
         ) from err
+
+
+def _ready(
+    bus: Bus,
+    config: RunConfig,
+    ledger: Ledger,
+    recorded: RunConfig,
+    training: Training,
+    step: int,
+    checkpoints: Sequence[Path],
+) -> _Ready:
+    claim = ledger.claims[ledger.steps[step].epoch]
     saved, started_from = _start(training, ledger, claim, config, step, checkpoints)
     missing = [number for number in range(saved + 1, step) if number not in ledger.steps]
     if missing:
@@ -195,7 +210,6 @@ def _ready(bus: Bus, config: RunConfig, step: int, checkpoints: Sequence[Path]) 
         recorded=recorded,
         facts=facts,
         started_from=started_from,
-        environment=differences(claim.versions, versions(training.numerics)),
     )
 
 
@@ -208,7 +222,7 @@ def _redo_before(bus: Bus, ready: _Ready) -> None:
             raise RerunError(
                 f"step {fact.step}, on the way from {ready.started_from}, gave weights "
                 f"{redone.weight_hash[:12]}, the log says {fact.weight_hash[:12]}: "
-                f"{ready.environment or 'nothing that a claim records differs'}"
+                f"{ready.environment(fact) or 'nothing that its claim records differs'}"
             )
 
 

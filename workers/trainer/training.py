@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from schemas.events import MaskedSegment, ScoredTrajectory, Trajectory
+from schemas.events import MaskedSegment, ScoredTrajectory
 from streams.crash_points import CrashPoint, reach
 from streams.errors import ConfigError
 from workers.config.trainer import TrainerSection
@@ -24,24 +24,22 @@ from workers.engines.folder import read_config, vocab_size_of
 from workers.engines.model import FLOAT32, configure_torch, load_model, numerics_of, weights_of
 from workers.engines.one_order import NoOrderError
 from workers.engines.recompute import recompute_activations
+from workers.engines.routing_check import check_replay
 from workers.engines.selfcheck import check_scoring
 from workers.engines.token_scores import MakeMask
 from workers.loop.dead_letters import Reason
 from workers.trainer.advantage import group_advantages
+from workers.trainer.batch_metrics import batch_metrics
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.exhaustion import ExhaustedError, SampleTooLargeError, smaller_borders
 from workers.trainer.optimizer import Learner, NumericsError, StepResult
 from workers.trainer.packing import Batch, Float32s, is_sampled, pack
+from workers.trainer.parallel.team import Team, closed_on_error
 from workers.trainer.payloads import Payload, batch_hash
 from workers.trainer.trainable import trainable_of
-from workers.trainer.validation import check_reference
+from workers.trainer.validation import check_reference, check_routing
 from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
-
-if TYPE_CHECKING:
-    from workers.trainer.parallel.team import Team
-
-MAX_PARTS = 32  # of a reward, in a step's metrics; all of them are in the trajectories
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,27 +84,30 @@ class Training:
             team: the other ranks; None: there are none.
 
         Raises:
-            ConfigError: a model that cannot be trained so.
+            ConfigError: a model that cannot be trained so. Whatever is raised, the team is closed.
+            EngineError: `section.routing_replay`, and a family whose routers cannot be told.
         """
-        num_ranks = 1 if team is None else team.size
-        if num_ranks != section.ranks:
-            raise ValueError(f"trainer.ranks is {section.ranks}, but there are {num_ranks}")
-        numerics = configure_torch(
-            threads, device, fused=True, in_one_order=section.redo != "tolerate"
-        )
-        self.vocab_size = vocab_size_of(read_config(folder))
-        self._section = section
-        model = load_model(folder, dtype)
-        mask = check_scoring(model, self.vocab_size)
-        if team is None:
-            model = model.to(device)
-        self.numerics = replace(numerics_of(model, numerics), ranks=num_ranks)
-        self.model_hash = self.weight_hash = weight_hash(weights_of(model))
-        if team is None:
-            self.learner = _learner(model, mask, section)
-        else:
-            recipe = {"folder": folder, "section": section, "device": device, "dtype": dtype}
-            self.learner = _leader(team, recipe, threads, model, mask)
+        with closed_on_error(team):
+            num_ranks = 1 if team is None else team.size
+            if num_ranks != section.ranks:
+                raise ValueError(f"trainer.ranks is {section.ranks}, but there are {num_ranks}")
+            numerics = configure_torch(
+                threads, device, fused=True, in_one_order=section.redo != "tolerate"
+            )
+            self.vocab_size = vocab_size_of(read_config(folder))
+            self._section = section
+            model = load_model(folder, dtype)
+            mask = check_scoring(model, self.vocab_size)
+            self.routers = check_replay(model, self.vocab_size) if section.routing_replay else None
+            if team is None:
+                model = model.to(device)
+            self.numerics = replace(numerics_of(model, numerics), ranks=num_ranks)
+            self.model_hash = self.weight_hash = weight_hash(weights_of(model))
+            if team is None:
+                self.learner = _learner(model, mask, section)
+            else:
+                recipe = {"folder": folder, "section": section, "device": device, "dtype": dtype}
+                self.learner = _leader(team, recipe, threads, model, mask)
 
     def check(self) -> None:
         """
@@ -143,7 +144,8 @@ class Training:
         Raises:
             NumericsError: loss or gradient is not finite.
             SampleTooLargeError: one sample alone does not fit in memory.
-            ValueError: with `kl_coef`, a sample without log-probs of the reference.
+            ValueError: with `kl_coef`, a sample without log-probs of the reference; one that was
+                scored under another `routing_replay`.
         """
         reach(CrashPoint.FORWARD_BEFORE)
         started_s = time.monotonic()
@@ -151,6 +153,8 @@ class Training:
         if self._section.loss.kl_coef:
             for sample in samples:
                 check_reference(sample)
+        for sample in samples:
+            check_routing(sample, is_replayed=self._section.routing_replay)
         advantages = self._advantages(samples)
         batch, result = self._step(samples, advantages, masked, policy_version, borders)
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
@@ -158,7 +162,7 @@ class Training:
         reach(CrashPoint.FORWARD_AFTER)
         return Trained(
             loss=result.loss,
-            metrics=result.metrics | _rewards(payloads) | {"train_s": seconds},
+            metrics=result.metrics | batch_metrics(payloads) | {"train_s": seconds},
             weight_hash=self.weight_hash,
             previous_hash=before,
             batch_hash=batch_hash(payloads),
@@ -205,6 +209,7 @@ class Training:
                 own,
                 policy_version=policy_version,
                 token_budget=self._section.micro_batch_tokens,
+                replay_routes=self._section.routing_replay,
             )
             try:
                 problem, reason = self.learner.probe(batch), Reason.NUMERICS
@@ -242,6 +247,7 @@ class Training:
                 policy_version=policy_version,
                 token_budget=self._section.micro_batch_tokens,
                 borders=borders,
+                replay_routes=self._section.routing_replay,
             )
             try:
                 return batch, self.learner.step(batch)
@@ -346,46 +352,3 @@ def permuted(rewards: Sequence[float], step: int) -> list[float]:
     """The same rewards for other samples; the step alone decides, so a redo deals alike."""
     order = np.random.default_rng(step).permutation(len(rewards))
     return [rewards[index] for index in order]
-
-
-def part_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means of the reward's parts, as metrics `reward/NAME`; only so many as people can look at."""
-    names = sorted({name for of_sample in parts for name in of_sample})[:MAX_PARTS]
-    return {f"reward/{name}": sum(p.get(name, 0.0) for p in parts) / len(parts) for name in names}
-
-
-def _rewards(payloads: Sequence[Payload]) -> dict[str, float]:
-    """Means over the batch; a sample without a part counts 0 for it."""
-    by_group: dict[str, list[float]] = {}
-    for payload in payloads:
-        trajectory = payload.scored.trajectory
-        by_group.setdefault(trajectory.group_id, []).append(trajectory.reward)
-    rewards = [reward for group in by_group.values() for reward in group]
-    lengths = [
-        sum(len(s.token_ids) for s in p.scored.trajectory.segments if s.author == "policy")
-        for p in payloads
-    ]
-    return {
-        **part_means([payload.scored.trajectory.reward_parts for payload in payloads]),
-        "reward": float(np.mean(rewards)),
-        "reward_std": float(np.std(rewards)),
-        "equal_reward_groups": float(
-            np.mean([len(set(group)) == 1 for group in by_group.values()])
-        ),
-        "response_tokens": float(np.mean(lengths)),
-        **_turns([payload.scored.trajectory for payload in payloads]),
-    }
-
-
-def _turns(batch: Sequence[Trajectory]) -> dict[str, float]:
-    """Of samples with an environment: turns of the policy and tokens that nobody sampled, each
-    sample's mean; empty where no sample has any."""
-    said = [[s for s in one.segments if s.author == "environment"] for one in batch]
-    if not any(said):
-        return {}
-    turns = [1 + len(segments) for segments in said]
-    return {
-        "turns": float(np.mean(turns)),
-        "turns_max": float(max(turns)),
-        "environment_tokens": float(np.mean([sum(len(s.token_ids) for s in one) for one in said])),
-    }

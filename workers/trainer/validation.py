@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from schemas.events import TRAIN, DeadLetter, ScoredTrajectory, Segment, SegmentScore
 from workers.config.across import MIN_TEMPERATURE
+from workers.engines.routes import RouterShape, check_routes
 from workers.loop.validation import check_logprobs, check_trajectory, is_group_number
 
 ANCHORS = ("sampled", "nearby", "behavior")
@@ -83,6 +84,31 @@ def check_reference(scored: ScoredTrajectory, weight_hash: str = "") -> None:
                 f"scores[{index}].reference_hash must be {weight_hash}, version 0's, with "
                 f"logprob.reference 'start', got {score.reference_hash or 'none'}"
             )
+
+
+def check_routing(
+    scored: ScoredTrajectory, *, is_replayed: bool, shape: RouterShape | None = None
+) -> None:
+    """Return if both log-probs of the ratio are made with the same routes.
+
+    A row that is not recorded is no objection: both sides leave it to their live router.
+
+    Args:
+        is_replayed: the trainer's setting.
+        shape: of the trainer's model, to hold the rows to.
+
+    Raises:
+        ValueError: it was scored under the other setting, or from another model.
+    """
+    is_scored = any(score.anchor != "behavior" for score in scored.scores)
+    if is_scored and scored.routing_replayed != is_replayed:
+        raise ValueError(
+            f"routing_replayed is {scored.routing_replayed}, but trainer.routing_replay is "
+            f"{is_replayed}: the two log-probs of the ratio would be of different routes"
+        )
+    experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
+    if shape is not None and experts is not None:
+        check_routes(experts.numpy(), None if mask is None else mask.numpy(), shape)
 
 
 def is_ours(letter: DeadLetter) -> bool:

@@ -56,7 +56,13 @@ class TrainerWorker:
         self._reporter = Reporter(context)
         claimed = claim(context, bus, self._claim)
         self._ledger = claimed.ledger
-        self._office = Office(context, claimed.producer, claimed.claim.epoch, self._reporter)
+        self._office = Office(
+            context,
+            claimed.producer,
+            claimed.claim.epoch,
+            self._reporter,
+            claimed.position.offset,
+        )
         server.open(claimed.claim.epoch)
         self._step = self._ledger.last_step
         self._version = self._ledger.policy_version
@@ -77,6 +83,7 @@ class TrainerWorker:
             start=self._ledger.positions,
             hashes=self._ledger.hashes,
             reporter=self._reporter,
+            routers=training.routers,
         )
         self._foreign = ForeignRecords(context.worker)
         pulls = Partition(POLICY_PULLS.name, 0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from schemas.events import Endpoint, PolicyPublished, PullRequested
+from workers.weights.link import PROTOCOL
 
 if TYPE_CHECKING:
     import torch
@@ -139,3 +140,32 @@ class WeightChannel(Protocol):
             VersionGoneError: no longer served.
             WeightError: the deadline passed, the link broke, layout or hash differ.
         """
+
+
+def order_of(
+    published: PolicyPublished,
+    deadline_s: float,
+    *,
+    channel: str,
+    address: str,
+    receiver: str,
+    key: str = "",
+) -> dict[str, object]:
+    """The fields of an order, by infra/server/README.md; see `WeightChannel.order`.
+
+    Args:
+        address: where the receiver finds the weights.
+        key: what it authenticates with; empty where nobody asks for it.
+    """
+    return {
+        "rlstreams": PROTOCOL,
+        "channel": channel,
+        "address": address,
+        "receiver": receiver,
+        "key": key,
+        "epoch": published.epoch,
+        "policy_version": published.policy_version,
+        "weight_hash": published.weight_hash,
+        "layout": published.layout,
+        "deadline_s": deadline_s,
+    }

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schemas.events import Endpoint, PolicyPublished, PullRequested
-from workers.weights.channel import Manifest, VersionGoneError, WeightError
+from workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
 from workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
-from workers.weights.link import PROTOCOL
 from workers.weights.link.errors import PullError
 from workers.weights.link.trust import receiver_key
 from workers.weights.members import Asked, Listener
@@ -210,18 +209,14 @@ class CollectiveWeightChannel:
             WeightError: no endpoint of this channel.
         """
         receiver = f"{self._id}.{server}" if server else self._id
-        return {
-            "rlstreams": PROTOCOL,
-            "channel": self._backend,
-            "address": self._address(published),
-            "receiver": receiver,
-            "key": receiver_key(self._secret, receiver),
-            "epoch": published.epoch,
-            "policy_version": published.policy_version,
-            "weight_hash": published.weight_hash,
-            "layout": published.layout,
-            "deadline_s": deadline_s,
-        }
+        return order_of(
+            published,
+            deadline_s,
+            channel=self._backend,
+            address=self._address(published),
+            receiver=receiver,
+            key=receiver_key(self._secret, receiver),
+        )
 
     def pull(
         self, published: PolicyPublished, deadline_s: float

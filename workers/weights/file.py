@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.events import Endpoint, PolicyPublished, PullRequested
-from workers.weights.channel import Manifest, VersionGoneError, WeightError
+from workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
 from workers.weights.layout import (
     dtype_name,
     layout_of,
@@ -27,7 +27,6 @@ from workers.weights.layout import (
     size_bytes,
     weight_hash,
 )
-from workers.weights.link import PROTOCOL
 
 if TYPE_CHECKING:
     import torch
@@ -187,18 +186,8 @@ class FileWeightChannel:
         self, published: PolicyPublished, deadline_s: float, *, server: str = ""
     ) -> dict[str, object]:
         """The file's path and content hash; a model server reads it where it sees the folder."""
-        return {
-            "rlstreams": PROTOCOL,
-            "channel": CHANNEL,
-            "address": str(self._find(published)),
-            "receiver": server,
-            "key": "",
-            "epoch": published.epoch,
-            "policy_version": published.policy_version,
-            "weight_hash": published.weight_hash,
-            "layout": published.layout,
-            "deadline_s": deadline_s,
-        }
+        address = str(self._find(published))
+        return order_of(published, deadline_s, channel=CHANNEL, address=address, receiver=server)
 
     def pull(
         self, published: PolicyPublished, deadline_s: float

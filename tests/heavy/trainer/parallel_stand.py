@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from schemas.events import ScoredTrajectory, Tensor
 from tests import families
 from tests.unit.trainer.trainer_builders import random_samples
 from workers.config.trainer import OptimizerSection, TrainerSection
@@ -31,10 +34,33 @@ def two_ranks(folder: Path, *, program: str = PROGRAM, **changes: object) -> Tra
     return Training(folder, section, threads=1, dtype="bfloat16", team=team)
 
 
-def batch_of(seed: int, token_budget: int = 30, count: int = 20) -> Batch:
-    """An odd number of micro-batches or so: then one rank is idle in the last round."""
+def batch_of(
+    seed: int, token_budget: int = 30, count: int = 20, *, is_routed: bool = False
+) -> Batch:
+    """An odd number of micro-batches or so: then one rank is idle in the last round.
+
+    Args:
+        is_routed: tokens take experts that were recorded, drawn at random.
+    """
     samples = random_samples(count, seed)
+    if is_routed:
+        samples = [_routed(sample, seed) for sample in samples]
     advantages = group_advantages(
         [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples]
     )
-    return pack(samples, advantages, [], policy_version=0, token_budget=token_budget)
+    return pack(
+        samples,
+        advantages,
+        [],
+        policy_version=0,
+        token_budget=token_budget,
+        replay_routes=is_routed,
+    )
+
+
+def _routed(sample: ScoredTrajectory, seed: int) -> ScoredTrajectory:
+    num_rows = sum(len(s.token_ids) for s in sample.trajectory.segments) - 1
+    first = np.random.default_rng(seed).integers(0, 4, (num_rows, 2, 1))
+    rows = np.concatenate([first, (first + 1) % 4], -1).astype(np.uint8)
+    trajectory = replace(sample.trajectory, routed_experts=Tensor.of(rows))
+    return replace(sample, trajectory=trajectory)

@@ -40,15 +40,20 @@ def hashes(trained: Training) -> tuple[str, str]:
     return weight_hash(trained.learner.weights()), weight_hash(trained.learner.optimizer_tensors())
 
 
-def test_a_step_of_two_ranks_is_that_of_one_but_for_rounding(two: Training, folder: Path) -> None:
-    """Loss, gradient norm and every metric agree, and so do the weights after it."""
+@pytest.mark.parametrize("is_routed", [False, True])
+def test_a_step_of_two_ranks_is_that_of_one_but_for_rounding(
+    two: Training, folder: Path, is_routed: bool
+) -> None:
+    """Loss, gradient norm and every metric agree, and so do the weights after it; with routes that
+    were recorded too."""
     begin(two, folder)
     one = Training(folder, SECTION, threads=1, dtype="bfloat16")
     before = {name: tensor.clone() for name, tensor in one.learner.weights().items()}
-    batch = batch_of(0)
+    batch = batch_of(0, is_routed=is_routed)
     assert len(batch.micro_batches) % 2 == 1
     alone, together = one.learner.step(batch), two.learner.step(batch)
     assert alone.metrics.keys() == together.metrics.keys()
+    assert is_routed == ("routing_flips" in together.metrics)
     assert alone.loss == pytest.approx(together.loss, rel=1e-6)
     assert alone.metrics == pytest.approx(together.metrics, rel=1e-2)
     after, other = one.learner.weights(), two.learner.weights()

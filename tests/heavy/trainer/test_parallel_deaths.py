@@ -11,9 +11,11 @@ import pytest
 
 from streams.errors import ConfigError
 from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
-from workers.config.trainer import LoraSection
+from workers.config.trainer import LoraSection, TrainerSection
+from workers.engines.base import EngineError
 from workers.engines.one_order import NoOrderError
 from workers.trainer.parallel.team import FollowerError, Team
+from workers.trainer.training import Training
 
 STOPPED_S = 10.0
 ODD = "tests.heavy.trainer.odd_follower"
@@ -72,3 +74,13 @@ def test_what_no_rank_can_train_is_refused_by_its_name(folder: Path) -> None:
     """As one process would say it: the field, not a dead rank."""
     with pytest.raises(ConfigError, match=r"trainer\.lora\.targets 'nothing'"):
         two_ranks(folder, lora=LoraSection(rank=2, targets="nothing"))
+
+
+def test_ranks_end_with_a_trainer_that_cannot_begin(tmp_path: Path) -> None:
+    """A model folder that is none: nobody holds the followers, or the folder where they meet."""
+    team = Team([""], program=ODD)
+    with pytest.raises(EngineError, match=r"config\.json"):
+        Training(tmp_path, TrainerSection(ranks=2), threads=1, team=team)
+    assert not team.new_file().parent.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(team.processes[0], 0)

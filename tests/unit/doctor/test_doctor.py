@@ -29,7 +29,7 @@ from workers.doctor.check import Check, Level, probed
 from workers.doctor.diagnose import diagnose, preflight
 from workers.doctor.kept import kept_check
 from workers.doctor.memory import estimate
-from workers.doctor.model import read_model
+from workers.doctor.model import check_routers, read_model
 from workers.doctor.weight_files import tensors_in
 
 ROOT = Path(__file__).parents[3]
@@ -360,3 +360,17 @@ def _broker_checks(given: BrokerFacts) -> list[Check]:
         broker.durability_check(given, config),
         *broker.topic_checks(given, config),
     ]
+
+
+def test_replay_is_promised_of_a_model_with_routers_and_refused_of_a_dense_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is started; the family's routers are measured by the roles."""
+    words = [str(DEMO), f"--run.dir={tmp_path}", "--trainer.routing_replay=true"]
+    assert 0 == main(["doctor", *words])
+    assert "recorded routes are replayed" in capsys.readouterr().out
+    config, model = load([DEMO], ["trainer.routing_replay=true"]), read_model(str(MODEL))
+    check_routers(config, model)
+    fields = {name: value for name, value in model.config.items() if "experts" not in name}
+    with pytest.raises(ConfigError, match=r"trainer\.routing_replay is true, but .* a dense model"):
+        check_routers(config, replace(model, config=fields))

@@ -190,3 +190,21 @@ def test_the_cache_is_of_all_turns(tmp_path: Path) -> None:
     changed(folder / "config.json", max_position_embeddings=128)
     short = read_model(str(folder))
     assert cache_mb(short, alone) == cache_mb(short, config)
+
+
+def test_a_sample_above_the_token_budget_counts_by_its_length(tmp_path: Path) -> None:
+    """It is a micro-batch of its own, so a smaller budget saves nothing."""
+    folder = copied(tmp_path, max_position_embeddings=1 << 20)
+    model = read_model(str(folder))
+
+    def activations(*more: str) -> float:
+        config = load([ROOT / "infra/examples/second_try.toml"], [*more])
+        return next(r for r in estimate(model, config) if r.role == "trainer").items["activations"]
+
+    long = "environment.max_turns=64"
+    assert activations(long, "trainer.micro_batch_tokens=256") == activations(
+        long, "trainer.micro_batch_tokens=512"
+    )
+    assert activations("trainer.micro_batch_tokens=4096") < activations(
+        long, "trainer.micro_batch_tokens=4096"
+    )

@@ -21,6 +21,7 @@ from streams.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
 from streams.views.feed import Feed, Views
 from tests import factories
 from tests.logs import made_log
+from workers.metrics import reading
 from workers.metrics.prometheus import families, served
 from workers.metrics.reading import read_rows
 from workers.metrics.rows import Row
@@ -135,8 +136,9 @@ def test_what_does_not_count_in_the_log_is_no_row() -> None:
     assert [1.0] == [row.values["loss"] for row in rows_of(log) if row.step == 2]
 
 
-def test_following_ends_with_the_run() -> None:
+def test_following_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows come while the run goes on; the evaluation of the last version is the last one."""
+    monkeypatch.setattr(reading, "POLL_S", 0.01)
     log, kept = begun(), Kept()
     bus = MemoryBus(log, "run")
     reader = threading.Thread(

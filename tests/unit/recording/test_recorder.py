@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from schemas.events import (
     TrainerStarted,
     Trajectory,
 )
+from schemas.tensor import Tensor
 from streams.audit.auditor import audit
 from streams.bus import Bus
 from streams.codec import outgoing
@@ -27,6 +30,7 @@ from streams.recording import (
     RecordingWriter,
 )
 from streams.recording.bus import RecordingBus
+from streams.recording.facts import mismatch_of
 from streams.recording.recorder import DONE, ORDER, Recorder, groups_of_steps
 from streams.recording.selection import Range, Selection
 from streams.topics import STEPS, TOPICS, TRAJECTORIES
@@ -194,3 +198,24 @@ def test_a_recording_is_not_written_to_nor_asked_for_what_it_lacks(world: World)
         with pytest.raises(TopicMismatchError, match="unheard is not in"):
             bus.partitions("unheard")
         assert recording.at(Position("steps", 0, 1)).position.offset == 1
+
+
+@pytest.mark.parametrize("axes", [(0,), (2,)])  # behind the tokens
+@pytest.mark.parametrize("both", [True, False])
+def test_log_probs_of_any_shape_are_kept_without_a_mismatch(
+    axes: tuple[int, ...], both: bool
+) -> None:
+    """The trainer sets such a sample aside; the recording goes on behind it."""
+    whole = factories.scored(factories.trajectory())
+    shape = (len(whole.scores[0].proximal_logprobs), *axes)
+    odd = Tensor(dtype="float32", shape=shape, codec="raw", data=bytes(4 * math.prod(shape)))
+    scores = tuple(
+        replace(score, anchor="sampled", proximal_logprobs=odd) for score in whole.scores
+    )
+    segments = tuple(
+        replace(segment, behavior_logprobs=odd) if both else segment
+        for segment in whole.trajectory.segments
+    )
+    trajectory = replace(whole.trajectory, segments=segments)
+    told = mismatch_of(replace(whole, trajectory=trajectory, scores=scores))
+    assert told in (None, 0.0)

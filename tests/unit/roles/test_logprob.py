@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from streams.record import Partition
 from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from tests import factories
 from tests.unit.roles.stand import Stand, turn_until
-from workers.engines.base import TokenSequence
+from workers.engines.base import Scores, TokenSequence
 from workers.engines.fake import FakeScorer
 from workers.logprob import worker as module
 from workers.logprob.reference import Reference
@@ -237,3 +240,40 @@ def test_a_version_that_nobody_announces_is_buried_after_a_while(
     logprob.close()
     (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)
     assert "policy version 7 was not announced" in letter.detail
+
+
+class RouteKeeper(FakeScorer):
+    """Remembers the routes that it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def score(
+        self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
+    ) -> Sequence[Scores]:
+        self.told += [(s.routed_experts, s.routed_experts_mask) for s in sequences]
+        return super().score(sequences, policy_version, temperature)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_scorer_is_told_the_recorded_routes_where_they_are_replayed(
+    is_on: bool, tmp_path: Path
+) -> None:
+    """And the score says so, of samples that had none too."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    context = stand.context("logprob")
+    section = replace(context.config.trainer, routing_replay=is_on)
+    context = replace(context, config=replace(context.config, trainer=section))
+    scorer = RouteKeeper()
+    logprob = make_worker(context, context.bus, scorer, FileWeightChannel())
+    rows = np.arange(6, dtype=np.uint8).reshape(3, 1, 2)
+    routed = replace(trajectory("0", segment(0, 5, 6)), routed_experts=Tensor.of(rows))
+    send(stand, routed, trajectory("1", segment(0, 5, 6)))
+    turn_until(logprob, lambda: len(scored(stand)) == 2)
+    logprob.close()
+    assert {s.routing_replayed for s in scored(stand).values()} == {is_on}
+    told = [experts.tolist() for experts, _ in scorer.told if experts is not None]
+    assert told == ([rows.tolist()] if is_on else [])
+    assert len(scorer.told) == 2

@@ -17,9 +17,9 @@ from workers.export.sample_table import turns_of
 from workers.inspect.words import Spelling
 from workers.logprob.scoring import Load, plan_anchors, score_window
 from workers.loop.validation import check_trajectory
+from workers.trainer.batch_metrics import _turns
 from workers.trainer.groups import is_truncated
 from workers.trainer.packing import pack
-from workers.trainer.training import _turns
 from workers.trainer.validation import check_versions, validate
 from workers.weights.file import FileWeightChannel
 

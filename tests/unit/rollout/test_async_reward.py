@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from workers.config.reward import RewardSection
+from workers.rollout import verifier_child
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.reward import Judgement, RewardError, Verifier
 
@@ -81,9 +82,10 @@ def test_one_that_hangs_is_cancelled_and_costs_itself_alone(tmp_path: Path) -> N
     ],
 )
 def test_a_process_that_cannot_go_on_is_replaced(
-    tmp_path: Path, completion: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, completion: str, told: str
 ) -> None:
     """A call that holds up all others, or ends the process, costs what the process held."""
+    monkeypatch.setattr(verifier_child, "CANCEL_S", 0.1)
     with verifier(tmp_path, timeout_s=1.0) as one:
         with pytest.raises(RewardError, match=told):
             ask(one, completion)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rollout.games import DEADLINE_S, SLOW, World, begin, drive, turn
+from tests.unit.rollout.games import DEADLINE_S, PLAIN, SLOW, World, begin, drive, turn
 from tests.unit.served.test_gate import until
+from workers.rollout import verifier_child
 from workers.rollout.environment import (
     EpisodeError,
     LostEpisodeError,
@@ -17,27 +18,74 @@ from workers.rollout.environment import (
 )
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("hang", r"gave no answer within 1 s: it is at .*game.py:11"),
-        ("exit", "died with status 3"),
-    ],
-)
-def test_a_process_that_ends_costs_who_ended_it(world: World, said: str, told: str) -> None:
+def test_a_process_that_ends_costs_who_ended_it(world: World) -> None:
     """Its other episodes are lost, which lets them be attempted again in a new process."""
 
     async def scenario() -> None:
-        environment = world(timeout_s=1.0 if said == "hang" else 60.0)
+        environment = world()
         other, one = begin(environment, "1/0/0"), begin(environment)
         await other.step(turn("a"))
-        with pytest.raises(EpisodeError, match=told) as raised:
-            await one.step(turn(said))
+        with pytest.raises(EpisodeError, match="died with status 3") as raised:
+            await one.step(turn("exit"))
         assert not isinstance(raised.value, LostEpisodeError)
         with pytest.raises(LostEpisodeError):
             await other.step(turn("b"))
         again = await begin(environment, "1/0/1").step(turn("c"))
         assert Says("no c") == again
+
+    drive(scenario())
+
+
+def test_a_plain_step_that_hangs_costs_itself_alone(world: World, tmp_path: Path) -> None:
+    """It is broken off where it waits, its object is closed, and its neighbour keeps its state."""
+    log = tmp_path / "log"
+    metadata = f'{{"log": "{log}"}}'
+
+    async def scenario() -> None:
+        environment = world()
+        other, one = begin(environment, "1/0/0"), begin(environment, metadata=metadata)
+        assert Says("no a") == await other.step(turn("a"))
+        environment._homes[0].child._timeout_s = 0.5
+        told = r"gave no answer within 0\.5 s: it is at .*game.py:11"
+        with pytest.raises(EpisodeError, match=told) as raised:
+            await one.step(turn("hang"))
+        assert not isinstance(raised.value, LostEpisodeError)
+        one.leave()
+        await until(log.exists, "it is not closed")
+        environment._homes[0].child._timeout_s = DEADLINE_S
+        assert Says("no a,b") == await other.step(turn("b", 2))
+
+    drive(scenario())
+
+
+def test_a_plain_step_that_does_not_let_go_ends_its_process(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to blame still; its neighbour begins anew, in another process."""
+    monkeypatch.setattr(verifier_child, "CANCEL_S", 0.2)
+    source = (
+        PLAIN.replace("time.sleep(3600)", "self.hang()")
+        + """
+    def hang(self):
+        while True:
+            try:
+                time.sleep(3600)
+            except BaseException:
+                pass
+"""
+    )
+
+    async def scenario() -> None:
+        environment = world(source)
+        other, one = begin(environment, "1/0/0"), begin(environment)
+        await other.step(turn("a"))
+        environment._homes[0].child._timeout_s = 0.2
+        with pytest.raises(EpisodeError, match=r"gave no answer within 0\.2 s") as raised:
+            await one.step(turn("hang"))
+        assert not isinstance(raised.value, LostEpisodeError)
+        with pytest.raises(LostEpisodeError, match="did not let go"):
+            await other.step(turn("b"))
+        assert Says("no c") == await begin(environment, "1/0/1").step(turn("c"))
 
     drive(scenario())
 
@@ -54,13 +102,12 @@ def test_nobody_is_blamed_for_a_death_that_several_could_have_caused(world: Worl
     drive(scenario())
 
 
-@pytest.mark.parametrize("said", ["hang", "exit"])
-def test_who_waits_for_room_in_a_process_that_ends_is_not_to_blame(world: World, said: str) -> None:
+def test_who_waits_for_room_in_a_process_that_ends_is_not_to_blame(world: World) -> None:
     """Steps that were never sent are lost, not failed, however many stood in line."""
 
     async def scenario() -> None:
-        environment = world(timeout_s=1.0 if said == "hang" else 60.0)
-        steps = [begin(environment).step(turn(said))]
+        environment = world()
+        steps = [begin(environment).step(turn("exit"))]
         steps += [begin(environment, f"{n}/0/0").step(turn("a")) for n in range(1, 4)]
         found = await asyncio.gather(*steps, return_exceptions=True)
         assert [EpisodeError, *[LostEpisodeError] * 3] == [type(error) for error in found]

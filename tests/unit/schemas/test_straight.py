@@ -143,9 +143,9 @@ def test_tables_stay_bounded():
         assert (1 + len(text), text) == run.read(bytes([2 * len(text)]) + text.encode(), 0)
     assert len(run) <= 8192
     outlines = Outlines(Trajectory, partial(compile_straight, Trajectory))
-    for _ in range(100):
-        for num_segments in range(30):
-            outlines.learn(trajectory(segments=(policy_segment(),) * num_segments))
+    unlike = [trajectory(segments=(policy_segment(),) * number) for number in range(30)]
+    for event in unlike * 100:
+        outlines.learn(event)
     assert len(outlines.lines) <= 8
     runs = Runs((dict.fromkeys(range(20000), b"x"),))
     assert 20_000 == sum(len(runs[(number,)]) for number in range(20_000))

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.events import (
-    ClosedGroups,
-)
+from schemas.events import ClosedGroups, Prompt, ScoredTrajectory, Trajectory
 from streams.audit.classes import Classes
 from streams.audit.fold import AuditFold
 from streams.audit.report import EXAMPLES_PER_KIND
@@ -30,6 +28,7 @@ from tests.factories import (
 from tests.unit.streams.audit_log import (
     CONFIG,
     SIZE,
+    Log,
     change_step,
     feed,
     healthy,
@@ -122,9 +121,39 @@ def test_a_dead_letter_ends_a_sample_and_its_siblings_are_dropped() -> None:
 
 def test_a_dead_letter_for_a_trained_sample_is_a_breach() -> None:
     """A sample ends once."""
+    for topic, offset in origins_of_trained(healthy()).items():
+        log = healthy()
+        letter = dead_letter(
+            group_id="1", sample=0, origin_topic=topic, origin_partition=0, origin_offset=offset
+        )
+        log.add("dead-letters", letter)
+        assert kinds(log.report()) == {"trained and dead-lettered": 1}, topic
+
+
+def test_a_dead_letter_about_a_copy_of_a_trained_sample_is_none() -> None:
+    """The trainer kept the record that was fine, as it should; the copy counts as a duplicate."""
     log = healthy()
-    log.add("dead-letters", dead_letter(group_id="1", sample=0))
-    assert kinds(log.report()) == {"trained and dead-lettered": 1}
+    copy = log.add("scored-trajectories", log.topics["scored-trajectories"][0])
+    for name in ({"group_id": "1", "sample": 0}, {"group_id": "", "sample": -1}):
+        letter = dead_letter(
+            origin_topic="scored-trajectories", origin_partition=0, origin_offset=copy, **name
+        )
+        log.add("dead-letters", letter)
+    report = log.report()
+    assert (kinds(report), report.duplicates) == ({}, 1)
+
+
+def origins_of_trained(log: Log) -> dict[str, int]:
+    """Where sample 1/0, which was trained, has its records."""
+    found = {}
+    for topic in ("prompts", "trajectories", "scored-trajectories"):
+        for offset, event in enumerate(log.topics[topic]):
+            sample = event.trajectory if isinstance(event, ScoredTrajectory) else event
+            assert isinstance(sample, Prompt | Trajectory)
+            if (sample.group_id, sample.sample) == ("1", 0):
+                found[topic] = offset
+    assert len(found) == 3
+    return found
 
 
 def test_events_of_an_epoch_that_was_taken_over_count_for_nothing() -> None:

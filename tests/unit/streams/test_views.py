@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schemas.events import AbsentSample, ClosedGroups, Trajectory
+from schemas.tensor import Tensor
+from streams.codec import outgoing
+from streams.memory.bus import MemoryBus
+from streams.topics import TRAJECTORIES
 from streams.views.feed import (
-    EvaluationView,
+    Feed,
     FlowView,
     PullsView,
     RunView,
@@ -36,6 +42,7 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
+from tests.logs import made_log
 
 
 def answer(
@@ -148,52 +155,6 @@ def test_a_snapshot_does_not_change() -> None:
     assert (before.trainer_state, view.state.trainer_state) == ("training", "draining")
 
 
-def test_accuracy_is_the_mean_reward_of_a_version() -> None:
-    """Rows of the same version, each sample once: the first record counts."""
-    view = EvaluationView()
-    view.apply(answer(0, row=0, reward=1.0))
-    view.apply(answer(0, row=1, reward=0.0))
-    view.apply(answer(0, row=1, reward=1.0))
-    point = view.state.points[0]
-    assert (point.policy_version, point.accuracy, point.num_samples) == (0, 0.5, 2)
-
-
-def test_an_evaluation_says_how_much_of_it_the_version_answered() -> None:
-    """A worker may hold a newer version when it starts the sample."""
-    view = EvaluationView()
-    view.apply(answer(4, row=0))
-    view.apply(answer(4, row=1, sampled=5))
-    assert view.state.points[0].num_exact == 1
-
-
-def test_an_evaluation_that_still_comes_in_is_not_on_the_curve() -> None:
-    """It joins once every issued row is answered or dead."""
-    view = EvaluationView()
-    for row in range(2):
-        view.apply(prompt(group_id=f"e0-{row}", sample=0, purpose="evaluate"))
-    view.apply(answer(0, row=0))
-    assert view.state.curve == ()
-    view.apply(dead_letter(group_id="e0-1", sample=0, purpose="evaluate"))
-    assert [point.num_samples for point in view.state.curve] == [1]
-
-
-def test_an_evaluation_that_a_later_one_followed_is_on_the_curve() -> None:
-    """Rows abandoned for ever must not hide the point."""
-    view = EvaluationView()
-    view.apply(prompt(group_id="e0-1", sample=0, purpose="evaluate"))
-    view.apply(answer(0, row=0))
-    view.apply(answer(5, row=0))
-    assert [point.policy_version for point in view.state.curve] == [0]
-
-
-def test_training_samples_are_no_evaluation() -> None:
-    """Purpose decides."""
-    view = EvaluationView()
-    view.apply(trajectory())
-    view.apply(trajectory(group_id="broken", purpose="evaluate"))
-    assert view.state.points == ()
-
-
 def test_the_same_problem_then_and_now() -> None:
     """The oldest and the newest evaluation of a row, whatever order they come in."""
     view = SamplesView(rows=2)
@@ -222,6 +183,30 @@ def test_tokens_are_kept_in_runs_of_one_version() -> None:
         TokenRun(token_ids=(100, 101), policy_version=0),
         TokenRun(token_ids=(100,), policy_version=1),
     )
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        Tensor(dtype="int32", shape=(3,), codec="raw", data=bytes(4)),
+        Tensor(dtype="int32", shape=(1, 1), codec="raw", data=bytes(4)),
+        Tensor(dtype="int32", shape=(), codec="raw", data=bytes(4)),
+        Tensor(dtype="float32", shape=(1,), codec="raw", data=b"\0\0\x80\x7f"),
+        Tensor(dtype="int32", shape=(1,), codec="raw", data=b"\xff" * 4),
+    ],
+    ids=["too few bytes", "two axes", "no axis", "infinite", "below 0"],
+)
+def test_an_answer_whose_tokens_are_none_ends_no_view(ids: Tensor) -> None:
+    """No role checks evaluations; what cannot be shown is passed by, and counts for the rest."""
+    log = made_log()
+    bus = MemoryBus(log, "run")
+    bad = answer(0, segments=(prompt_segment(), replace(policy_segment(), token_ids=ids)))
+    events = [bad, answer(1)]
+    bus.producer("stranger").commit([outgoing(TRAJECTORIES, event) for event in events])
+    views = Views()
+    assert 2 == Feed(bus, views, (TRAJECTORIES,)).poll(0.0)
+    (problem,) = views.state.samples.problems
+    assert (1, 1) == (problem.then.policy_version, problem.now.policy_version)
 
 
 def test_the_best_problem_is_one_that_was_learnt() -> None:
@@ -377,3 +362,25 @@ def test_a_dead_sample_does_not_hide_one_that_waits() -> None:
         )
     )
     assert view.state.waiting["scored-trajectories"] == 1
+
+
+def test_a_host_whose_clock_is_ahead_makes_nobody_silent() -> None:
+    """Reports of two hosts, 30 s apart by their clocks, alternate: nobody is behind."""
+    view = ThroughputView()
+    for second in range(20):
+        at_ms = NOW_MS + 1000 * second
+        view.apply(worker_report(worker="rollout-0", host="a", at_ms=at_ms))
+        view.apply(worker_report(worker="rollout-1", host="b", at_ms=at_ms + 30_000))
+        assert {"working"} == {worker.state for worker in view.state.workers}
+
+
+def test_silence_is_noticed_by_the_clock_of_another_host() -> None:
+    """One stops; the other one's clock is behind, and still tells that time passes."""
+    view = ThroughputView()
+    for second in range(10):
+        at_ms = NOW_MS + 1000 * second
+        if second < 2:
+            view.apply(worker_report(worker="rollout-0", host="a", at_ms=at_ms))
+        view.apply(worker_report(worker="rollout-1", host="b", at_ms=at_ms - 30_000))
+    states = {worker.worker: worker.state for worker in view.state.workers}
+    assert {"rollout-0": "silent", "rollout-1": "working"} == states

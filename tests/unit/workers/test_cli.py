@@ -150,6 +150,7 @@ def fresh_logger():
 def test_log_lines_are_json(capsys, monkeypatch):
     """One object a line with what was bound and what was given; values of any type."""
     monkeypatch.delenv("RLSTREAMS_LOG", raising=False)
+    monkeypatch.setenv("RLSTREAMS_HOST", "learner")
     bound = log.get("trainer", "trainer-0", "i1").bind(run="r")
     bound.info("step_finished", step=3, path=Path("x"), text="100 % sure")
     bound.debug("not_shown")
@@ -161,6 +162,7 @@ def test_log_lines_are_json(capsys, monkeypatch):
         "event": "step_finished",
         "role": "trainer",
         "worker": "trainer-0",
+        "host": "learner",
         "instance": "i1",
         "run": "r",
         "step": 3,

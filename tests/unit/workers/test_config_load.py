@@ -9,7 +9,7 @@ import pytest
 
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
-from workers.config.across import start_warning
+from workers.config.across import length_warning, start_warning
 from workers.config.load import (
     from_json,
     load,
@@ -250,6 +250,36 @@ def test_a_start_is_warned_of_a_cut_distribution(override, told):
     warning = start_warning(load([], [override]))
     assert told == warning[: len(told)]
     assert bool(told) == bool(warning)
+
+
+@pytest.mark.parametrize(
+    ("max_turns", "longest", "told"),
+    [
+        (
+            4,
+            None,
+            "may have 20,000 tokens, but trainer.micro_batch_tokens is 16384. One that is lon",
+        ),
+        (4, 17000, "may have 17,000 tokens, the model's longest sequence, but trainer.micro_batch"),
+        (4, 16384, ""),
+        (3, None, ""),
+        (1, None, ""),
+    ],
+)
+def test_a_start_is_warned_of_samples_beyond_a_micro_batch(max_turns, longest, told):
+    """Of all turns together, as far as the model's longest sequence lets them grow."""
+    config = load(
+        [],
+        [
+            "environment.name=game.py:Game",
+            f"environment.max_turns={max_turns}",
+            "rollout.max_new_tokens=5000",
+        ],
+    )
+    warning = length_warning(config, longest)
+    assert told in warning
+    named = f"environment.max_turns is {max_turns} and rollout.max_new_tokens is 5000: "
+    assert bool(told) == warning.startswith(named)
 
 
 @pytest.mark.parametrize(

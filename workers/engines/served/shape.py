@@ -10,6 +10,8 @@ from workers.engines.base import EngineError
 from workers.engines.model import eos_ids_of, num_experts_of, read_config
 from workers.engines.served.answer import ModelShape
 
+_FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+
 
 def read_shape(folder: Path) -> ModelShape:
     """The shape that `config.json` of `folder` describes.
@@ -27,7 +29,7 @@ def read_shape(folder: Path) -> ModelShape:
             num_layers=int(config["num_hidden_layers"]),
             moe_layers=moe_layers(config) if num_experts else (),
             num_experts=num_experts,
-            top_k=int(config["num_experts_per_tok"]) if num_experts else 0,
+            top_k=_top_k(config) if num_experts else 0,
         )
     except KeyError as err:
         raise EngineError(f"{folder / 'config.json'}: field {err} is missing") from err
@@ -46,13 +48,20 @@ def longest_sequence(folder: Path) -> int:
     return int(found)
 
 
+def _top_k(config: Mapping[str, Any]) -> int:
+    """Experts per token; Ernie and HunYuan name the field in their own way."""
+    found = config.get("moe_k") or config.get("moe_topk") or config["num_experts_per_tok"]
+    return int(found[0] if isinstance(found, list) else found)
+
+
 def moe_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Layers that have experts, by the fields that Qwen and DeepSeek models use."""
+    """Layers that have experts, by the fields of Qwen, DeepSeek, AFMoE and Ernie models."""
     dense = set(config.get("mlp_only_layers") or ())
-    first = int(config.get("first_k_dense_replace") or 0)
-    every = int(config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1)
-    # Qwen counts layers from one where it takes every n-th, DeepSeek from zero.
-    offset = 1 if config.get("decoder_sparse_step") else 0
+    first = max(int(config.get(field) or 0) for field in _FIRST)
+    # Qwen and Ernie count layers from one where they take every n-th, DeepSeek from zero.
+    from_one = config.get("decoder_sparse_step") or config.get("moe_layer_interval")
+    every = int(from_one or config.get("moe_layer_freq") or 1)
+    offset = 1 if from_one else 0
     return tuple(
         layer
         for layer in range(int(config["num_hidden_layers"]))

@@ -56,6 +56,7 @@ class _Root(nn.Module):
     def __init__(self, scorer: TokenScorer) -> None:
         super().__init__()
         self.model = scorer.model
+        self.routing = scorer.routing
         self._scorer = scorer
 
     def forward(

@@ -10,21 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from workers.device import VISIBLE
 from workers.trainer.exhaustion import ExhaustedError
+from workers.trainer.parallel.meeting import Meeting
 from workers.trainer.parallel.wire import Arrays, Head, Link
 
 T = TypeVar("T")
@@ -43,6 +42,17 @@ _FREE_S = 120.0  # until all ranks came out of a pass that one of them could not
 def team_of(gpus: Sequence[str], *, host: str = LOOPBACK) -> Team | None:
     """As `claim_devices` names the GPUs; None where rank 0 is alone."""
     return Team(gpus, host=host) if gpus else None
+
+
+@contextlib.contextmanager
+def closed_on_error(team: Team | None) -> Iterator[None]:
+    """The followers end with what they were started for."""
+    try:
+        yield
+    except BaseException:
+        if team is not None:
+            team.close()
+        raise
 
 
 def _no_order(told: str) -> Exception:
@@ -143,8 +153,7 @@ class Team:
         self.host = host
         self._silent_s = silent_s
         self._together_s = together_s
-        self._folder = Path(tempfile.mkdtemp(prefix="rlstreams-ranks-"))
-        self._num_files = 0
+        self._meeting = Meeting()
         self._changed = threading.Event()
         self._own = ThreadPoolExecutor(1, "rank-0")
         self._is_closed = False
@@ -166,8 +175,7 @@ class Team:
 
     def new_file(self) -> Path:
         """Where ranks may meet; in a folder that is this user's alone."""
-        self._num_files += 1
-        return self._folder / f"group-{self._num_files}"
+        return self._meeting.new_file()
 
     def check(self) -> None:
         """
@@ -316,4 +324,4 @@ class Team:
         for follower in self._followers:
             follower.end()
         self._own.shutdown(wait=False, cancel_futures=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._meeting.close()

@@ -1,0 +1,165 @@
+"""A worker that no supervisor started keeps to the trainer's configuration, and leaves with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from streams.codec import outgoing
+from streams.errors import ConfigError
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
+from streams.topics import STEPS
+from tests import factories
+from tests.unit.workers.test_stage import HeldStage, issue, make_log, turns
+from workers.config.load import resolved_json
+from workers.config.run import RunConfig
+from workers.context import Context
+from workers.loop import company
+from workers.loop.agreement import check_alone, disagreement, out_of_reach
+from workers.loop.company import Company
+from workers.loop.stage import StageLoop
+
+OURS = RunConfig()
+COOLER = replace(OURS, rollout=replace(OURS.rollout, temperature=0.7))
+
+
+class Scene:
+    """A rollout worker of this configuration beside a trainer's `steps`."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.log = log
+        self.stage = HeldStage()
+        self._pen = MemoryBus(log, "run").producer("trainer.0")
+
+    def claims(self, config: RunConfig, epoch: int = 1) -> int:
+        """A trainer starts with it; where its claim lies."""
+        event = factories.trainer_started(config=resolved_json(config), epoch=epoch, hashes={})
+        (position,) = self._pen.commit([outgoing(STEPS, event)])
+        return position.offset
+
+    def beats(self, claim_offset: int, *, state: str = "training", next_step: int = 4) -> None:
+        """A trainer's heartbeat."""
+        event = factories.heartbeat(
+            claim_offset=claim_offset, state=state, next_step=next_step, epoch=1
+        )
+        self._pen.commit([outgoing(STEPS, event)])
+
+    def worker(self, config: RunConfig = OURS) -> Company:
+        """Started now."""
+        bus = MemoryBus(self.log, "run")
+        context = Context(config=config, bus=bus, role="rollout", ordinal=0, instance="i1")
+        loop = StageLoop(context, bus, self.stage, "prompts", interval_s=0.0)
+        return Company(loop, context)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Without pauses between two looks."""
+    monkeypatch.setattr(company, "LOOK_S", 0.0)
+    monkeypatch.setenv("RLSTREAMS_HOST", "sampler")
+    return Scene(make_log())
+
+
+def test_a_claim_with_another_configuration_ends_a_worker_by_name(scene: Scene) -> None:
+    """Field, both values and both hosts."""
+    worker = scene.worker(COOLER)
+    worker.turn()
+    scene.claims(OURS)
+
+    with pytest.raises(ConfigError) as refused:
+        worker.turn()
+
+    expected = (
+        "rollout-0 on host sampler and the trainer on host learner (epoch 1) do not run the same: "
+        "rollout.temperature is 0.7 here and 1.0 there; start every role of a run with one "
+        "configuration"
+    )
+    assert expected == str(refused.value)
+
+
+def test_a_worker_that_joins_learns_of_the_claim_by_a_heartbeat(scene: Scene) -> None:
+    """The claim lies before it came; the trainer's sign of life says where."""
+    offset = scene.claims(OURS)
+    worker = scene.worker(COOLER)
+    turns(worker)  # the trainer may be dead, and the run about to be resumed
+    scene.beats(offset)
+
+    with pytest.raises(ConfigError, match=r"rollout\.temperature"):
+        worker.turn()
+
+
+def test_a_resumed_run_may_have_another_configuration(scene: Scene) -> None:
+    """What a dead trainer claimed binds nobody; what its successor claims does."""
+    scene.beats(scene.claims(OURS))
+    worker = scene.worker(COOLER)
+    turns(worker)
+    scene.claims(COOLER, epoch=2)
+    turns(worker)
+
+
+def test_a_worker_leaves_once_the_trainer_is_done_and_nothing_is_to_do(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has begun it finishes first."""
+    monkeypatch.setattr(company, "LINGER_S", 0.0)
+    worker = scene.worker()
+    issue(scene.log, "1/0")
+    turns(worker)
+    scene.beats(-1, state="done", next_step=OURS.trainer.steps + 1)
+    turns(worker, 5)
+    assert not worker.done
+
+    scene.stage.released = ["1/0"]
+    turns(worker, 5)
+    assert worker.done
+
+
+def test_a_worker_of_a_run_that_goes_on_beyond_the_last_target_stays(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be resumed before its trainer is."""
+    monkeypatch.setattr(company, "LINGER_S", 0.0)
+    scene.beats(-1, state="done", next_step=OURS.trainer.steps)
+    worker = scene.worker()
+    turns(worker, 5)
+    assert not worker.done
+
+
+def test_what_is_a_host_s_own_may_differ() -> None:
+    """Folders, devices and sizes of batches say nothing of what is computed."""
+    reward = replace(OURS.reward, verifier="/home/a/reward.py:score", processes=1)
+    theirs = replace(OURS.reward, verifier="/srv/reward.py:score", processes=8)
+    here = replace(OURS, reward=reward, rollout=replace(OURS.rollout, slots=8, device="cuda:1"))
+    claim = factories.trainer_started(config=resolved_json(replace(OURS, reward=theirs)), hashes={})
+    assert "" == disagreement(here, "rollout", claim)
+
+
+def test_a_claim_of_a_newer_release_is_refused_by_the_field() -> None:
+    """And the release is named."""
+    text = '{"rollout": {"unheard_of": 1}}'
+    claim = factories.trainer_started(config=text, versions={"rlstreams": "9.0"}, hashes={})
+    found = disagreement(OURS, "rollout", claim)
+    assert "rollout.unheard_of" in found
+    assert "release is 9.0" in found
+
+
+@pytest.mark.parametrize("channel", ["gloo", "nccl"])
+def test_hosts_that_pull_need_one_secret(channel: str) -> None:
+    """Without one each host would make its own, and refuse the others one by one."""
+    weights = replace(OURS.weights, channel=channel, host="10.0.0.5")
+    with pytest.raises(ConfigError, match=r"weights\.secret is empty"):
+        check_alone(replace(OURS, weights=weights))
+    check_alone(replace(OURS, weights=replace(weights, secret="env:SECRET")))
+    check_alone(replace(OURS, weights=replace(weights, host="127.0.0.1")))
+
+
+def test_weights_on_loopback_are_out_of_reach_of_other_hosts() -> None:
+    """The trainer's host itself reaches them, and so does anyone by a shared folder."""
+    weights = replace(OURS.weights, channel="gloo")
+    claim = factories.trainer_started(config=resolved_json(replace(OURS, weights=weights)))
+    assert "weights.host is 127.0.0.1" in out_of_reach(claim, "sampler")
+    assert "" == out_of_reach(claim, "learner")
+    by_file = factories.trainer_started(config=resolved_json(OURS))
+    assert "" == out_of_reach(by_file, "sampler")

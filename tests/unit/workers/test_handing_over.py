@@ -1,0 +1,104 @@
+"""Partitions that move between living workers count as nobody's death, on the in-memory bus."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams.done_set import note_of
+from streams.errors import FencedError
+from streams.memory.bus import MemoryBus
+from streams.memory.consumer import MemoryGroupConsumer
+from streams.memory.log import Fault, MemoryLog
+from streams.record import Partition
+from streams.topics import DEAD_LETTERS, PROMPTS
+from tests.logs import made_log
+from tests.unit.workers.test_stage import HeldStage, issue, make_loop, read
+from workers.loop import probation
+from workers.loop.stage import StageLoop
+
+NUM = 8  # partitions, with three samples each
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One suspect after the other is begun without a wait."""
+    monkeypatch.setattr(probation, "PATIENCE_S", 0.0)
+
+
+class Crew:
+    """Workers of one group that hold whatever they begin."""
+
+    def __init__(self) -> None:
+        self.log: MemoryLog = made_log(partitions=NUM)
+        for n in range(NUM):
+            issue(self.log, *(f"{n + NUM * k}/0" for k in range(3)), partition=n)
+        self.bus = MemoryBus(self.log, "run")
+        self.loops: list[StageLoop] = []
+
+    def joins(self) -> StageLoop:
+        """One more worker; all take turns until each has its share."""
+        self.loops.append(make_loop(self.log, HeldStage(), len(self.loops)))
+        self.take_turns()
+        return self.loops[-1]
+
+    def take_turns(self) -> None:
+        for _ in range(10):
+            for loop in self.loops:
+                loop._next_commit = 0.0
+                loop.turn()
+
+    def dies(self, loop: StageLoop) -> None:
+        self.loops.remove(loop)
+        assert isinstance(loop._consumer, MemoryGroupConsumer)
+        loop._consumer.expel()
+        self.take_turns()
+
+    def tries(self) -> dict[int, int]:
+        """As noted, by partition."""
+        found = self.bus.committed("rollout", PROMPTS.name)
+        notes = {p.number: note_of(at.metadata) for p, at in found.items()}
+        return {number: int(note.split()[-1]) for number, note in notes.items() if note}
+
+
+def test_workers_that_join_one_after_another_cost_no_sample_anything() -> None:
+    """Each partition is noted as begun once, by whoever has it now, and all of it is begun."""
+    crew = Crew()
+    for _ in range(5):
+        crew.joins()
+    assert [] == read(crew.bus, DEAD_LETTERS.name)
+    assert dict.fromkeys(range(NUM), 1) == crew.tries()
+    assert not any(loop._probation.is_active for loop in crew.loops)
+
+
+def test_a_death_is_not_forgotten_when_its_partition_moves_on() -> None:
+    """Or a record that kills slowly would never be found: a restarted worker takes it over."""
+    crew = Crew()
+    crew.joins()
+    crew.dies(crew.joins())
+    died = {number for number, tries in crew.tries().items() if tries == 2}
+    assert NUM // 2 == len(died)
+    crew.joins()
+    crew.joins()
+    assert dict.fromkeys(range(NUM), 1) | dict.fromkeys(died, 2) == crew.tries()
+    assert [] == read(crew.bus, DEAD_LETTERS.name)
+
+
+def test_an_aborted_parting_leaves_the_note_and_the_partition_goes() -> None:
+    """It counts as a try then, as before; nothing else comes of it."""
+    crew = Crew()
+    crew.joins()
+    crew.log.fail_next_commit("run.rollout.0", Fault.BEFORE)
+    crew.joins()
+    assert {1, 2} == set(crew.tries().values())
+    moved = [Partition(PROMPTS.name, n) for n, tries in crew.tries().items() if tries == 2]
+    assert set(moved) <= crew.loops[1]._tracker.partitions
+
+
+def test_a_worker_that_is_fenced_while_it_parts_ends() -> None:
+    """Its successor has the id; the poll that tells of the revocation raises it."""
+    crew = Crew()
+    old = crew.joins()
+    MemoryBus(crew.log, "run").producer("rollout.0")
+    make_loop(crew.log, HeldStage(), 1)
+    with pytest.raises(FencedError):
+        old.turn()

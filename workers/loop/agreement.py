@@ -1,0 +1,150 @@
+"""Whether a worker was started with the configuration that the trainer claimed the run with. Pure.
+
+Compared is what a role computes with. Where files lie, which device and how many threads there are,
+how the broker is reached: that is each host's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from schemas.events import TrainerStarted
+from streams.errors import ConfigError
+from workers.config.load import from_json
+from workers.config.run import RunConfig
+from workers.hub import model_folder
+
+COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
+    "prompts": ("run.seed", "prompts", "trainer.groups_per_step", "trainer.max_staleness"),
+    "rollout": (
+        "run.seed",
+        "rollout",
+        "reward",
+        "environment",
+        "prompts.evaluate_temperature",
+        "prompts.evaluate_max_tokens",
+        "model.dtype",
+        "weights.channel",
+    ),
+    "logprob": ("logprob", "trainer.loss.kl_coef", "model.dtype", "weights.channel"),
+}
+OF_A_HOST = frozenset(
+    {
+        "rollout.device",
+        "rollout.slots",
+        "rollout.commit_interval_s",
+        "reward.processes",
+        "reward.concurrency",
+        "reward.memory_mb",
+        "environment.processes",
+        "environment.concurrency",
+        "environment.memory_mb",
+        "logprob.device",
+        "logprob.token_budget",
+        "logprob.window_s",
+        "logprob.versions_held",
+        "logprob.commit_interval_s",
+    }
+)
+_LOOPBACK = ("127.", "localhost", "::1")
+
+
+def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
+    """What differs between this worker and the claim, both values; empty: nothing that counts."""
+    try:
+        theirs = from_json(claim.config)
+    except ConfigError as err:
+        return f"{err} (the trainer's release is {claim.versions.get('rlstreams', 'unknown')})"
+    ours_by_name = dict(_values(msgspec.to_builtins(config), role))
+    theirs_by_name = dict(_values(msgspec.to_builtins(theirs), role))
+    found = [
+        f"{name} is {ours_by_name.get(name)!r} here and {theirs_by_name.get(name)!r} there"
+        for name in sorted(ours_by_name.keys() | theirs_by_name.keys())
+        if ours_by_name.get(name) != theirs_by_name.get(name)
+    ]
+    here, there = tokenizer_hash(config.model.path), claim.hashes.get("tokenizer")
+    if here and there and here != there:
+        found.append(f"the tokenizer has SHA-256 {here[:12]} here and {there[:12]} there")
+    return "; ".join(found)
+
+
+def other_release(claim: TrainerStarted) -> str:
+    """Which releases of this code the two are, where they differ; events of both are readable."""
+    there = claim.versions.get("rlstreams", "")
+    try:
+        here = version("rlstreams")
+    except PackageNotFoundError:
+        return ""
+    return f"rlstreams is {here} here and {there} at the trainer" if here != there else ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of one host reach it."""
+    return host.startswith(_LOOPBACK)
+
+
+def out_of_reach(claim: TrainerStarted, host: str) -> str:
+    """Why nobody on `host` can pull weights from that trainer; empty: nothing speaks against it."""
+    try:
+        weights = from_json(claim.config).weights
+    except ConfigError:
+        return ""  # `disagreement` says so
+    is_elsewhere = bool(claim.host) and claim.host != host
+    if not is_elsewhere or weights.channel == "file" or not is_loopback(weights.host):
+        return ""
+    return (
+        f"the trainer's weights.host is {weights.host}, which only its own host reaches; name the "
+        "address or the name by which other hosts know it"
+    )
+
+
+def check_alone(config: RunConfig) -> None:
+    """What a worker that `up` did not start needs beyond a valid configuration.
+
+    Raises:
+        ConfigError: workers of several hosts are to pull, and have no common secret.
+    """
+    weights = config.weights
+    if weights.channel == "file" or weights.secret or is_loopback(weights.host):
+        return
+    raise ConfigError(
+        f"weights.host is {weights.host!r}, so workers on other hosts are to pull, but "
+        "weights.secret is empty: each host would make a secret of its own; set it to env:NAME or "
+        "file:PATH and give every host the same"
+    )
+
+
+def tokenizer_hash(model_path: str) -> str:
+    """SHA-256 of the model's `tokenizer.json`, hexadecimal; empty without one."""
+    file = model_folder(model_path) / "tokenizer.json" if model_path else None
+    if file is None or not file.is_file():
+        return ""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _values(tree: Mapping[str, Any], role: str) -> Iterator[tuple[str, object]]:
+    for name in COMPUTED_WITH.get(role, ()):
+        value: Any = tree
+        for key in name.split("."):
+            value = value[key]
+        yield from _leaves(name, value)
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if name in OF_A_HOST:
+        return
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}", inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _leaves(f"{name}[{index}]", inner)
+    else:  # of a path only the file's name: folders are a host's own
+        yield name, Path(value).name if isinstance(value, str) and "/" in value else value

@@ -1,0 +1,128 @@
+"""What a worker without `up` sees to itself: one configuration on all hosts, and the run's end.
+
+`up` hands one configuration to all roles and drains them when the run is complete. Where each host
+starts its own, the trainer's claim is the configuration: a worker that was started with another one
+ends (78) as soon as it hears that this trainer lives; before that, the claim may be of a run that
+is just being resumed. And a rollout or log-prob worker that has had nothing to do for `LINGER_S`
+after the trainer said that it is done drains, as at SIGTERM.
+"""
+
+from __future__ import annotations
+
+import time
+
+from schemas.events import Event, TrainerHeartbeat, TrainerStarted
+from streams.errors import ConfigError
+from streams.record import Partition, Position
+from streams.topics import STEPS
+from workers.context import Context
+from workers.host import host_name
+from workers.log import get as get_log
+from workers.loop.agreement import disagreement, other_release, out_of_reach
+from workers.loop.foreign import ForeignRecords
+from workers.loop.runtime import Role
+from workers.loop.stage import StageLoop
+
+LOOK_S = 0.5
+TAIL = 64  # offsets: a trainer's last word is not far from the end
+LINGER_S = 60.0  # longer than the session timeout of a group: a dead member's work comes to us
+CLAIM_S = 5.0  # to read one record whose offset is known
+_STEPS = Partition(STEPS.name, 0)
+
+
+class Company:
+    """A `Role` around a `Role`.
+
+    Consumes: `steps`, from a little before its end (TrainerStarted, TrainerHeartbeat).
+
+    Raises:
+        ConfigError: from `turn`: the trainer that lives was started with another configuration.
+    """
+
+    def __init__(self, role: Role, context: Context) -> None:
+        self._role = role
+        self._context = context
+        self._history = context.bus.ends(STEPS.name)[_STEPS]
+        self._reader = context.bus.reader({_STEPS: max(0, self._history - TAIL)})
+        self._foreign = ForeignRecords(context.worker)
+        self._log = get_log(context.role, context.worker, context.instance)
+        self._epoch = -1  # of the claim that was compared
+        self._is_over = False  # the trainer is done, and has made all steps that we know of
+        self._idle_since_s: float | None = None
+        self._is_draining = False
+        self._next_s = 0.0
+
+    def turn(self) -> None:
+        """Look around now and then; then the role's own turn."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + LOOK_S
+            for record in self._foreign.readable(self._reader.poll(TAIL, 0.0)):
+                self._take(record.event, record.position)
+            self._leave_if_over(now_s)
+        self._role.turn()
+
+    def drain(self) -> None:
+        """See `Role`."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._role.drain()
+
+    @property
+    def done(self) -> bool:
+        """See `Role`."""
+        return self._role.done
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._reader.close()
+        self._role.close()
+
+    def _take(self, event: Event, position: Position) -> None:
+        is_new = position.offset >= self._history
+        if isinstance(event, TrainerStarted):
+            self._is_over = False
+            if is_new:
+                self._compare(event)
+        elif isinstance(event, TrainerHeartbeat):
+            asked_for = self._context.config.trainer.steps
+            self._is_over = event.state == "done" and event.next_step > asked_for
+            if is_new and event.state != "done" and event.epoch > self._epoch:
+                self._compare(self._claim_at(event.claim_offset))
+
+    def _compare(self, claim: TrainerStarted | None) -> None:
+        if claim is None or claim.epoch <= self._epoch:
+            return
+        self._epoch = claim.epoch
+        role, here = self._context.role, host_name()
+        if role != "prompts" and (problem := out_of_reach(claim, here)):
+            raise ConfigError(f"{self._context.worker} on host {here}: {problem}")
+        if found := disagreement(self._context.config, role, claim):
+            raise ConfigError(
+                f"{self._context.worker} on host {here} and the trainer on host "
+                f"{claim.host or '?'} (epoch {claim.epoch}) do not run the same: {found}; start "
+                "every role of a run with one configuration"
+            )
+        if found := other_release(claim):
+            self._log.warning("other_release", what=found)
+
+    def _claim_at(self, offset: int) -> TrainerStarted | None:
+        """None: an older trainer does not say where it lies."""
+        if offset < 0:
+            return None
+        until_s = time.monotonic() + CLAIM_S
+        with self._context.bus.reader({_STEPS: offset}) as reader:
+            while time.monotonic() < until_s:
+                for record in self._foreign.readable(reader.poll(1, 0.2)):
+                    return record.event if isinstance(record.event, TrainerStarted) else None
+        return None
+
+    def _leave_if_over(self, now_s: float) -> None:
+        is_idle = isinstance(self._role, StageLoop) and self._role.is_idle
+        if not (self._is_over and is_idle):
+            self._idle_since_s = None
+        elif self._idle_since_s is None:
+            self._idle_since_s = now_s
+        elif now_s - self._idle_since_s >= LINGER_S and not self._is_draining:
+            self._log.info("run_over", what=f"the trainer is done, no work for {LINGER_S:g} s")
+            self.drain()
