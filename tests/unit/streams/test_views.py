@@ -12,7 +12,6 @@ from streams.codec import outgoing
 from streams.memory.bus import MemoryBus
 from streams.topics import TRAJECTORIES
 from streams.views.feed import (
-    EvaluationView,
     Feed,
     FlowView,
     PullsView,
@@ -152,52 +151,6 @@ def test_a_snapshot_does_not_change() -> None:
     assert view.state is before
     view.apply(heartbeat(state="draining"))
     assert (before.trainer_state, view.state.trainer_state) == ("training", "draining")
-
-
-def test_accuracy_is_the_mean_reward_of_a_version() -> None:
-    """Rows of the same version, each sample once: the first record counts."""
-    view = EvaluationView()
-    view.apply(answer(0, row=0, reward=1.0))
-    view.apply(answer(0, row=1, reward=0.0))
-    view.apply(answer(0, row=1, reward=1.0))
-    point = view.state.points[0]
-    assert (point.policy_version, point.accuracy, point.num_samples) == (0, 0.5, 2)
-
-
-def test_an_evaluation_says_how_much_of_it_the_version_answered() -> None:
-    """A worker may hold a newer version when it starts the sample."""
-    view = EvaluationView()
-    view.apply(answer(4, row=0))
-    view.apply(answer(4, row=1, sampled=5))
-    assert view.state.points[0].num_exact == 1
-
-
-def test_an_evaluation_that_still_comes_in_is_not_on_the_curve() -> None:
-    """It joins once every issued row is answered or dead."""
-    view = EvaluationView()
-    for row in range(2):
-        view.apply(prompt(group_id=f"e0-{row}", sample=0, purpose="evaluate"))
-    view.apply(answer(0, row=0))
-    assert view.state.curve == ()
-    view.apply(dead_letter(group_id="e0-1", sample=0, purpose="evaluate"))
-    assert [point.num_samples for point in view.state.curve] == [1]
-
-
-def test_an_evaluation_that_a_later_one_followed_is_on_the_curve() -> None:
-    """Rows abandoned for ever must not hide the point."""
-    view = EvaluationView()
-    view.apply(prompt(group_id="e0-1", sample=0, purpose="evaluate"))
-    view.apply(answer(0, row=0))
-    view.apply(answer(5, row=0))
-    assert [point.policy_version for point in view.state.curve] == [0]
-
-
-def test_training_samples_are_no_evaluation() -> None:
-    """Purpose decides."""
-    view = EvaluationView()
-    view.apply(trajectory())
-    view.apply(trajectory(group_id="broken", purpose="evaluate"))
-    assert view.state.points == ()
 
 
 def test_the_same_problem_then_and_now() -> None:
