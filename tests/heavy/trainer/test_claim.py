@@ -102,7 +102,7 @@ def test_an_owner_that_writes_during_the_watch_is_left_alone(tmp_path: Path) -> 
     first = claimed(MemoryBus(log, "demo"), config, "one")
     bus = InterposedBus(log, "demo")
     bus.at_poll = lambda: first.producer.commit([beat()])
-    with pytest.raises(OwnerAliveError, match=r"epoch 1 \(instance one\) is alive"):
+    with pytest.raises(OwnerAliveError, match=r"epoch 1 \(instance one on host learner\) is alive"):
         claimed(bus, config, "two")
     first.producer.commit([beat()])
     assert [(1, "one")] == claims(log)
@@ -134,7 +134,7 @@ def test_a_rivals_claim_counts_at_once(tmp_path: Path) -> None:
             claimed(MemoryBus(log, "demo"), config, rivals.pop(), takeover=True)
 
     bus.at_poll = rival
-    with pytest.raises(OwnerAliveError, match=r"epoch 2 \(instance rival\)"):
+    with pytest.raises(OwnerAliveError, match=r"epoch 2 \(instance rival on host learner\)"):
         claimed(bus, config, "two")
 
 
@@ -153,7 +153,7 @@ def test_who_wakes_up_behind_its_own_successor_leaves_it_alone(tmp_path: Path) -
     successor = claimed(MemoryBus(log, "demo"), config, "three", reaped=frozenset({"one"}))
     bus = InterposedBus(log, "demo")
     bus.at_poll = lambda: successor.producer.commit([beat(epoch=2)])
-    with pytest.raises(OwnerAliveError, match=r"epoch 2 \(instance three\) is alive"):
+    with pytest.raises(OwnerAliveError, match=r"epoch 2 \(instance three on host learner\) is alive"):
         claimed(bus, config, "two", reaped=frozenset({"one"}))
     assert [(1, "one"), (2, "three")] == claims(log)
 
