@@ -35,7 +35,7 @@ class Login:
     """How to connect."""
 
     protocol: str = PROTOCOLS[0]
-    mechanism: str = MECHANISMS[0]
+    mechanism: str = ""  # of MECHANISMS; without SASL none
     username: str = ""
     password: str = ""
     tls: ssl.SSLContext | None = None

@@ -77,7 +77,7 @@ class OwnPages(Web):
     production_blueprints = ()
 
 
-class ReadingApp(faust.App):  # type: ignore[misc]
+class ReadingApp(faust.App):
     """A Faust app that reads."""
 
     def _new_transport(self) -> ReadTransport:
