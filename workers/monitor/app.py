@@ -70,6 +70,7 @@ def _app(config: RunConfig, bootstrap: str, host: str, port: int, folder: str) -
     name = f"{config.run.id}.monitor-{secrets.token_hex(4)}"
     logging.getLogger("faust").setLevel(logging.ERROR)
     logging.getLogger("mode").setLevel(logging.ERROR)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # /health says that nothing comes
     return reading_app(
         name, bootstrap, login(client_options(config)), host=host, port=port, folder=folder
     )

@@ -128,16 +128,16 @@ class HealthWatch:
         if self._live_s is None:
             left = "" if self.num_behind < 0 else f": {self.num_behind} offsets are left"
             return [f"the log has not been read to its end yet{left}"]
-        found = []
-        if 0 < self._limits.stall_s <= self._clock.waited_s:
-            found.append(self._stall(state))
         silent = self.silent_s()
         reporting = [worker for worker in state.workers if worker.state != "stopped"]
-        if len(silent) == len(reporting) > 1:
-            since_s = min(silent.values())
+        is_all = len(silent) == len(reporting) > 1
+        found = []
+        if 0 < self._limits.stall_s <= self._clock.waited_s:
+            found.append(self._stall(state, names_role=not is_all))
+        if is_all:
             found.append(
-                f"no worker has reported for {since_s:.0f} s: the broker does not accept or "
-                "deliver records, or every role is gone"
+                f"no worker has reported for {min(silent.values()):.0f} s: the broker does not "
+                "accept or deliver records, or every role is gone"
             )
         else:
             found += [f"no report from {w} for {age_s:.0f} s" for w, age_s in silent.items()]
@@ -145,9 +145,11 @@ class HealthWatch:
             found.append(self._poison.problem)
         return found
 
-    def _stall(self, state: HopsState) -> str:
+    def _stall(self, state: HopsState, *, names_role: bool) -> str:
         waited_s = self._clock.waited_s
         since = f"no step for {waited_s:.0f} s (the last was {state.step})"
+        if not names_role:
+            return since
         evidence = Evidence(now_ms=self._clock_ms(), waited_s=waited_s)
         role = self._first_stuck(state, evidence)
         if role:

@@ -6,7 +6,7 @@ PAGE = """<!doctype html>
 body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; color: #1a1a1a; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
 td, th { padding: .2rem .8rem .2rem 0; text-align: right; border-bottom: 1px solid #ddd; }
-td:first-child, th:first-child { text-align: left; }
+td:first-child, th:first-child { text-align: left; white-space: nowrap; }
 h1 { font-size: 1.2rem; } h2 { font-size: 1rem; margin-bottom: 0; }
 .bad { color: #b00020; } .good { color: #0a6b2d; }
 </style>

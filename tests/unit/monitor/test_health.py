@@ -124,8 +124,13 @@ def test_silence_of_all_is_told_once(scene: Scene) -> None:
     """It is the broker, or everybody is gone."""
     scene.saying.clear()
     scene.pass_s(10)
+    gone = "the broker does not accept or deliver records, or every role is gone"
     (problem,) = scene.problems
-    assert "the broker does not accept or deliver records, or every role is gone" in problem
+    assert gone in problem
+    scene.pass_s(round(STALL_S))
+    stall, problem = scene.problems
+    assert stall.endswith("(the last was 0)")  # no role is blamed for it
+    assert gone in problem
 
 
 def test_too_many_dead_letters_are_a_problem(scene: Scene) -> None:
