@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +28,9 @@ from streams.topics import (
 )
 from streams.views.feed import Feed, Views
 from tests import factories
-from tests.e2e.command import ROOT
+from tests.integration.monitor_process import DEADLINE_S, Monitored
 from workers.monitor.answers import SMALL
 
-DEADLINE_S = 90.0
 STALL_S = 2.0
 
 
@@ -49,62 +42,14 @@ def bus(broker: str, run_id: str) -> Iterator[KafkaBus]:
         yield bus
 
 
-class Monitored:
-    """A monitor that runs, and what it answers."""
-
-    def __init__(self, broker: str, run_id: str, folder: Path) -> None:
-        file = folder / "run.toml"
-        file.write_text(f'[run]\nid = "{run_id}"\n[broker]\nbootstrap = "{broker}"\n', "utf-8")
-        words = ("monitor", str(file), "--port", "0", f"--deadlines.stall_s={STALL_S}")
-        self._log = folder / "monitor.log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers", *words],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-            )
-        self._port = 0
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text("utf-8")
-
-    def get(self, path: str) -> tuple[int, Any]:
-        """Status and body; (0, {}) before it listens."""
-        assert self.process.poll() is None, self.output
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/health", self.output)
-        if found is None:
-            return 0, {}
-        connection = http.client.HTTPConnection("127.0.0.1", int(found.group(1)), timeout=30)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
-
-    def until(
-        self, path: str, fits: Callable[[int, Any], bool], meanwhile: Callable[[], None]
-    ) -> Any:
-        """The first body that fits."""
-        deadline_s = time.monotonic() + DEADLINE_S
-        while True:
-            meanwhile()
-            status, body = self.get(path)
-            if body and fits(status, body):
-                return body
-            assert time.monotonic() < deadline_s, f"{path} is {status} {body}\n{self.output}"
-            time.sleep(0.1)
-
-
 @pytest.fixture
 def monitored(broker: str, run_id: str, bus: KafkaBus, tmp_path: Path) -> Iterator[Monitored]:
     """Ended, whatever the test did."""
-    monitored = Monitored(broker, run_id, tmp_path)
+    file = tmp_path / "run.toml"
+    file.write_text(f'[run]\nid = "{run_id}"\n[broker]\nbootstrap = "{broker}"\n', "utf-8")
+    monitored = Monitored(file, f"--deadlines.stall_s={STALL_S}")
     yield monitored
-    monitored.process.kill()
-    monitored.process.wait()
+    monitored.end()
 
 
 def report(role: str, instance: str = "a") -> tuple[Topic, WorkerReport]:
