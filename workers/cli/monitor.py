@@ -23,13 +23,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         ),
     )
     add_run(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (%(default)s)"
+    )
     parser.add_argument(
         "--port",
         type=whole(0, 65535),
         default=9401,
         metavar="N",
-        help="0: a free one (%(default)s)",
+        help="to listen on; 0: a free one (%(default)s)",
     )
     parser.set_defaults(run=run)
 
