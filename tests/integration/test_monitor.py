@@ -10,6 +10,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemas.events import Event, StepCompleted, WorkerReport
@@ -122,7 +123,8 @@ def test_a_monitor_tells_what_the_views_tell_and_when_a_run_stands(
     broker: str, run_id: str, bus: KafkaBus, monitored: Monitored
 ) -> None:
     """Uncommitted records do not count; 503 with the blocked role, 200 with the next step."""
-    topics = set(AdminClient({"bootstrap.servers": broker}).list_topics(timeout=30).topics)
+    admin = AdminClient({"bootstrap.servers": broker})
+    topics = set(admin.list_topics(timeout=60).topics)
     zombie = confluent_kafka.Producer(
         {"bootstrap.servers": broker, "transactional.id": f"{run_id}.zombie.0"}
     )
@@ -164,10 +166,29 @@ def test_a_monitor_tells_what_the_views_tell_and_when_a_run_stands(
             status,
             [worker["worker"] for worker in workers["workers"]],
         )
+    (group,) = groups(admin, f"{run_id}.monitor-")
     monitored.process.send_signal(signal.SIGTERM)
     assert 0 == monitored.process.wait(DEADLINE_S), monitored.output
-    after = set(AdminClient({"bootstrap.servers": broker}).list_topics(timeout=30).topics)
-    assert set() == {name for name in after - topics if name.startswith((run_id, "__assignor"))}
+    assert [] == committed(broker, group, run_id)
+    after = set(admin.list_topics(timeout=60).topics)
+    assert set() == {name for name in after - topics if run_id in name}
+
+
+def groups(admin: AdminClient, prefix: str) -> list[str]:
+    listed = admin.list_consumer_groups(request_timeout=60).result(60).valid
+    return [group.group_id for group in listed if group.group_id.startswith(prefix)]
+
+
+def committed(broker: str, group: str, run_id: str) -> list[int]:
+    """Offsets that the group has left at the broker."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker, "group.id": group})
+    asked = [TopicPartition(f"{run_id}.{topic.name}", 0) for topic in SMALL]
+    try:
+        return [
+            found.offset for found in consumer.committed(asked, timeout=60) if found.offset >= 0
+        ]
+    finally:
+        consumer.close()
 
 
 def test_a_monitor_says_which_port_is_taken(broker: str, run_id: str, bus: KafkaBus) -> None:
