@@ -51,6 +51,8 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "datasets": ("workers.problems.sources",),
     "reasoning_gym": ("workers.problems.sources", "workers.rollout.child_judges"),
     "prometheus_client": ("workers.metrics.prometheus",),
+    "faust": ("workers.monitor",),
+    "aiokafka": ("workers.monitor.reader",),  # Faust's client
     "tensorboard": (),  # behind torch's writer
     "math_verify": ("workers.rollout.child_judges",),
     "jsonschema": ("workers.rollout.child_judges",),

@@ -37,6 +37,7 @@ COMMANDS = (
     "export",
     "export-model",
     "metrics",
+    "monitor",
     "report",
     "doctor",
     "record",

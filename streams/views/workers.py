@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from schemas.events import NO_VERSION, Event, PolicyLoaded, PullRequested, WorkerReport
@@ -135,6 +135,11 @@ class ThroughputView:
         worker.instances.add(event.instance)
         worker.window = deque([event])
         worker.last = event
+
+    @property
+    def restarts(self) -> Sequence[Restart]:
+        """As in `state`, without a snapshot of all the rest: for who asks after each event."""
+        return self._restarts
 
     @property
     def state(self) -> ThroughputState:

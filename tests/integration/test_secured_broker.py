@@ -15,6 +15,7 @@ from streams.kafka.admin import apply, listing
 from streams.kafka.facts import broker_facts
 from streams.topics import STEPS, TOPICS
 from tests.factories import trainer_started
+from tests.integration.monitor_process import Monitored
 from workers.bootstrap import client_options, open_bus, topic_plan
 from workers.config.load import load
 from workers.config.run import RunConfig
@@ -83,6 +84,18 @@ def test_roles_and_commands_log_in_with_the_same_options(config: RunConfig) -> N
             assert [trainer_started()] == [decoded(raw).event for raw in reader.poll(10, 10.0)]
     rows = {row.name: row.num_records for row in listing(bootstrap, config.run.id, options)}
     assert rows[STEPS.name] >= 1
+
+
+def test_the_monitor_logs_in_with_the_same_options(config: RunConfig, tmp_path: Path) -> None:
+    """Its client has other words for them."""
+    apply(config.broker.bootstrap, config.run.id, topic_plan(config), client_options(config))
+    with open_bus(config) as bus, bus.producer("trainer.0") as producer:
+        producer.commit([outgoing(STEPS, trainer_started(step_target=77))])
+    monitored = Monitored(tmp_path / "run.toml")
+    try:
+        monitored.until("/health", lambda _, body: body["step_target"] == 77, lambda: None)
+    finally:
+        monitored.end()
 
 
 def test_forced_writes_are_set_and_named(config: RunConfig) -> None:

@@ -1,0 +1,61 @@
+"""Records in, JSON out."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from schemas.events import Event
+from streams.codec import outgoing
+from streams.errors import ConfigError
+from streams.parts import Message, whole
+from streams.record import Partition
+from streams.topic import Retention
+from streams.topics import STEPS
+from tests import factories
+from workers.config.run import RunConfig, RunSection
+from workers.monitor.answers import SMALL, Monitor
+from workers.monitor.app import serve
+from workers.monitor.health import HealthWatch
+
+
+def message(event: Event, offset: int) -> Message:
+    sent = outgoing(STEPS, event)
+    return Message(Partition(STEPS.name, 0), offset, sent.key, whole(sent.value), {}, 0)
+
+
+def test_what_is_read_again_counts_once() -> None:
+    """A client without committed offsets begins anew when it has to join its group again."""
+    monitor = Monitor("run", HealthWatch(RunConfig()))
+    drops = [message(factories.groups_dropped(), offset) for offset in (0, 2)]
+    for one in (*drops, *drops):
+        monitor.take(one)
+
+    assert 2 == monitor.windows().body["records"]
+
+
+def test_what_cannot_be_read_is_counted() -> None:
+    """The role that consumes it sets it aside; here it stops nobody."""
+    monitor = Monitor("run", HealthWatch(RunConfig()))
+    monitor.take(Message(Partition(STEPS.name, 0), 0, b"", b"no event", {}, 0))
+
+    assert (0, 1) == tuple(monitor.windows().body[name] for name in ("records", "unreadable"))
+
+
+def test_topics_with_payloads_are_not_read() -> None:
+    """They may have gigabytes, and Faust buffers messages by number."""
+    names = {topic.name for topic in SMALL}
+
+    assert not names & {"prompts", "trajectories", "scored-trajectories"}
+    assert Retention.PAYLOAD not in {topic.retention for topic in SMALL}
+
+
+def test_without_faust_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to install, instead of an ImportError."""
+    monkeypatch.delitem(sys.modules, "workers.monitor.reader", raising=False)
+    monkeypatch.setitem(sys.modules, "faust", None)
+    config = RunConfig(run=RunSection(id="run"))
+
+    with pytest.raises(ConfigError, match=r"pip install 'rlstreams\[monitor\]'"):
+        serve(config, "127.0.0.1:1", {}, host="127.0.0.1", port=0, say=print)

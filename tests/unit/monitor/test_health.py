@@ -1,0 +1,142 @@
+"""Health in plain sentences, by clocks that a test sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.events import Event
+from tests import factories
+from workers.config.operation import DeadLettersSection, DeadlinesSection
+from workers.config.run import PromptsSection, RunConfig, TrainerSection
+from workers.monitor.health import HealthWatch
+
+STALL_S = 30.0
+CONFIG = RunConfig(
+    deadlines=DeadlinesSection(stall_s=STALL_S),
+    dead_letters=DeadLettersSection(max_share=0.5, window_samples=4),
+    prompts=PromptsSection(group_size=2),
+    trainer=TrainerSection(groups_per_step=1),
+)
+
+
+class Scene:
+    """A watch, its clock, and workers that report once a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.saying: dict[str, tuple[str, str]] = {
+            "prompts-0": ("waiting", "closed groups"),
+            "rollout-0": ("working", ""),
+            "logprob-0": ("waiting", "for trajectories"),
+            "trainer-0": ("waiting", "for samples"),
+        }
+        self.watch = HealthWatch(
+            CONFIG, clock_ms=lambda: factories.NOW_MS + round(self.now_s * 1000),
+            monotonic_s=lambda: self.now_s,
+        )  # fmt: skip
+        self.tell(factories.trainer_started(epoch=1, step_target=100))
+        self.pass_s(0)
+
+    def tell(self, *events: Event) -> None:
+        for event in events:
+            self.watch.apply(event)
+
+    def pass_s(self, seconds: int) -> None:
+        for _ in range(seconds + 1):
+            for worker, (state, detail) in self.saying.items():
+                self.tell(
+                    factories.worker_report(
+                        worker=worker,
+                        role=worker.partition("-")[0],
+                        state=state,
+                        detail=detail,
+                        counters={},
+                        at_ms=0,  # a clock that is wrong by half a century
+                    )
+                )
+            self.watch.tick(0)
+            self.now_s += 1
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self.watch.look().problems
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_nothing_is_well_before_the_log_is_read() -> None:
+    """What is not known is not called healthy."""
+    watch = HealthWatch(CONFIG)
+    watch.tick(12)
+    assert ("the log has not been read to its end yet: 12 offsets are left",) == (
+        watch.look().problems
+    )
+
+
+def test_a_stall_names_the_first_role_that_is_stuck(scene: Scene) -> None:
+    """Those that wait for it are not blamed; the next step ends it."""
+    scene.saying["rollout-0"] = ("starting", "")
+    scene.pass_s(20)
+    assert () == scene.problems
+    scene.saying["rollout-0"] = ("pulling", "policy version 1")
+    scene.pass_s(1000)
+    (problem,) = scene.problems
+    assert " s (the last was 0): blocked at rollout: rollout-0 says 'pulling policy" in problem
+
+    scene.tell(factories.step_completed(1, epoch=1, policy_version=1))
+    scene.pass_s(1)
+    assert () == scene.problems
+
+
+def test_a_stall_of_nobody_tells_what_all_say(scene: Scene) -> None:
+    """Each waits for another: the sentence leaves out none."""
+    scene.saying["rollout-0"] = ("waiting", "for prompts")
+    scene.pass_s(round(STALL_S) + 2)
+    (problem,) = scene.problems
+    assert "no role says that it is stuck" in problem
+    assert [True] * 4 == [worker in problem for worker in scene.saying]
+
+
+def test_a_paused_run_does_not_stall(scene: Scene) -> None:
+    """Nor does one that has all its steps."""
+    scene.tell(factories.control_state(state="paused"))
+    scene.pass_s(100)
+    assert ((), "paused") == (scene.problems, scene.watch.look().state)
+    scene.tell(factories.control_state(state="running", revision=2))
+    scene.tell(factories.step_completed(100, epoch=1, policy_version=100))
+    scene.pass_s(100)
+    assert ((), "over") == (scene.problems, scene.watch.look().state)
+
+
+def test_a_silent_worker_is_named(scene: Scene) -> None:
+    """Whatever its clock said while it spoke; one that said it stops is not missed."""
+    del scene.saying["logprob-0"]
+    scene.saying["prompts-0"] = ("stopped", "")
+    scene.pass_s(10)
+    (problem,) = scene.problems
+    assert problem.startswith("no report from logprob-0 for ")
+
+
+def test_silence_of_all_is_told_once(scene: Scene) -> None:
+    """It is the broker, or everybody is gone."""
+    scene.saying.clear()
+    scene.pass_s(10)
+    gone = "the broker does not accept or deliver records, or every role is gone"
+    (problem,) = scene.problems
+    assert gone in problem
+    scene.pass_s(round(STALL_S))
+    stall, problem = scene.problems
+    assert stall.endswith("(the last was 0)")  # no role is blamed for it
+    assert gone in problem
+
+
+def test_too_many_dead_letters_are_a_problem(scene: Scene) -> None:
+    """By the share that the configuration allows, as `up` judges it."""
+    for group in range(2):
+        for sample in range(2):
+            scene.tell(factories.dead_letter(group_id=str(group), sample=sample))
+    (problem,) = scene.problems
+    assert "4 of the last 4 samples were dead-lettered" in problem

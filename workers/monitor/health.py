@@ -1,0 +1,185 @@
+"""Whether a run is well, in plain sentences: what `up` watches, told from the small topics alone.
+
+Prompts and trajectories are not read, so the blocked hop is told from what the workers report: the
+first role, from upstream, of which nobody finished anything within its limit and somebody is not
+merely waiting. Time is this process's own: clocks of other hosts may be wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from schemas.events import Event, WorkerReport
+from streams.codec import now_ms
+from streams.stalls import Evidence, Limits, told
+from streams.views.hops import HopsState, HopsView, WorkerHop
+from streams.views.workers import SILENT_S
+from workers.config.run import RunConfig
+from workers.loop.control import RUNNING
+from workers.supervisor.poison import PoisonWatch
+from workers.supervisor.stall_watch import StallClock
+
+ROLES = ("prompts", "rollout", "logprob", "trainer")  # downstream
+_IDLE = ("waiting", "stopped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One look."""
+
+    problems: tuple[str, ...]
+    state: str  # "reading", "running", "over", or what the run's control says
+    step: int
+    step_target: int
+    policy_version: int
+    waited_s: float  # that count, since the last step
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+class HealthWatch:
+    """Fed with events and ticked about twice a second; never waits.
+
+    Args:
+        config: of the run: its deadlines, and the share of dead letters that it allows.
+        clock_ms: this host's wall clock; what is live is dated by it.
+        monotonic_s: the clock that waiting is counted by.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        clock_ms: Callable[[], int] = now_ms,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = Limits(
+            groups_per_step=config.trainer.groups_per_step,
+            stall_s=config.deadlines.stall_s,
+            sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
+            pull_s=config.weights.pull_deadline_s,
+        )
+        self._clock_ms = clock_ms
+        self._monotonic_s = monotonic_s
+        self._hops = HopsView()
+        self._poison = PoisonWatch(config)
+        self._clock = StallClock()
+        self._live_s: float | None = None  # since when the log is read to its end
+        self.num_behind = -1  # offsets left of what lay there at the start; -1: not known
+
+    def apply(self, event: Event) -> None:
+        """Take one event. A live report is dated by our clock, an old one by its writer's."""
+        if isinstance(event, WorkerReport) and self._live_s is not None:
+            event = replace(event, at_ms=self._clock_ms())
+        self._hops.apply(event)
+        self._poison.apply(event)
+
+    def tick(self, num_behind: int) -> None:
+        """Count.
+
+        Args:
+            num_behind: offsets that are left of what lay in the log when reading began.
+        """
+        now_s = self._monotonic_s()
+        self.num_behind = num_behind
+        if self._live_s is None and num_behind == 0:
+            self._live_s = now_s
+        state = self._hops.state
+        mark = (state.step, state.claim and state.claim.epoch, state.published)
+        self._clock.tick(now_s, mark, counts=self._live_s is not None and _expects_step(state))
+
+    def look(self) -> Health:
+        """What is to be said now."""
+        state = self._hops.state
+        claim = state.claim
+        return Health(
+            problems=tuple(self._problems(state)),
+            state=self._told_state(state),
+            step=state.step,
+            step_target=claim.step_target if claim else 0,
+            policy_version=state.newest_version,
+            waited_s=self._clock.waited_s,
+        )
+
+    def silent_s(self) -> dict[str, float]:
+        """How long ago the silent workers reported last, seconds."""
+        now = self._clock_ms()
+        ages = {
+            worker.worker: (now - worker.at_ms) / 1000
+            for worker in self._hops.state.workers
+            if worker.state != "stopped"
+        }
+        if self._live_s is None or self._monotonic_s() - self._live_s <= SILENT_S:
+            return {}  # those that live have not had the time to say so
+        return {name: age_s for name, age_s in ages.items() if age_s > SILENT_S}
+
+    def _told_state(self, state: HopsState) -> str:
+        if self._live_s is None:
+            return "reading"
+        if is_over(state):
+            return "over"
+        return state.control
+
+    def _problems(self, state: HopsState) -> list[str]:
+        if self._live_s is None:
+            left = "" if self.num_behind < 0 else f": {self.num_behind} offsets are left"
+            return [f"the log has not been read to its end yet{left}"]
+        silent = self.silent_s()
+        reporting = [worker for worker in state.workers if worker.state != "stopped"]
+        is_all = len(silent) == len(reporting) > 1
+        found = []
+        if 0 < self._limits.stall_s <= self._clock.waited_s:
+            found.append(self._stall(state, names_role=not is_all))
+        if is_all:
+            found.append(
+                f"no worker has reported for {min(silent.values()):.0f} s: the broker does not "
+                "accept or deliver records, or every role is gone"
+            )
+        else:
+            found += [f"no report from {w} for {age_s:.0f} s" for w, age_s in silent.items()]
+        if self._poison.problem and not is_over(state):
+            found.append(self._poison.problem)
+        return found
+
+    def _stall(self, state: HopsState, *, names_role: bool) -> str:
+        waited_s = self._clock.waited_s
+        since = f"no step for {waited_s:.0f} s (the last was {state.step})"
+        if not names_role:
+            return since
+        evidence = Evidence(now_ms=self._clock_ms(), waited_s=waited_s)
+        role = self._first_stuck(state, evidence)
+        if role:
+            return f"{since}: blocked at {role}: {told(state, evidence, self._limits, role)}"
+        everybody = "; ".join(told(state, evidence, self._limits, role) for role in ROLES)
+        return f"{since}: no role says that it is stuck: {everybody}"
+
+    def _first_stuck(self, state: HopsState, evidence: Evidence) -> str:
+        """The first role whose workers finish nothing and do not just wait; "" if there is none."""
+        return next((role for role in ROLES if self._is_stuck(state.of(role), evidence)), "")
+
+    def _is_stuck(self, workers: tuple[WorkerHop, ...], evidence: Evidence) -> bool:
+        def age_s(at_ms: int) -> float:
+            return (evidence.now_ms - at_ms) / 1000
+
+        def is_silent(worker: WorkerHop) -> bool:
+            return age_s(worker.at_ms) > SILENT_S or worker.state == "stopped"
+
+        def moves(worker: WorkerHop) -> bool:
+            return not is_silent(worker) and age_s(worker.moved_ms) < self._limits.of(worker)
+
+        busy = [worker for worker in workers if is_silent(worker) or worker.state not in _IDLE]
+        return not workers or (bool(busy) and not any(map(moves, workers)))
+
+
+def is_over(state: HopsState) -> bool:
+    """Whether the run has made all its steps."""
+    return state.claim is not None and 0 < state.claim.step_target <= state.step
+
+
+def _expects_step(state: HopsState) -> bool:
+    """Whether time counts: not while paused, draining or in redo, nor at the end."""
+    return state.control == RUNNING and state.trainer_state != "redo" and not is_over(state)
