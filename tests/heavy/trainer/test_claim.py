@@ -153,7 +153,9 @@ def test_who_wakes_up_behind_its_own_successor_leaves_it_alone(tmp_path: Path) -
     successor = claimed(MemoryBus(log, "demo"), config, "three", reaped=frozenset({"one"}))
     bus = InterposedBus(log, "demo")
     bus.at_poll = lambda: successor.producer.commit([beat(epoch=2)])
-    with pytest.raises(OwnerAliveError, match=r"epoch 2 \(instance three on host learner\) is alive"):
+    with pytest.raises(
+        OwnerAliveError, match=r"epoch 2 \(instance three on host learner\) is alive"
+    ):
         claimed(bus, config, "two", reaped=frozenset({"one"}))
     assert [(1, "one"), (2, "three")] == claims(log)
 
