@@ -126,7 +126,7 @@ def test_a_monitor_tells_what_the_views_tell_and_when_a_run_stands(
     admin = AdminClient({"bootstrap.servers": broker})
     topics = set(admin.list_topics(timeout=60).topics)
     zombie = confluent_kafka.Producer(
-        {"bootstrap.servers": broker, "transactional.id": f"{run_id}.zombie.0"}
+        {"bootstrap.servers": broker, "transactional.id": f"{run_id}.zombie.0", "log_level": 2}
     )
     zombie.init_transactions(60)
     with bus.producer("any.0") as pen:

@@ -1,8 +1,9 @@
 """Faust's connection to Kafka, as a reader that leaves no trace.
 
-Three things differ from Faust's own. It reads committed records only: Faust asks for that only
-where it writes transactions itself. It commits no offsets, so its group, which has a name of its
-own for each process, holds nothing and the broker forgets it. And only our pages are served.
+Two things differ from Faust's own. It reads committed records only: Faust asks for that only where
+it writes transactions itself. And only our pages are served. Offsets are not committed, for the
+topics are asked for without acknowledgement, so the group, which has a name of its own for each
+process, holds nothing and the broker forgets it.
 """
 
 from __future__ import annotations
@@ -54,14 +55,10 @@ class ReaderThread(AIOKafkaConsumerThread):
 
 
 class Reader(Consumer):
-    """Commits nothing."""
+    """Has a `ReaderThread`."""
 
     def _new_consumer_thread(self) -> ReaderThread:
         return ReaderThread(self, loop=self.loop, beacon=self.beacon)
-
-    async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:  # noqa: ANN401
-        """Say that nothing was committed."""
-        return False
 
 
 class ReadTransport(Transport):
