@@ -70,6 +70,7 @@ def chaos(asked: Asked, wish: Wish) -> int:
                 machine=before,
                 seconds=seconds,
                 now_s=started_s + seconds,
+                commit_s=asked.config.deadlines.commit_s,
                 journal=journal,
                 exits=scene.fleet.exits,
                 num_killed=ended.num_killed,
