@@ -12,6 +12,7 @@ from workers.report.page import ReportInput
 _Axes: TypeAlias = Any  # matplotlib is not typed here
 _INK, _MUTED, _GRID = "#24292f", "#8c959f", "#e4e7eb"
 _ACCURACY, _REWARD, _KILL = "#0969da", "#afb8c1", "#cf222e"
+_LABELS = 8  # of kills: more would lie over each other
 _SIZE_INCHES = (8.0, 4.0)
 _DPI = 160
 
@@ -75,6 +76,9 @@ def _title(given: ReportInput) -> str:
 def _marks(axes: _Axes, kills: Sequence[KillMark]) -> None:
     for kill in kills:
         axes.axvline(kill.step, color=_KILL, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
+    if len(kills) > _LABELS:
+        return
+    for kill in kills:
         is_far = kill.step > 0.8 * axes.get_xlim()[1]  # its label goes to the left of the stroke
         axes.annotate(
             f"kill -9 {kill.worker}" if kill.killed_at_ms else str(kill),

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 12, 40  # margins, in units of the view box
+_LETTER = 6.5  # width of one, about
 _BAR_HEIGHT = 22
 
 
@@ -148,12 +150,18 @@ class _Plane:
         return parts
 
     def marks(self, frame: Frame) -> list[str]:
-        return [
-            f'<g class="mark"><title>{escape(what)}</title>'
-            f'<path d="M{self.x(at)} {_TOP}V{self.height - _BOTTOM}"/>'
-            f'<text x="{self.x(at) + 6}" y="{self.height - _BOTTOM - 8}">{escape(what)}</text></g>'
-            for at, what in frame.marks
-        ]
+        """Strokes. Each has its words beside it if they end before the next; all tell them."""
+        marks = sorted(frame.marks)
+        places = [*(self.x(at) for at, _ in marks), float(self.width)]
+        parts = []
+        for (_, what), (x, end) in zip(marks, pairwise(places), strict=True):
+            bottom = self.height - _BOTTOM
+            parts.append(f'<g class="mark"><title>{escape(what)}</title>')
+            parts.append(f'<path d="M{x} {_TOP}V{bottom}"/>')
+            if x + 6 + _LETTER * len(what) <= end:
+                parts.append(f'<text x="{x + 6}" y="{bottom - 8}">{escape(what)}</text>')
+            parts.append("</g>")
+        return parts
 
     def line(self, series: Series) -> list[str]:
         spots = [(self.x(x), self.y(y)) for x, y in series.points]

@@ -213,3 +213,12 @@ def test_a_runs_folder_brings_its_own_configuration(tmp_path: Path) -> None:
     assert (config.run.id, config.folder) == ("demo", str(tmp_path))
     with pytest.raises(ConfigError, match="alone"):
         configuration([str(tmp_path)], ["--run.id", "other"])
+
+
+def test_marks_that_lie_close_are_told_by_their_titles_alone() -> None:
+    """The words of 100 restarts would lie over each other; the last one has room."""
+    marks = [(float(step), f"restarted r-{step}") for step in range(100)]
+    frame = Frame(title="run", x_label="step", y_label="", width=940, marks=marks)
+    drawn = line_chart([Series(name="reward", points=[(0.0, 0.0), (200.0, 1.0)])], frame)
+    words = re.findall(r"<text[^>]*>restarted (r-\d+)</text>", drawn)
+    assert (100, ["r-99"]) == (drawn.count("<title>restarted"), words)
