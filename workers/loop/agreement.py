@@ -32,7 +32,13 @@ COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
         "model.dtype",
         "weights.channel",
     ),
-    "logprob": ("logprob", "trainer.loss.kl_coef", "model.dtype", "weights.channel"),
+    "logprob": (
+        "logprob",
+        "trainer.loss.kl_coef",
+        "trainer.routing_replay",
+        "model.dtype",
+        "weights.channel",
+    ),
 }
 OF_A_HOST = frozenset(
     {

@@ -136,6 +136,15 @@ def test_what_is_a_host_s_own_may_differ() -> None:
     assert "" == disagreement(here, "rollout", claim)
 
 
+def test_scorer_and_trainer_agree_on_what_both_compute_with() -> None:
+    """Whether routes are replayed is a field of the trainer that the log-prob worker reads."""
+    theirs = replace(OURS, trainer=replace(OURS.trainer, routing_replay=True))
+    claim = factories.trainer_started(config=resolved_json(theirs), hashes={})
+    found = disagreement(OURS, "logprob", claim)
+    assert "trainer.routing_replay is False here and True there" == found
+    assert "" == disagreement(OURS, "rollout", claim)
+
+
 def test_a_claim_of_a_newer_release_is_refused_by_the_field() -> None:
     """And the release is named."""
     text = '{"rollout": {"unheard_of": 1}}'
