@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from schemas.events import Event, WorkerReport
 from streams.codec import now_ms
-from streams.stalls import Evidence, Limits, told
+from streams.stalls import Evidence, told
 from streams.views.hops import HopsState, HopsView, WorkerHop
 from streams.views.workers import SILENT_S
 from workers.config.run import RunConfig
 from workers.loop.control import RUNNING
 from workers.supervisor.poison import PoisonWatch
-from workers.supervisor.stall_watch import StallClock
+from workers.supervisor.stall_watch import StallClock, limits_of, mark_of
 
 ROLES = ("prompts", "rollout", "logprob", "trainer")  # downstream
 _IDLE = ("waiting", "stopped")
@@ -57,12 +57,7 @@ class HealthWatch:
         clock_ms: Callable[[], int] = now_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits = Limits(
-            groups_per_step=config.trainer.groups_per_step,
-            stall_s=config.deadlines.stall_s,
-            sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
-            pull_s=config.weights.pull_deadline_s,
-        )
+        self._limits = limits_of(config)
         self._clock_ms = clock_ms
         self._monotonic_s = monotonic_s
         self._hops = HopsView()
@@ -89,8 +84,8 @@ class HealthWatch:
         if self._live_s is None and num_behind == 0:
             self._live_s = now_s
         state = self._hops.state
-        mark = (state.step, state.claim and state.claim.epoch, state.published)
-        self._clock.tick(now_s, mark, counts=self._live_s is not None and _expects_step(state))
+        counts = self._live_s is not None and _expects_step(state)
+        self._clock.tick(now_s, mark_of(state), counts=counts)
 
     def look(self) -> Health:
         """What is to be said now."""

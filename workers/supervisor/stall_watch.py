@@ -26,6 +26,21 @@ AGAIN_S = 5.0  # between two looks at a run that stands
 TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
 
 
+def limits_of(config: RunConfig) -> Limits:
+    """How long each hop of a run may take."""
+    return Limits(
+        groups_per_step=config.trainer.groups_per_step,
+        stall_s=config.deadlines.stall_s,
+        sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
+        pull_s=config.weights.pull_deadline_s,
+    )
+
+
+def mark_of(state: HopsState) -> object:
+    """What changes with every step, claim and published version."""
+    return state.step, state.claim and state.claim.epoch, state.published
+
+
 class StallClock:
     """Seconds that count since the last step, claim or published version. Pure."""
 
@@ -59,12 +74,7 @@ class StallWatch:
         ask: Callable[[], StallFacts],
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limits = Limits(
-            groups_per_step=config.trainer.groups_per_step,
-            stall_s=config.deadlines.stall_s,
-            sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
-            pull_s=config.weights.pull_deadline_s,
-        )
+        self._limits = limits_of(config)
         self._ask = ask
         self._monotonic_s = monotonic_s
         self._hops = HopsView()
@@ -89,8 +99,9 @@ class StallWatch:
         now_s = self._monotonic_s()
         state = self._hops.state
         self._tell_silence(state, gone)
-        mark = (state.step, state.claim and state.claim.epoch, state.published)
-        waited_s = self._clock.tick(now_s, mark, counts=is_running and _expects_step(state))
+        waited_s = self._clock.tick(
+            now_s, mark_of(state), counts=is_running and _expects_step(state)
+        )
         if not 0 < self._limits.stall_s <= waited_s or self.problem:
             self._question = None
             return
