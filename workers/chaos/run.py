@@ -70,7 +70,6 @@ def chaos(asked: Asked, wish: Wish) -> int:
                 machine=before,
                 seconds=seconds,
                 now_s=started_s + seconds,
-                commit_s=asked.config.deadlines.commit_s,
                 journal=journal,
                 exits=scene.fleet.exits,
                 num_killed=ended.num_killed,

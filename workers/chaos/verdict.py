@@ -17,7 +17,7 @@ from workers.loop.runtime import Exit
 from workers.supervisor.fleet import Exited
 from workers.supervisor.restart import described
 
-NOTICE_S = 15.0  # in which a woken zombie notices that it is one, once the broker answers
+ZOMBIE_END_S = 30.0  # a woken zombie that lives longer has not noticed
 _DEATHS = (FaultKind.KILL, FaultKind.POINT, FaultKind.ZOMBIE)
 
 
@@ -30,7 +30,6 @@ class Seen:
     machine: Mapping[str, object]
     seconds: float
     now_s: float  # monotonic, as the journal's times
-    commit_s: float  # longest wait of a role for the broker's answer to a commit
     journal: Journal
     exits: Sequence[Exited]
     num_killed: int  # workers
@@ -42,11 +41,6 @@ class Seen:
     failure: str
     recomputed: str = ""
     has_recompute_failed: bool = False
-
-    @property
-    def zombie_end_s(self) -> float:
-        """A woken zombie that lives longer has not noticed, whether or not a broker was there."""
-        return self.commit_s + NOTICE_S
 
 
 def report(seen: Seen) -> ChaosReport:
@@ -233,7 +227,7 @@ def _zombies(seen: Seen) -> Zombies:
         ended_otherwise=dict(sorted(others.items())),
         alive=sum(
             s.instance not in exits
-            and seen.now_s - woken_s.get(s.instance, seen.now_s) > seen.zombie_end_s
+            and seen.now_s - woken_s.get(s.instance, seen.now_s) > ZOMBIE_END_S
             for s in zombies
         ),
         longest_end_s=round(
@@ -260,10 +254,8 @@ def _problems(seen: Seen, zombies: Zombies, redone: Redone) -> list[str]:
             "ask for more --steps, or a smaller --every"
         )
     if zombies.alive:
-        found.append(
-            f"{zombies.alive} zombies still lived {seen.zombie_end_s:g} s after they woke up"
-        )
-    if zombies.longest_end_s > seen.zombie_end_s:
+        found.append(f"{zombies.alive} zombies still lived {ZOMBIE_END_S:g} s after they woke up")
+    if zombies.longest_end_s > ZOMBIE_END_S:
         found.append(f"a zombie took {zombies.longest_end_s:.0f} s to end")
     if redone.equal < redone.steps:
         found.append(f"{redone.steps - redone.equal} redone steps gave other weights")

@@ -46,7 +46,6 @@ def seen(strikes: list[Strike], **more: Any) -> Seen:
     )  # fmt: skip
     values: dict[str, Any] = {
         "run": "run", "seed": 5, "machine": {}, "seconds": 60.0, "now_s": 100.0,
-        "commit_s": 15.0,
         "journal": Journal(planned=planned, strikes=strikes, wakings=[], broker_deaths_s=[]),
         "exits": [], "num_killed": 0, "outputs": Outputs(), "state": RunState(), "audit": audit,
         "outcome": "complete", "has_failed": False, "failure": "",
