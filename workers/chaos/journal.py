@@ -35,6 +35,18 @@ class Waking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """In which the broker answered nobody: from a strike until it was up, or continued."""
+
+    from_s: float  # monotonic
+    to_s: float
+
+    def within(self, from_s: float, to_s: float) -> float:
+        """Seconds of it in a stretch of time."""
+        return max(0.0, min(to_s, self.to_s) - max(from_s, self.from_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
     """What happened, in order."""
 
@@ -42,6 +54,7 @@ class Journal:
     strikes: list[Strike]
     wakings: list[Waking]
     broker_deaths_s: list[float]  # from each SIGKILL of the broker to its detection
+    silences: list[Silence]  # of the broker; two never overlap
 
 
 # What to say at the end; see `Sabotage.conclude`.

@@ -43,6 +43,7 @@ class Zombies:
     ended_otherwise: Mapping[str, int] = field(default_factory=dict)  # by status
     alive: int = 0  # had not noticed long after they woke up
     longest_end_s: float = 0.0  # from SIGCONT to their end
+    longest_answered_s: float = 0.0  # the same, less the time in which the broker was down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,8 @@ class ChaosReport:
             *_spreads("from SIGCONT to the next committed work", self.woken),
             f"zombies woken {zombies.woken}: fenced {zombies.fenced}, ended otherwise "
             f"{_counts(zombies.ended_otherwise) or 0}, alive {zombies.alive}; "
-            f"the slowest ended after {zombies.longest_end_s:.1f} s",
+            f"the slowest ended after {zombies.longest_end_s:.1f} s, "
+            f"{zombies.longest_answered_s:.1f} s with the broker up",
             *(f"unexplained: {line}" for line in self.unexplained),
             *((self.recomputed,) if self.recomputed else ()),
             *(f"PROBLEM: {problem}" for problem in self.problems),

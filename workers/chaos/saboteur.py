@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from streams.bus import Bus
 from streams.codec import now_ms
-from workers.chaos.journal import Conclude, Journal, Strike, Waking
+from workers.chaos.journal import Conclude, Journal, Silence, Strike, Waking
 from workers.chaos.patience import Patience
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind, strikes_by_step
 from workers.chaos.servers import kill_server
@@ -53,7 +53,9 @@ class Saboteur:
         is_periodic: bool = False,
     ) -> None:
         self._is_periodic = is_periodic
-        self.journal = Journal(planned=faults, strikes=[], wakings=[], broker_deaths_s=[])
+        self.journal = Journal(
+            planned=faults, strikes=[], wakings=[], broker_deaths_s=[], silences=[]
+        )
         self._left = deque(faults)
         self._patience = Patience(stall_s)
         self._conclude = conclude
@@ -62,7 +64,8 @@ class Saboteur:
         self._first_step = 0
         self._strikes_since_step = 0
         self._struck_s = self._due_since_s = 0.0
-        self._killed_broker_s: float | None = None
+        self._killed_broker_s: float | None = None  # until its death was seen
+        self._silent_since_s: float | None = None  # a killed broker, until it serves again
 
     def enter(self, scene: Scene) -> None:
         """See `Sabotage`."""
@@ -159,6 +162,7 @@ class Saboteur:
             if not keeper.kill():
                 return None
             self._killed_broker_s = strike.at_s
+            self._silent_since_s = self._silent_since_s or strike.at_s
             scene.watcher.killed(BROKER)
         elif keeper.signal(signal.SIGSTOP):
             self._sleepers.append(_Sleeper(strike=strike, worker=None, child=None))
@@ -178,10 +182,15 @@ class Saboteur:
         )
 
     def _note_broker(self, scene: Scene) -> None:
-        keeper, killed_s = scene.broker, self._killed_broker_s
-        if keeper is not None and killed_s is not None and keeper.last_death_seen_s > killed_s:
+        keeper, killed_s, since_s = scene.broker, self._killed_broker_s, self._silent_since_s
+        if keeper is None:
+            return
+        if killed_s is not None and keeper.last_death_seen_s > killed_s:
             self.journal.broker_deaths_s.append(keeper.last_death_seen_s - killed_s)
             self._killed_broker_s = None
+        if self._killed_broker_s is None and since_s is not None and keeper.started_s > since_s:
+            self.journal.silences.append(Silence(from_s=since_s, to_s=keeper.started_s))
+            self._silent_since_s = None
 
     def _is_over(self, sleeper: _Sleeper, now_s: float) -> bool:
         over_s = now_s - sleeper.strike.at_s - sleeper.strike.fault.stop_s
@@ -207,6 +216,7 @@ class Saboteur:
             sleeper.child.signal(signal.SIGCONT)
         elif self._scene.broker is not None:
             self._scene.broker.signal(signal.SIGCONT)
+            self.journal.silences.append(Silence(from_s=sleeper.strike.at_s, to_s=now_s))
         self._patience.renew()
         self.journal.wakings.append(
             Waking(

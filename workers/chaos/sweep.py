@@ -26,7 +26,9 @@ class Sweep:
     """
 
     def __init__(self, faults: Sequence[Fault], stall_s: float, conclude: Conclude) -> None:
-        self.journal = Journal(planned=faults, strikes=[], wakings=[], broker_deaths_s=[])
+        self.journal = Journal(
+            planned=faults, strikes=[], wakings=[], broker_deaths_s=[], silences=[]
+        )
         self._patience = Patience(stall_s)
         self._conclude = conclude
         self._scene: Scene | None = None

@@ -37,7 +37,6 @@ class BrokerKeeper:
         self._broker = broker
         self._say = say
         self._check_s = check_s
-        self._started_s = time.monotonic()
         self._num_quick = 0
         self._was_killed_by_us = False
         self._is_starting = False
@@ -46,6 +45,7 @@ class BrokerKeeper:
         self._problem: Exception | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="broker-keeper", daemon=True)
+        self.started_s = time.monotonic()  # since when it serves, or did until it died
         self.last_death_seen_s = 0.0  # monotonic
 
     def __enter__(self) -> Self:
@@ -117,7 +117,7 @@ class BrokerKeeper:
         tail = self._broker.log_tail()
         if self._broker.died_of_full_disk():
             raise BrokerError(f"the disk under {self._broker.folder} is full:\n{tail}")
-        is_quick = now_s - self._started_s < QUICK_S and not was_killed
+        is_quick = now_s - self.started_s < QUICK_S and not was_killed
         self._num_quick = self._num_quick + 1 if is_quick else 0
         if self._num_quick >= QUICK_LIMIT:
             raise BrokerError(f"the broker died {QUICK_LIMIT} times in a row:\n{tail}")
@@ -126,9 +126,9 @@ class BrokerKeeper:
     def _restart(self) -> None:
         self._news.append("the broker died; starting it again")
         state = self._broker.start()
-        self._started_s = time.monotonic()
+        self.started_s = time.monotonic()
         self._is_starting = False
-        took_s = self._started_s - self.last_death_seen_s
+        took_s = self.started_s - self.last_death_seen_s
         self._news.append(
             f"the broker died; started again, it serves {state.bootstrap} as before "
             f"(after {took_s:.0f} s)"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -21,7 +22,8 @@ from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.unit.supervisor.small import DEADLINE_S, Scripts, all_up, until
 from workers.chaos import saboteur as module
-from workers.chaos.plan import SERVER, Fault, FaultKind
+from workers.chaos.journal import Silence
+from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
 from workers.chaos.saboteur import Saboteur
 from workers.chaos.servers import kill_server
 from workers.chaos.sweep import Sweep
@@ -30,6 +32,9 @@ from workers.engines.served.process import pid_file
 from workers.supervisor.fleet import Fleet
 from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.watcher import Watcher
+
+if TYPE_CHECKING:
+    from workers.supervisor.broker import BrokerKeeper
 
 WAITS = (
     "import signal, sys; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); "
@@ -40,6 +45,21 @@ WAITS = (
 def fault(role: str, kind: FaultKind, wait_s: float = 0.0, **more: object) -> Fault:
     values = {"number": 0, "ordinal": 0, "stop_s": 0.0, **more}
     return Fault(role=role, kind=kind, wait_s=wait_s, **values)  # type: ignore[arg-type]
+
+
+class Keeper:
+    """What a saboteur uses of the broker's keeper; the test says when the broker is back."""
+
+    def __init__(self) -> None:
+        self.last_death_seen_s = self.started_s = 0.0
+        self.signals: list[signal.Signals] = []
+
+    def kill(self) -> bool:
+        return True
+
+    def signal(self, number: signal.Signals) -> bool:
+        self.signals.append(number)
+        return True
 
 
 class Stage:
@@ -58,8 +78,9 @@ class Stage:
             producer.commit([outgoing(topic, event) for event in events])
         self.watcher.catch_up()
 
-    def begin(self, sabotage: Sabotage) -> None:
-        sabotage.enter(Scene(fleet=self.fleet, broker=None, watcher=self.watcher))
+    def begin(self, sabotage: Sabotage, keeper: Keeper | None = None) -> None:
+        broker = cast("BrokerKeeper | None", keeper)
+        sabotage.enter(Scene(fleet=self.fleet, broker=broker, watcher=self.watcher))
         self.fleet.start()
         until(self.fleet, lambda: all_up(self.fleet))
 
@@ -105,6 +126,29 @@ def test_a_kill_is_carried_out_and_noted(stage: Stage) -> None:
     struck = next(spec for spec in stage.spawner.started if spec.role == "rollout")
     assert (struck.instance, 3) == (strike.instance, strike.step)
     assert [struck.instance] == [exited.instance for exited in stage.fleet.exits]
+
+
+def test_how_long_the_broker_answered_nobody_is_noted(stage: Stage) -> None:
+    """From a kill until it serves again, however often it is looked at before; and while asleep."""
+    keeper = Keeper()
+    stage.say(STEPS, trainer_started(step_target=100), step_completed(3))
+    stop = fault(BROKER, FaultKind.STOP, stop_s=0.01)
+    one = saboteur(fault(BROKER, FaultKind.KILL), stop)
+    stage.begin(one, keeper)
+    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    one.tick(is_running=False)
+    assert [] == one.journal.silences
+    killed_s = one.journal.strikes[0].at_s
+    keeper.last_death_seen_s = killed_s + 0.001
+    one.tick(is_running=False)
+    assert [] == one.journal.silences
+    keeper.started_s = killed_s + 9.0
+    stage.until(one, lambda: len(one.journal.silences) == 2)
+    assert Silence(from_s=killed_s, to_s=killed_s + 9.0) == one.journal.silences[0]
+    asleep = one.journal.silences[1]
+    assert one.journal.strikes[1].at_s == asleep.from_s
+    assert one.journal.wakings[0].at_s == asleep.to_s
+    assert [signal.SIGSTOP, signal.SIGCONT] == keeper.signals
 
 
 def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:

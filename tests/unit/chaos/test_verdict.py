@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from streams.audit.report import AuditReport
@@ -16,7 +17,7 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
-from workers.chaos.journal import Journal, Strike, Waking
+from workers.chaos.journal import Journal, Silence, Strike, Waking
 from workers.chaos.outputs import Outputs
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
 from workers.chaos.verdict import Seen, report
@@ -38,15 +39,20 @@ def exited(worker: str, instance: str, status: int, seen_s: float, **more: Any) 
     )
 
 
-def seen(strikes: list[Strike], **more: Any) -> Seen:
+def journal(strikes: list[Strike], **more: Any) -> Journal:
     planned = [s.fault for s in strikes]
+    lists: dict[str, Any] = {"wakings": [], "broker_deaths_s": [], "silences": []}
+    return Journal(planned=planned, strikes=strikes, **{**lists, **more})
+
+
+def seen(strikes: list[Strike], **more: Any) -> Seen:
     audit = AuditReport(
         run="run", steps=3, policy_version=3, issued=8, trained=8, evaluated=0, dead_lettered=0,
         lost=0,
     )  # fmt: skip
     values: dict[str, Any] = {
         "run": "run", "seed": 5, "machine": {}, "seconds": 60.0, "now_s": 100.0,
-        "journal": Journal(planned=planned, strikes=strikes, wakings=[], broker_deaths_s=[]),
+        "journal": journal(strikes),
         "exits": [], "num_killed": 0, "outputs": Outputs(), "state": RunState(), "audit": audit,
         "outcome": "complete", "has_failed": False, "failure": "",
     }  # fmt: skip
@@ -163,11 +169,8 @@ def test_a_zombie_must_notice() -> None:
     wakings = [
         Waking(instance="t1", slept_s=5.0, at_s=6.0), Waking(instance="r1", slept_s=5.0, at_s=7.0)
     ]  # fmt: skip
-    journal = Journal(
-        planned=[s.fault for s in strikes], strikes=strikes, wakings=wakings, broker_deaths_s=[]
-    )
     exits = [exited("trainer-0", "t1", 75, 8.0, was_replaced=True)]
-    made = report(seen(strikes, journal=journal, exits=exits))
+    made = report(seen(strikes, journal=journal(strikes, wakings=wakings), exits=exits))
     assert (2, 1, 1, 2.0) == (
         made.zombies.woken, made.zombies.fenced, made.zombies.alive, made.zombies.longest_end_s
     )  # fmt: skip
@@ -175,11 +178,37 @@ def test_a_zombie_must_notice() -> None:
     assert not made.ok
 
 
+def test_what_nobody_could_tell_a_zombie_does_not_count() -> None:
+    """From 10 s to 35 s the broker was down: of 32 s it could be told in 7, and of 57 s in 32."""
+    strikes = [
+        strike(1.0, "trainer", FaultKind.ZOMBIE, "t1", stop_s=5.0),
+        strike(10.0, BROKER, FaultKind.KILL),
+    ]
+    wakings = [Waking(instance="t1", slept_s=5.0, at_s=6.0)]
+    struck = journal(strikes, wakings=wakings, silences=[Silence(from_s=10.0, to_s=35.0)])
+    in_time, too_late = (
+        report(
+            seen(
+                strikes,
+                journal=struck,
+                exits=[exited("trainer-0", "t1", 75, end_s, was_replaced=True)],
+            )
+        )
+        for end_s in (38.0, 63.0)
+    )
+    assert (32.0, 7.0) == (in_time.zombies.longest_end_s, in_time.zombies.longest_answered_s)
+    assert in_time.ok
+    assert ["a zombie took 32 s to end while the broker was up"] == list(too_late.problems)
+    asleep_still = report(seen(strikes, journal=struck, now_s=60.0))
+    assert 0 == asleep_still.zombies.alive
+    assert 1 == report(seen(strikes, journal=struck, now_s=62.0)).zombies.alive
+
+
 def test_fewer_faults_than_asked_are_said() -> None:
     """Never silently: it is a problem, and the way out is named."""
     one = strike(1.0, "rollout", FaultKind.KILL, "r1")
-    journal = Journal(planned=[one.fault] * 3, strikes=[one], wakings=[], broker_deaths_s=[])
-    made = report(seen([one], journal=journal))
+    asked = replace(journal([one]), planned=[one.fault] * 3)
+    made = report(seen([one], journal=asked))
     assert "only 1 of 3 faults were possible" in made.problems[0]
     assert "--steps" in made.problems[0]
 
