@@ -1,6 +1,6 @@
 """Publish, durable, arrays: our data path as a ratio to the bare client on the same broker.
 
-    python tests/bench/data_path.py [--quick] [--save] [--payloads SML] [--log-folder DIR]
+    python tests/bench/data_path.py [--quick] [--save] [--payloads SML] [--partitions N]
 
 One process sends transactions with positions and done set, another reads committed messages to
 numpy arrays; a broker of one node lies between. Payloads: S 1,024 tokens with log-probs, M 16,384,
@@ -17,6 +17,10 @@ every row for minutes. So a ratio is taken within each round, of neighbors in ti
 of them is given; beside it stands where it lies when rounds are drawn again with replacement
 (bootstrap, 90 %). Goals: ours / bare at least 0.6 (S), 0.9 (M) and 0.9 (L), and transactions at
 most 15 % below our own records sent by an idempotent producer without them (row `no txn`).
+
+A topic has as many partitions as two log-prob workers make it have, unless `--partitions` says
+otherwise. In each transaction the broker verifies every partition once before it takes the first
+batch, one after the other, so what a transaction costs grows with them: 16 are eight workers'.
 """
 
 from __future__ import annotations
@@ -164,8 +168,9 @@ def main() -> None:
     """Run it, print the table; exit 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, 2 minutes")
-    parser.add_argument("--save", action="store_true", help="write results/data_path-<date>.json")
+    parser.add_argument("--save", action="store_true", help="keep them under results/")
     parser.add_argument("--payloads", default="SML", help="which of S, M and L")
+    parser.add_argument("--partitions", type=int, default=4, help="of the topic; 4")
     parser.add_argument("--log-folder", type=Path, default=log_folder(), help="of the broker")
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
@@ -175,19 +180,23 @@ def main() -> None:
         broker = EmbeddedBroker(Path(folder))
         state = broker.start()
         try:
-            with closing(Bench(state.bootstrap, state.pid)) as bench:
+            with closing(Bench(state.bootstrap, state.pid, options.partitions)) as bench:
                 bench.exercise("S")
                 results = {name: measure(bench, name, plan) for name in options.payloads}
         finally:
             broker.stop()
     sys.stdout.write(
-        table(results) + f"\n{time.monotonic() - start_s:.0f} s, log in {options.log_folder}\n"
+        table(results)
+        + f"\n{options.partitions} partitions, {time.monotonic() - start_s:.0f} s, log in "
+        f"{options.log_folder}\n"
     )
     if options.save:
-        path = Path(__file__).parent / f"results/data_path-{time.strftime('%Y-%m-%d')}.json"
+        name = f"data_path-{options.partitions}-partitions-{time.strftime('%Y-%m-%d')}.json"
+        path = Path(__file__).parent / "results" / name
         path.parent.mkdir(exist_ok=True)
         saved = {
             "hardware": hardware(),
+            "num_partitions": options.partitions,
             "rounds": plan.rounds,
             "log_folder": str(options.log_folder),
             "results": results,

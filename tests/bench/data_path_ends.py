@@ -36,7 +36,6 @@ from workers.loop.runtime import IDLE_S
 
 RUN = "bench"
 INPUT = "inputs"  # the small topic whose positions are committed
-NUM_PARTITIONS = 16
 IN_WORK = 256  # inputs that the stand-in of an engine works on at once; they finish in any order
 MAX_POLL = 64
 ANSWER_S = 30.0
@@ -135,7 +134,7 @@ class Sender(Protocol):
 class Receiver(Protocol):
     """Reads committed samples."""
 
-    def seek(self, topic: str) -> None:
+    def seek(self, topic: str, num_partitions: int) -> None:
         """Begin at the beginning."""
 
     def take(self, shape: tuple[int, ...]) -> Sequence[Arrays]:
@@ -152,26 +151,33 @@ class Work:
     def __init__(self, consumer: GroupConsumer) -> None:
         self._records, self._assigned = _read_all(consumer)
         self._late = False
-        self._restart()
+        self.restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Begin the next lap."""
         self.tracker = Tracker()
         self.tracker.take(Polled(assigned=self._assigned), {})
         self._left: Iterator[RawRecord] = iter(self._records)
         self._open: list[RawRecord] = []
         self._at: dict[Partition, int] = {}
 
-    def finished(self, count: int) -> Sequence[RawRecord]:
-        """`count` inputs, fewer at the end of a lap."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the lap's inputs are all finished."""
+        self._begin(1)
+        return not self._open
+
+    def _begin(self, count: int) -> None:
         while len(self._open) < IN_WORK + count:
             new = [record for record, _ in zip(self._left, range(IN_WORK), strict=False)]
             if not new:
                 break
             self._at |= {record.partition: record.position.offset + 1 for record in new}
             self._open += self.tracker.take(Polled(records=new), self._at)
-        if not self._open:
-            self._restart()
-            return self.finished(count)
+
+    def finished(self, count: int) -> Sequence[RawRecord]:
+        """`count` inputs, fewer at the end of a lap."""
+        self._begin(count)
         # Every other time the oldest go on: the done set is long, then the watermark moves.
         self._late = not self._late
         start = min(IN_WORK // 2, len(self._open) // 2) if self._late else 0
@@ -208,13 +214,12 @@ class OurSender:
 
     def send(self, topic: str, samples: Sequence[Sample]) -> None:
         target = replace(TRAJECTORIES, name=topic)
-        outputs = [outgoing(target, sample.event) for sample in samples]
-        self.finish()
-        self._consumer.poll(0, 0)
-        was = self._work.tracker
-        raws = self._work.finished(len(outputs))
-        if self._work.tracker is not was:  # a new lap
+        if self._work.is_over:  # a new lap, with a tracker that knows of no commit
+            self.finish()
+            self._work.restart()
             self._outbox = self._new_outbox()
+        outputs = [outgoing(target, sample.event) for sample in samples]
+        raws = self._work.finished(len(outputs))
         last = len(raws) - 1  # at the end of a lap it carries what is left
         ranges = [slice(n, n + 1 if n < last else None) for n in range(len(raws))]
         self._outbox.add(
@@ -223,7 +228,15 @@ class OurSender:
                 for raw, which in zip(raws, ranges, strict=True)
             ]
         )
+        self._settle()
+        self._consumer.poll(0, 0)
         self._outbox.commit()
+
+    def _settle(self) -> None:
+        """Wait for the end of what is under way; what was added since stays."""
+        deadline_s = time.monotonic() + ANSWER_S
+        while not self._outbox.settle(IDLE_S):
+            assert time.monotonic() < deadline_s, "no answer to a commit"
 
     def finish(self) -> None:
         """Wait for the transaction that is under way; an aborted one is sent again, as roles do."""
@@ -320,8 +333,8 @@ class OurReceiver:
     def __init__(self, bootstrap: str) -> None:
         self._reader = KafkaBus(bootstrap, RUN).reader()
 
-    def seek(self, topic: str) -> None:
-        self._reader.seek({Partition(topic, number): 0 for number in range(NUM_PARTITIONS)})
+    def seek(self, topic: str, num_partitions: int) -> None:
+        self._reader.seek({Partition(topic, number): 0 for number in range(num_partitions)})
 
     def take(self, shape: tuple[int, ...]) -> Sequence[Arrays]:
         found = []
@@ -340,9 +353,9 @@ class BareReceiver:
         self._consumer = Consumer(_servers(bootstrap) | _CONSUMER | group)
         self._parts: dict[int, list[bytes]] = defaultdict(list)
 
-    def seek(self, topic: str) -> None:
+    def seek(self, topic: str, num_partitions: int) -> None:
         self._consumer.assign(
-            [TopicPartition(f"{RUN}.{topic}", number, 0) for number in range(NUM_PARTITIONS)]
+            [TopicPartition(f"{RUN}.{topic}", number, 0) for number in range(num_partitions)]
         )
 
     def take(self, shape: tuple[int, ...]) -> Sequence[Arrays]:

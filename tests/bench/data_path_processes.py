@@ -20,7 +20,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.bench.data_path_ends import (
     INPUT,
-    NUM_PARTITIONS,
     PAYLOADS,
     RUN,
     Arrays,
@@ -48,6 +47,7 @@ NUM_INPUTS = 8_192
 # Of each row, before the first round: what transactions a minute of a run has. A broker that was
 # started a moment ago takes 25 ms of processor time for one over 16 partitions, then 5.
 NUM_EXERCISES = 400
+EXERCISE_MESSAGES = 16  # of each
 INTERVAL_S = 0.1  # of commits, as roles have it
 CHECK_EVERY = 16
 SILENCE_S = 30.0  # of one end, until the bench gives up
@@ -95,7 +95,7 @@ class SenderProcess:
     def exercise(self, row: str, payload: str, topic: str, count: int) -> None:
         """`count` small transactions; no less often acknowledged than a full one is."""
         for _ in range(count):
-            self._senders[row].send(topic, pool(payload)[:NUM_PARTITIONS])
+            self._senders[row].send(topic, pool(payload)[:EXERCISE_MESSAGES])
             self._senders[row].finish()
 
     def send(self, row: str, payload: str, topic: str, send_s: float) -> dict[str, Any]:
@@ -139,9 +139,9 @@ class ReceiverProcess:
         self._receivers = {name: make(bootstrap) for name, make in RECEIVERS.items()}
         self._parent = parent
 
-    def seek(self, row: str, topic: str) -> None:
+    def seek(self, row: str, topic: str, num_partitions: int) -> None:
         """Begin at the beginning."""
-        self._receivers[row].seek(topic)
+        self._receivers[row].seek(topic, num_partitions)
 
     def warm(self, row: str, payload: str) -> None:
         """Wait for the first message."""
@@ -228,9 +228,10 @@ def _serve(end: type, bootstrap: str, parent: Connection) -> None:
 class Bench:
     """Both processes, the broker, and topics that live for one round."""
 
-    def __init__(self, bootstrap: str, broker_pid: int) -> None:
+    def __init__(self, bootstrap: str, broker_pid: int, num_partitions: int) -> None:
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": "2"})
         self._broker_pid = broker_pid
+        self._num_partitions = num_partitions
         self._num_topics = 0
         self._create(INPUT, 4)
         _fill_inputs(bootstrap)
@@ -247,8 +248,8 @@ class Bench:
     def _topic(self, row: str, payload: str) -> Iterator[str]:
         self._num_topics += 1
         topic = f"trajectories-{self._num_topics}"
-        self._create(topic, NUM_PARTITIONS)
-        self.receiver.call("seek", row=row, topic=topic)
+        self._create(topic, self._num_partitions)
+        self.receiver.call("seek", row=row, topic=topic, num_partitions=self._num_partitions)
         self.sender.call("warm", row=row, payload=payload, topic=topic)
         self.receiver.call("warm", row=row, payload=payload)
         yield topic
@@ -260,7 +261,7 @@ class Bench:
         for row in SENDERS:
             self._num_topics += 1
             topic = f"trajectories-{self._num_topics}"
-            self._create(topic, NUM_PARTITIONS)
+            self._create(topic, self._num_partitions)
             what = {"row": row, "payload": payload, "topic": topic, "count": NUM_EXERCISES}
             self.sender.call("exercise", **what)
             for future in self._admin.delete_topics([f"{RUN}.{topic}"]).values():
