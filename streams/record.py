@@ -68,9 +68,12 @@ class Record(Generic[E_co]):
         return self.raw.position
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: every record sent is one, and that costs 0.5 us
 class Outgoing:
-    """A record to send. A large `value` is in pieces, so that tensors are not joined twice."""
+    """A record to send; not changed afterwards.
+
+    A large `value` is in pieces, so that tensors are not joined twice.
+    """
 
     topic: str
     key: bytes

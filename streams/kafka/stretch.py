@@ -19,9 +19,10 @@ from streams.record import Outgoing
 class _Stretch:
     """One partition's part of a transaction; `held` is its newest record, not sent yet."""
 
-    __slots__ = ("_first", "_last", "error", "held", "num_messages", "number")
+    __slots__ = ("_first", "_last", "error", "held", "num_messages", "number", "topic")
 
-    def __init__(self, held: Outgoing, number: int) -> None:
+    def __init__(self, topic: str, held: Outgoing, number: int) -> None:
+        self.topic = topic  # as the client names it
         self.held = held
         self.number = number  # of the partition
         self.num_messages = 0  # sent; a record of several parts has several
@@ -76,16 +77,20 @@ class Stretches:
 
     def send(self, records: Iterable[Outgoing]) -> None:
         """Hand all of them to the client, each partition's in order."""
+        by_place, partition = self._by_place, self._partition
         for record in records:
             number = record.partition
             if number is None:
-                number = self._partition(record)
+                number = partition(record)
             place = record.topic, number
-            stretch = self._by_place.get(place)
+            stretch = by_place.get(place)
             if stretch is None:
-                self._by_place[place] = _Stretch(record, number)
+                by_place[place] = _Stretch(self._prefix + record.topic, record, number)
                 continue
-            self._send(stretch, is_end=not stretch.num_messages)
+            if stretch.num_messages and len(stretch.held) <= PART_BYTES:  # nearly all
+                self._send_middle(stretch)
+            else:
+                self._send(stretch, is_end=not stretch.num_messages)
             stretch.held = record
         for stretch in self._by_place.values():
             self._send(stretch, is_end=True)
@@ -101,16 +106,28 @@ class Stretches:
         """Whether every message was reported to be in the log, or lies between two that were."""
         return all(stretch.is_whole for stretch in self._by_place.values())
 
+    def _send_middle(self, stretch: _Stretch) -> None:
+        """The record that is held back, in one part and without a report."""
+        record = stretch.held
+        value, headers = whole(record.value), record.headers
+        if not isinstance(headers, dict):
+            headers = dict(headers)
+        try:
+            self._produce(
+                stretch.topic, value, record.key, partition=stretch.number, headers=headers
+            )
+        except BufferError:
+            self._wait(stretch.topic, value, record.key, partition=stretch.number, headers=headers)
+        stretch.num_messages += 1
+
     def _send(self, stretch: _Stretch, *, is_end: bool) -> None:
         """The record that is held back; with reports if it is the first or the last one."""
-        record = stretch.held
-        topic = self._prefix + record.topic
+        record, topic = stretch.held, stretch.topic
         settings: dict[str, Any] = {"partition": stretch.number}
-        if len(record) <= PART_BYTES:  # nearly all
+        if len(record) <= PART_BYTES:
             if is_end:
                 settings["on_delivery"] = stretch.delivered
-            headers = record.headers
-            settings["headers"] = headers if isinstance(headers, dict) else dict(headers)
+            settings["headers"] = dict(record.headers)
             self._enqueue(topic, whole(record.value), record.key, settings)
             stretch.num_messages += 1
             return
