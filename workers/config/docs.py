@@ -46,6 +46,7 @@ _UNITS = {
     "slots": "sequences",
     "_hours": "hours",
     "_bytes": "bytes",
+    "environment.concurrency": "steps",
     "concurrency": "judgements",
     ".steps": "steps",
     ".rows": "rows",
