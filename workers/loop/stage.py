@@ -2,7 +2,7 @@
 
 Samples finish out of order. One transaction per commit interval carries the outputs of what
 finished and the positions {low watermark, done set} of their inputs, so a crash repeats only
-unfinished work, and nothing twice (design, section 5, Rollout). Work in progress (delivered but not
+unfinished work, and nothing twice (decisions 0002, 0009). Work in progress (delivered but not
 committed) is bounded in records by the stage and in bytes here. `workers.loop.probation` decides
 which records to start after a predecessor's crash, `workers.loop.outbox` how to retry sending them.
 """

@@ -1,7 +1,7 @@
 """What to do about a worker that ended: pure; the clock is passed in.
 
-Statuses are those of `workers.loop.runtime.Exit` (design, section 5, Supervision); a negative one
-is the signal that killed the process.
+Statuses are those of `workers.loop.runtime.Exit`, as infra/docs/operating.md explains them to any
+supervisor; a negative one is the signal that killed the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Becoming the trainer: watch, fence, look again, claim.
 
-Protocol (design, section 5, Claim). With fencing alone, two supervisors could take the id from each
-other forever, so ownership is decided in the log:
+Decision 0009 says what a claim guards. With fencing alone, two supervisors could take the id from
+each other forever, so ownership is decided in the log:
 
 1. Fold `steps`. Unless the supervisor reaped the owner, or the owner said that it was done, watch
    for `lease_s` on our own clock; if the newest epoch writes meanwhile, refuse. Nobody is fenced.
