@@ -38,7 +38,7 @@ LAST_WORDS_SHARE = 1 / 6  # of the lease, at its begin; heartbeats come every th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The office and its tools."""
+    """A committed claim: the ledger up to it, and the producer that it was written with."""
 
     ledger: Ledger
     producer: Producer

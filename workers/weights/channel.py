@@ -52,7 +52,7 @@ class WeightServer(Protocol):
     """The trainer's end. Works on its own; the trainer never waits for a receiver."""
 
     def open(self, epoch: int) -> None:
-        """The trainer's claim holds: from now on workers of this epoch are served."""
+        """Serve workers of this epoch from now on; called once the trainer's claim is committed."""
 
     def publish(
         self,
