@@ -33,12 +33,12 @@ class EngineSection:
     """Address that such a server listens on: loopback, or one private interface. Its control routes
     have no authentication."""
     port: int = 0
-    """Port of the first rollout worker's server, the next worker's has the next; 0: any free port."""
+    """Port of the first rollout worker's server, the next worker's has the next; 0: any free."""
     report_host: str = "127.0.0.1"
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
-    """`dummy`: such a server starts with random weights, which no request uses; `auto`: it reads the
-    model folder, for testing a server by hand."""
+    """`dummy`: such a server starts with random weights, which no request uses; `auto`: it reads
+    the model folder, for testing a server by hand."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Level of such a server's log, which is kept next to the worker's."""
     max_running: int = 64

@@ -49,7 +49,7 @@ class RestartPolicy:
         self._num_quick = 0
 
     def excused(self, status: int, why: str) -> Decision:
-        """We ended the worker, e.g. `why` = "was killed as asked": that is no failure of its own."""
+        """We ended the worker, e.g. `why` = "was killed as asked": no failure of its own."""
         delay_s = FENCED_PAUSE_S if status == Exit.FENCED else 0.0
         return Decision(action=Action.RESTART, reason=f"{self._worker} {why}", delay_s=delay_s)
 
