@@ -27,7 +27,7 @@ class Polled:
 
 
 class Closing(Protocol):
-    """Closed at the end of a `with` block; who inherits from it only writes `close`."""
+    """Closed at the end of a `with` block; a subclass defines `close` alone."""
 
     def close(self) -> None:
         """Release connections; idempotent."""
@@ -70,12 +70,12 @@ class GroupConsumer(Closing, Protocol):
         """Deliver nothing from exactly these until called again; keeps the membership."""
 
     def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
-        """Have `call` told of partitions that are to go to another member, while they are ours.
+        """Register `call`, which gets partitions that will go to another member while still ours.
 
-        It may commit their positions: nobody has them before it returns. It is called in a poll,
-        before `Polled.revoked` tells of them, and only of what earlier polls told as assigned. Of
-        partitions that are lost (the group dropped this member) or left by `close` it hears
-        nothing. What it raises, the poll raises.
+        It may commit their positions: no member gets them before it returns. A poll calls it before
+        `Polled.revoked` names them, and only with partitions that earlier polls reported as
+        assigned. It is not called for partitions that are lost (the group dropped this member) or
+        left by `close`. What it raises, the poll raises.
         """
 
 
@@ -100,14 +100,14 @@ class Commit(Protocol):
     """A transaction that was started; it ends by itself, before its deadline."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has ended, after at most `timeout_s`.
+        """Wait at most `timeout_s`; returns whether the transaction has ended.
 
         Raises:
             OutcomeUnknownError: it is past its deadline; exit.
         """
 
     def result(self) -> None:
-        """How it ended: raises what `Producer.commit` raises. Only after `wait` said so."""
+        """Raise what `Producer.commit` would raise. Call it only after `wait` returned True."""
 
 
 class Producer(Closing, Protocol):

@@ -32,7 +32,7 @@ class Limits:
     start_s: float = START_S
 
     def of(self, worker: WorkerHop) -> float:
-        """How long this worker may be at what it says it does."""
+        """How long this worker may stay in the state that it reports."""
         if worker.role == "rollout" and worker.state == "working":
             return max(self.stall_s, self.sample_s)
         if worker.state == "starting":
@@ -241,7 +241,7 @@ class Inquiry:
         return self._is_silent(worker) or self._age_s(worker.moved_ms) >= limit_s
 
     def told(self, role: str) -> str:
-        """What the workers of `role` said last, the worst first."""
+        """The last reports of `role`'s workers, the worst first."""
         return self._describe(self._worst_first(role)) or f"no {role} worker has ever reported"
 
     def _worst_first(self, role: str) -> Sequence[WorkerHop]:
@@ -311,7 +311,7 @@ def blocked(state: HopsState, evidence: Evidence, limits: Limits) -> Blocked | N
 
 
 def told(state: HopsState, evidence: Evidence, limits: Limits, role: str) -> str:
-    """What the workers of `role` said last, the worst first."""
+    """The last reports of `role`'s workers, the worst first."""
     return Inquiry(state, evidence, limits).told(role)
 
 

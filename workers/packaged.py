@@ -14,10 +14,12 @@ def example(name: str) -> Path:
     """The file or folder `name` of the examples.
 
     Raises:
-        ConfigError: it is in neither place; names both.
+        ConfigError: it is in neither place; names both, and the files that are there.
     """
-    found = next((place / name for place in _PLACES if (place / name).exists()), None)
+    found = next((place / name for place in _PLACES if name and (place / name).exists()), None)
     if found is None:
         looked = " nor ".join(str(place) for place in _PLACES)
-        raise ConfigError(f"the example {name} is neither in {looked}: install rlstreams again")
+        there = sorted({file.name for place in _PLACES for file in place.glob("*.toml")})
+        advice = f"there are {', '.join(there)}" if there else "install rlstreams again"
+        raise ConfigError(f"the example {name!r} is neither in {looked}: {advice}")
     return found

@@ -12,7 +12,12 @@ EXAMPLES_PER_KIND = 20
 
 
 class BreachKind(StrEnum):
-    """What can be wrong; the guarantee of the design in brackets."""
+    """What can be wrong. In brackets the guarantee that it breaks (decision 0009):
+
+    G1 no finished sample is lost. G2 no sample is trained twice. G3 a step can be re-executed.
+    G4 staleness is bounded. G5 nothing is sampled before real weights are loaded. G6 a zombie
+    changes nothing.
+    """
 
     LOST = "lost"  # [G1] an issued sample that is nowhere
     MISSING_GROUP = "missing group"  # [G1] group numbers have a gap

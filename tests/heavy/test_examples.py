@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from workers.__main__ import main
+from workers.config.across import check_start, start_warning
 from workers.config.load import load
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
-# Nothing of their own to try: overlays, and one that needs a connection and an extra package.
+# Nothing to try here: overlays, and two that need a connection; one wants GPUs too.
 OVERLAYS = ("slower.toml", "demo-vllm.toml", "demo-gpu.toml", "demo-sglang.toml")
 ELSEWHERE = "reasoning_gym.toml"
-TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {*OVERLAYS, ELSEWHERE})
+ON_GPUS = "gsm8k-2gpu.toml"
+TRIED = sorted({path.name for path in EXAMPLES.glob("*.toml")} - {*OVERLAYS, ELSEWHERE, ON_GPUS})
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,24 @@ def test_the_others_can_be_read() -> None:
         assert (engine, "nccl", "cuda:1") == (config.rollout.engine, channel, device)
     gym = load([EXAMPLES / ELSEWHERE])
     assert ("gym:chain_sum", "reasoning-gym") == (gym.data.train, gym.reward.verifier)
+
+
+def test_the_example_for_two_gpus_is_right_as_far_as_it_can_be_read() -> None:
+    """A start would be accepted; trainer and puller are apart; it says that nobody ran it."""
+    path = EXAMPLES / ON_GPUS
+    config = load([path])
+    check_start(config)
+    assert "" == start_warning(config)
+    assert ("cuda:0", "cuda:1", "nccl") == (
+        config.trainer.device,
+        config.logprob.device,
+        config.weights.channel,
+    )
+    assert "1" == config.engine.env["CUDA_VISIBLE_DEVICES"]
+    assert {"bfloat16"} == {config.model.dtype, config.engine.args["dtype"]}
+    longest = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    assert longest <= config.engine.args["max-model-len"]
+    assert "NOT RUN AS A WHOLE" in path.read_text("utf-8")
 
 
 def test_an_example_that_counts_in_minutes_is_given_them() -> None:

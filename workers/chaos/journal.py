@@ -1,4 +1,4 @@
-"""What happened to a run under faults, as the one who struck saw it."""
+"""The record of one chaos run: which faults were struck, when, and who woke up afterwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Waking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """In which the broker answered nobody: from a strike until it was up, or continued."""
+    """Time in which the broker answered nobody: from a strike until it was up, or continued."""
 
     from_s: float  # monotonic
     to_s: float

@@ -46,7 +46,7 @@ class Seen:
 
 
 def report(seen: Seen) -> ChaosReport:
-    """Put it together."""
+    """The report of a run that is over."""
     strikes = seen.journal.strikes
     reached = Counter(e.died_at.partition(":")[0] for e in seen.exits if e.died_at)
     tokens = seen.outputs.tokens(_rollout_deaths_ms(seen))
@@ -96,7 +96,7 @@ def report(seen: Seen) -> ChaosReport:
 
 
 def _armed(journal: Journal) -> Sequence[Fault]:
-    """What was struck; and those that are armed from the start, struck or not."""
+    """Crash points that were struck, and all that were armed from the start."""
     struck = [strike.fault for strike in journal.strikes if strike.fault.kind is FaultKind.POINT]
     return [*struck, *(fault for fault in journal.planned if fault.kind is FaultKind.ARMED)]
 

@@ -46,6 +46,7 @@ _UNITS = {
     "slots": "sequences",
     "_hours": "hours",
     "_bytes": "bytes",
+    "environment.concurrency": "steps",
     "concurrency": "judgements",
     ".steps": "steps",
     ".rows": "rows",
@@ -89,7 +90,8 @@ def page() -> str:
         "# Configuration",
         "",
         "Every field, as `rlstreams config fields` prints it. Files merge from left to right, each",
-        "applied after the files its `extends` names; `--section.field VALUE` comes last.",
+        "applied after the files its `extends` names (`example:NAME.toml`: one that comes with the",
+        "package); `--section.field VALUE` comes last.",
         "`rlstreams config show FILE --why FIELD` shows where a value comes from,",
         "`rlstreams config schema` prints a JSON Schema for editors.",
     ]

@@ -27,19 +27,20 @@ class EngineSection:
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Arguments for a server that a worker starts, without dashes: `max-model-len = 4096`."""
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Its environment variables; secrets (`..._TOKEN`, `..._KEY`) as `env:NAME` or `file:PATH`."""
+    """Environment variables of such a server, the same for each; secrets (`..._TOKEN`, `..._KEY`)
+    as `env:NAME` or `file:PATH`."""
     host: str = "127.0.0.1"
-    """Address it listens on: loopback, or one private interface. Its control routes have no
-    authentication."""
+    """Address that such a server listens on: loopback, or one private interface. Its control routes
+    have no authentication."""
     port: int = 0
-    """Its port; 0: any free port."""
+    """Port of the first rollout worker's server, the next worker's has the next; 0: any free."""
     report_host: str = "127.0.0.1"
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
-    """`dummy`: it starts with random weights, which no request uses; `auto`: it reads the model
-    folder, for testing a server by hand."""
+    """`dummy`: such a server starts with random weights, which no request uses; `auto`: it reads
+    the model folder, for testing a server by hand."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """Level of its log, which is kept next to the worker's."""
+    """Level of such a server's log, which is kept next to the worker's."""
     max_running: int = 64
     """Maximum concurrent requests per server."""
     on_pull: Literal["keep", "abort", "wait"] = "keep"

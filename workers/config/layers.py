@@ -29,11 +29,13 @@ from workers.config.fields import (
 )
 from workers.config.run import START
 from workers.config.toml_places import Place, place_of, toml_places
+from workers.packaged import example
 from workers.project import CONFIG_FILE
 
 Tree = dict[str, Any]
 
 EXTENDS = "extends"
+_EXAMPLE = "example:"  # before the name of a file that comes with the package
 _PATHS = frozenset(
     {"data.train", "data.held_out", "data.template", "model.path", "broker.jars_dir"}
     | {"reward.options.schema_file", "logprob.reference"}
@@ -319,7 +321,16 @@ def _bases(value: object, layer: Layer) -> Iterator[Path]:
         raise ConfigError(
             f"{layer.at(EXTENDS)}: {EXTENDS} must be a file name or an array of them, got {value!r}"
         )
-    return (Path(_absolute(name, Path(layer.origin).parent)) for name in names)
+    return (_base(name, layer) for name in names)
+
+
+def _base(name: str, layer: Layer) -> Path:
+    if not name.startswith(_EXAMPLE):
+        return Path(_absolute(name, Path(layer.origin).parent))
+    try:
+        return example(name.removeprefix(_EXAMPLE))
+    except ConfigError as err:
+        raise ConfigError(f"{layer.at(EXTENDS)}: {EXTENDS} names {name!r}: {err}") from err
 
 
 def _malformed(err: tomllib.TOMLDecodeError, text: str) -> str:

@@ -27,8 +27,8 @@ class LossSection:
     clip_high: float = 0.28
     """... and at 1 + this."""
     clip_dual: float = 3.0
-    """Of `ppo`: a token with a negative advantage weighs at most this many times it, whatever its
-    ratio; 0: without end."""
+    """With `kind = "ppo"`: a token with a negative advantage weighs at most this many times its
+    advantage, whatever its ratio; 0: no bound."""
     weight_cap: float = 2.0
     """Cap of the importance weight proximal / behavior."""
     normalize_std: bool = True
@@ -39,8 +39,8 @@ class LossSection:
     """Weight of the KL divergence from `logprob.reference`, added to each token's loss (GRPO); 0:
     none, and no reference is loaded."""
     kl_estimator: Literal["k3", "k2"] = "k3"
-    """Of that divergence, token by token: k3 is exp(d) - 1 - d, k2 is d * d / 2, where d = log
-    reference - log policy. A k1 (-d) would have a gradient of mean 0 here."""
+    """How that divergence is estimated for each token: k3 is exp(d) - 1 - d, k2 is d * d / 2, where
+    d = log reference - log policy. A k1 (-d) would have a gradient of mean 0 here."""
     mask_truncated: bool = False
     """Samples that were cut at `rollout.max_new_tokens` stay out of the loss; siblings are still
     compared with them (overlong filtering, DAPO)."""

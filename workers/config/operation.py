@@ -18,9 +18,10 @@ class DeadlinesSection:
     commit_s: float = 30.0
     """A commit that is not acknowledged within this time ends the process."""
     stall_s: float = 120.0
-    """No step for this long: the first blocked hop is named and the run stops; a window or a step
-    that takes longer ends its worker. Longer than the longest step; 0: never. Time in which the run
-    is paused, draining or in redo does not count; a checkpoint may take half an hour."""
+    """No step for this long: the run stops if a role has work and finished none of it in that time,
+    and names it; while every role with work makes progress it goes on. A window or a step that
+    takes longer ends its worker. Longer than the longest step; 0: never. Time in which the run is
+    paused, draining or in redo does not count; a checkpoint may take half an hour."""
     fence_s: float = 35.0
     """Maximum wait for a predecessor's open transaction to be settled."""
     drain_s: float = 30.0

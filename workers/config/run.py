@@ -118,7 +118,7 @@ class PromptsSection:
     evaluate_samples: int = 1
     """Answers to each held-out row; reported are their mean and the best of them."""
     evaluate_temperature: float = -1.0
-    """Of held-out answers; 0 takes the likeliest token. -1: as `rollout.temperature`."""
+    """Temperature of held-out answers; 0: the likeliest token. -1: as `rollout.temperature`."""
     evaluate_max_tokens: int = 0
     """Longest held-out answer; 0: as `rollout.max_new_tokens`."""
     max_replacements: int = 3

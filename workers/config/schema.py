@@ -26,7 +26,8 @@ def json_schema() -> dict[str, Any]:
     top = definitions[RunConfig.__name__]
     top["properties"] = {
         EXTENDS: {
-            "description": "Files to begin with, relative to this one; what stands here wins.",
+            "description": "Files to begin with, relative to this one, or `example:NAME.toml` of "
+            "the package; what stands here wins.",
             "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
         },
         **top["properties"],

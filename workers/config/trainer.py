@@ -93,8 +93,9 @@ class TrainerSection:
     third more time."""
     routing_replay: bool = False
     """Scorer and trainer send each token of a mixture of experts to the experts that it took when
-    it was sampled (R3), as `rollout.capture_experts` recorded them; the gate's weights are made
-    anew, and learn. A token without a record takes the live router's."""
+    it was sampled (R3), as `rollout.capture_experts` recorded them. The gating weights of these
+    experts are recomputed from the current router's scores, so gradients still reach the router. A
+    token without a record takes the experts that the current router chooses."""
     equal_rewards: Literal["keep", "drop"] = "keep"
     """A group whose samples all earned the same reward teaches nothing: it keeps its place in the
     batch, or is dropped as `no_signal` and another row's group takes its place (DAPO)."""

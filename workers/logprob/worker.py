@@ -88,14 +88,14 @@ class LogprobStage:
         self._num_windows = 0
 
     def room(self) -> int:
-        """Two windows: one that is scored, one that is filled."""
+        """Room for two windows: one is scored while the other is filled."""
         if self._pending and is_prescribed(self._pending[0]) and not self._is_due():
             return 256  # the rest of its window is to come
         tokens = sum(num_tokens(record.event) for record in self._pending)
         return 0 if tokens > 2 * self._config.token_budget else 256
 
     def begin(self, record: Record[Event]) -> None:
-        """Take a trajectory into the pending window; evaluations pass by."""
+        """Take a trajectory into the pending window; evaluations are not scored."""
         trajectory = record.event
         if not isinstance(trajectory, Trajectory):
             raise ValueError(  # noqa: TRY004  (bad input of a foreign writer, not our mistake)
@@ -115,7 +115,7 @@ class LogprobStage:
         self._pending.append(Record(event=trajectory, raw=record.raw))
 
     def finished(self) -> Sequence[Finished]:
-        """Scored trajectories, and what passed by."""
+        """Scored trajectories, and evaluations, which leave without a score."""
         finished, self._passed = self._passed, []
         if self._window is not None and self._window[1].done():
             finished += self._collect(*self._window)
@@ -125,7 +125,7 @@ class LogprobStage:
         return finished
 
     def give_up(self, partitions: Set[Partition]) -> None:
-        """Forgets what is pending of them; a window that is being scored goes on."""
+        """Forget pending records of these partitions; a window that is being scored goes on."""
         kept = [record for record in self._pending if record.raw.partition not in partitions]
         self._reporter.count(given_up=len(self._pending) - len(kept))
         self._pending = kept
@@ -253,7 +253,7 @@ class LogprobStage:
         return [r for r in self._pending if r.position not in since]
 
     def _wanted(self, trajectory: Trajectory, held: set[int]) -> set[int]:
-        """Versions to score it under; one with more versions than fit takes what is held."""
+        """Versions to score a record under; if they do not fit at once, those that are held."""
         served: set[int] = set()
         versions = {s.policy_version for s in trajectory.segments if s.author == "policy"}
         if len(versions) <= self._config.versions_held:

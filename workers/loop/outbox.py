@@ -216,7 +216,7 @@ class Outbox:
             self._count_abort(err)
 
     def _replace(self, done: Finished, err: AbortedError | RefusedError) -> None:
-        """Put its dead letter in its place: with the bytes, and if those do not pass, without."""
+        """Replace a record by its dead letter: with its bytes or, if those are refused, without."""
         position = done.raw.position
         times = self._buried.get(position, 0)
         if times == 2:

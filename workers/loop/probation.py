@@ -15,8 +15,9 @@ metadata (`streams.probing`) before it starts any record:
 4. A record whose note says MAX_TRIES is not started again: it becomes a dead letter `kills_worker`,
    in one transaction with its offset.
 
-So a poison record costs four crashes if it is the first one, and at most one more for each doubling
-of its distance from there. Pure; the clock is passed in.
+So a poison record costs three crashes if it is the first one (four, if the first crash left no
+note), and at most one more for each doubling of its distance from there. Pure; the clock is
+passed in.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ IDLE_S = 0.02  # longest wait of a turn that has work beside it
 
 
 class Exit(IntEnum):
-    """Exit statuses that the supervisor answers to (design, section 5, Supervision)."""
+    """Exit statuses; `workers.supervisor.restart` answers to them."""
 
     DONE = 0
     FAILED = 1

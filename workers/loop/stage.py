@@ -2,7 +2,7 @@
 
 Samples finish out of order. One transaction per commit interval carries the outputs of what
 finished and the positions {low watermark, done set} of their inputs, so a crash repeats only
-unfinished work, and nothing twice (design, section 5, Rollout). Work in progress (delivered but not
+unfinished work, and nothing twice (decisions 0002, 0009). Work in progress (delivered but not
 committed) is bounded in records by the stage and in bytes here. `workers.loop.probation` decides
 which records to start after a predecessor's crash, `workers.loop.outbox` how to retry sending them.
 """
@@ -60,7 +60,7 @@ class Stage(Protocol):
         """
 
     def probing(self, raw: RawRecord, tries: int) -> None:
-        """Told before a record is begun of which the last `tries` workers died; for the reports."""
+        """Called before a record is begun at which the last `tries` workers died."""
 
     def announcements(self) -> Sequence[Outgoing]:
         """Records that are not about an input; they go out at once, before any finished one."""
@@ -150,7 +150,7 @@ class StageLoop:
         return not self._waiting and self._stage.num_open == 0 and self._outbox.is_empty
 
     def close(self) -> None:
-        """Leave the group; a clean end says so, and takes its tries back."""
+        """Leave the group; a worker that is done also reports its end and takes its tries back."""
         with ExitStack() as stack:  # whatever fails, the rest is released
             for each in (self._producer, self._consumer, self._stage):
                 stack.callback(each.close)
@@ -165,16 +165,16 @@ class StageLoop:
             self._producer.commit(self._stage.farewell(), notes, self._consumer)
 
     def _let_go(self, partitions: Set[Partition]) -> None:
-        """Their next owner finds what this one found: nobody died.
+        """Put back the notes that this worker found: it leaves these partitions alive.
 
-        Called in a poll, so no transaction is under way. One that is aborted leaves the notes.
+        Called in a poll, so no transaction is under way. If this one is aborted, the notes stay.
         """
         with suppress(AbortedError):
             notes = self._without_our_tries(self._tracker.noted & partitions)
             self._producer.commit([], notes, self._consumer)
 
     def _without_our_tries(self, partitions: Set[Partition]) -> Mapping[Partition, Committed]:
-        """Those of predecessors stay: they died, and a record may kill slowly."""
+        """Notes with the tries of predecessors alone: those died, and a record may kill slowly."""
         found = {partition: self._tracker.inherited(partition) for partition in partitions}
         return self._tracker.with_notes(found)
 
@@ -246,7 +246,7 @@ class StageLoop:
             self._waiting = [raw for raw in self._waiting if raw.position not in taken]
 
     def _clear_exhausted(self) -> None:
-        """A suspect partition that has nothing left to give holds nobody up."""
+        """Give up a suspect partition that has no records left: it must not hold others up."""
         waiting = {raw.partition for raw in self._waiting}
         for partition in self._probation.suspects - waiting:
             if self._tracker.position(partition) >= self._ends[partition]:

@@ -61,7 +61,7 @@ def turn_limit_s(config: RunConfig) -> float:
 
 
 class StuckWatch:
-    """Follows what one worker says of itself. Pure: times are given."""
+    """Follows the states that one worker reports. Pure: times are given."""
 
     def __init__(self, worker: str, limits: Mapping[str, float], stall_s: float) -> None:
         self._worker = worker

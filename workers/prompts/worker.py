@@ -123,7 +123,7 @@ class PromptsWorker:
             self._commit(report)
 
     def drain(self) -> None:
-        """Issue nothing more; nothing is ever half issued."""
+        """Issue nothing more. A group is one transaction, so none is left half issued."""
         self._draining = True
 
     @property
@@ -135,7 +135,7 @@ class PromptsWorker:
         return self._draining or (finished and not self._evaluation_rows())
 
     def close(self) -> None:
-        """Release connections; a clean end says so."""
+        """Release connections; a worker that is done reports its end first."""
         if self.done:
             self._commit(self._reporter.farewell())
         self._control.close()
@@ -177,7 +177,7 @@ class PromptsWorker:
             )
 
     def _issue(self) -> bool:
-        """Issue what is due; whether anything was."""
+        """Issue the groups that are due; returns whether there were any."""
         self._mend()
         evaluated = self._evaluate()
         groups = self._planned()
@@ -247,7 +247,7 @@ class PromptsWorker:
         return outgoing(PROMPTS, prompt, partition=partition)
 
     def _commit(self, records: Sequence[Outgoing]) -> bool:
-        """One transaction; whether it happened. The caller tries again in its next turn."""
+        """Commit one transaction; False if it was aborted, and the next turn tries again."""
         if not records:
             return True
         try:
@@ -264,7 +264,7 @@ class PromptsWorker:
 
 
 def longest_sequence(model_path: str) -> int | None:
-    """Tokens that the model takes, as its folder says; None if it does not.
+    """The model's longest sequence, in tokens; None if its folder does not name one.
 
     Raises:
         ConfigError: no readable `config.json` there.

@@ -188,7 +188,7 @@ def _versions() -> dict[str, str]:
 
 
 def _with_claim(writer: RecordingWriter) -> Manifest:
-    """The manifest, with what the newest claim says of data, tokenizer, model and libraries."""
+    """The manifest, with data, tokenizer, model and libraries as the newest claim names them."""
     with Recording(writer.folder) as recording:
         claims = [record.event for record in recording.events(TrainerStarted)]
     if not claims:

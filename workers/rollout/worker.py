@@ -69,7 +69,7 @@ class RolloutStage:
         self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
 
     def room(self) -> int:
-        """Keep the engine full, and one wave waiting so that it never runs dry."""
+        """Room for twice the engine's capacity: while it is full, as many samples wait."""
         return max(0, 2 * self._engine.capacity - self._num_open)
 
     def begin(self, record: Record[Event]) -> None:
@@ -105,7 +105,7 @@ class RolloutStage:
                 self._conclude(record, task.result(), finished)
 
     def give_up(self, partitions: Set[Partition]) -> None:
-        """Ends their requests: their new owner samples them anew."""
+        """End the requests of these partitions: their new owner samples them anew."""
         kept = [record for record in self._waiting if record.raw.partition not in partitions]
         named = [one for one in self._unnamed if one[0].raw.partition not in partitions]
         gone = {at for at in self._running if Partition(at.topic, at.partition) in partitions}
@@ -135,7 +135,7 @@ class RolloutStage:
 
     @property
     def num_open(self) -> int:
-        """Samples begun and not concluded."""
+        """Samples that were begun and have not ended."""
         return self._num_open
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What to do about a worker that ended: pure; the clock is passed in.
 
-Statuses are those of `workers.loop.runtime.Exit` (design, section 5, Supervision); a negative one
-is the signal that killed the process.
+Statuses are those of `workers.loop.runtime.Exit`, as infra/docs/operating.md explains them to any
+supervisor; a negative one is the signal that killed the process.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class RestartPolicy:
         self._num_quick = 0
 
     def excused(self, status: int, why: str) -> Decision:
-        """Its end is our own doing, e.g. `why` = "was killed as asked": no failure of its own."""
+        """We ended the worker, e.g. `why` = "was killed as asked": no failure of its own."""
         delay_s = FENCED_PAUSE_S if status == Exit.FENCED else 0.0
         return Decision(action=Action.RESTART, reason=f"{self._worker} {why}", delay_s=delay_s)
 
     def left(self, status: int) -> Decision:
-        """It ended well while the run goes on, as after a SIGTERM from outside."""
+        """The worker ended well while the run goes on, as after a SIGTERM from outside."""
         reason = f"{self._worker} {described(status)}, but the run goes on"
         return Decision(action=Action.RESTART, reason=reason, delay_s=BACK_OFF_S)
 
     def owner_gone(self, status: int) -> Decision:
-        """It saw the last words of an owner that we have reaped since: nobody is alive."""
+        """The trainer gave way to an owner that we have reaped since: nobody is alive."""
         reason = f"{self._worker} {described(status)}, but that one has ended"
         return Decision(action=Action.RESTART, reason=reason, delay_s=BACK_OFF_S)
 

@@ -69,7 +69,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
     """Run everything; 0 only if the run is complete and the audit finds nothing.
 
     Args:
-        sabotage: breaks things meanwhile, and has the last word on the status.
+        sabotage: breaks things during the run; it may change the exit status at the end.
 
     Raises:
         StreamsError: the broker, a topic or the configuration cannot be used.

@@ -1,7 +1,7 @@
 """Becoming the trainer: watch, fence, look again, claim.
 
-Protocol (design, section 5, Claim). With fencing alone, two supervisors could take the id from each
-other forever, so ownership is decided in the log:
+Decision 0009 says what a claim guards. With fencing alone, two supervisors could take the id from
+each other forever, so ownership is decided in the log:
 
 1. Fold `steps`. Unless the supervisor reaped the owner, or the owner said that it was done, watch
    for `lease_s` on our own clock; if the newest epoch writes meanwhile, refuse. Nobody is fenced.
@@ -38,7 +38,7 @@ LAST_WORDS_SHARE = 1 / 6  # of the lease, at its begin; heartbeats come every th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The office and its tools."""
+    """A committed claim: the ledger up to it, and the producer that it was written with."""
 
     ledger: Ledger
     producer: Producer

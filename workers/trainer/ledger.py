@@ -91,7 +91,7 @@ class Ledger:
         return True
 
     def _drift(self, event: RedoDrifted) -> None:
-        """The newest step's weights are others from here on: the next step starts from them."""
+        """Replace the newest step's weights: the next step starts from the drifted ones."""
         fact = replace(self.steps[event.step], weight_hash=event.actual_hash)
         self.steps[event.step] = fact
         self.drifted_step = event.step

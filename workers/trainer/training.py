@@ -195,7 +195,7 @@ class Training:
         masked: Sequence[MaskedSegment],
         policy_version: int,
     ) -> tuple[Culprit, ...]:
-        """Each sample by itself, forward and backward: about as much work as the step was."""
+        """Run each sample alone, forward and backward: about as much work as the step."""
         found = []
         for index, (sample, advantage) in enumerate(
             zip(samples, self._advantages(samples), strict=True)
@@ -264,7 +264,7 @@ class Training:
                 raise SampleTooLargeError(sum(borders[:failed]), told)
 
     def save(self, store: CheckpointStore, manifest: Manifest, keep: int) -> None:
-        """Write a checkpoint of the present state; older ones go."""
+        """Write a checkpoint of the present state; keep the newest `keep`."""
         store.save(manifest, self.learner.weights(), self.learner.optimizer_tensors())
         store.prune(keep, manifest.epoch)
 
@@ -286,7 +286,7 @@ class Training:
 
 
 def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learner:
-    """All by itself.
+    """The learner of a trainer with one rank.
 
     Raises:
         ConfigError: no layer to adapt.
@@ -303,7 +303,7 @@ def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learn
 def _leader(
     team: Team, recipe: Mapping[str, Any], threads: int, model: nn.Module, mask: MakeMask
 ) -> Learner:
-    """The first of several ranks."""
+    """The learner of the first of several ranks, which leads the others."""
     from workers.trainer.parallel.leader import Leader
     from workers.trainer.parallel.share import Recipe
 
@@ -313,7 +313,7 @@ def _leader(
 def masks_of(
     sample: ScoredTrajectory, masked: Sequence[MaskedSegment]
 ) -> tuple[MaskedSegment, ...]:
-    """Those of one sample."""
+    """The masked segments of one sample."""
     own = (sample.trajectory.group_id, sample.trajectory.sample)
     return tuple(mask for mask in masked if (mask.group_id, mask.sample) == own)
 
@@ -349,6 +349,6 @@ def blame(
 
 
 def permuted(rewards: Sequence[float], step: int) -> list[float]:
-    """The same rewards for other samples; the step alone decides, so a redo deals alike."""
+    """The rewards in an order that the step alone decides, so a redo permutes them alike."""
     order = np.random.default_rng(step).permutation(len(rewards))
     return [rewards[index] for index in order]

@@ -97,7 +97,7 @@ class TrainerWorker:
         self._done = False
 
     def turn(self) -> None:
-        """Read, drop, live on, and say so."""
+        """Read new records, commit drops, serve pulls, advance the step, and report."""
         reach(CrashPoint.POLL_BEFORE)
         self._intake.poll(POLL_S)
         reach(CrashPoint.POLL_AFTER)
@@ -127,7 +127,7 @@ class TrainerWorker:
         self._office.close()
 
     def _live(self) -> Life[None]:
-        """The algorithm. Each `yield` waits for what computes, while turns go on."""
+        """The training loop. Each `yield` waits for a computation, while turns go on."""
         yield from self._redo()
         yield from self._publish()
         while self._step < self._target and not self._draining:
@@ -165,7 +165,7 @@ class TrainerWorker:
         self._done = True
 
     def _redo(self) -> Life[None]:
-        """Tell what was done again; weights that came out otherwise stop us, or get a number."""
+        """Report the redone steps. If weights differ, stop, or go on under a new version."""
         redone = yield from self._recovery.come_back(self._heartbeat)
         self._training.configure(self._config)
         if redone.num_steps or redone.passed_over:
@@ -238,9 +238,9 @@ class TrainerWorker:
     def _set_aside(
         self, plan: Plan, payloads: Sequence[Payload], culprits: Sequence[Culprit]
     ) -> None:
-        """No step can be made with these samples: their groups go, the others are planned anew.
+        """Drop the groups of samples that no step can take; plan the other groups anew.
 
-        In the log before the next step, so whoever comes back plans that one alike.
+        The drop is committed before the next step, so a successor plans that step alike.
         """
         refused: dict[str, tuple[str, str]] = {}
         for culprit in culprits:
@@ -273,7 +273,7 @@ class TrainerWorker:
         self._reporter.count(dropped_groups=len(groups), dead_letters=len(letters))
 
     def _count_progress(self) -> None:
-        """Also within a long step: whoever watches sees that it goes on."""
+        """Count micro-batches, so that the supervisor sees progress within a long step."""
         done = self._training.learner.num_micro_batches
         if done > self._num_micro_batches:
             self._reporter.count(micro_batches=done - self._num_micro_batches)

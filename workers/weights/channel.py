@@ -1,7 +1,7 @@
 """The `WeightChannel` and `WeightServer` interfaces: the persistent link that carries weights.
 
 Topics carry events, the channel carries tensors. Also known as weight sync, weight transfer, refit
-or broadcast. Protocol (design, section 5): `PolicyPublished` announces a version; a worker
+or broadcast. Protocol (decision 0024): `PolicyPublished` announces a version; a worker
 that is ready answers `PullRequested`; the server sends; the worker checks the hash and confirms
 with `PolicyLoaded` before it takes work. Nobody waits for a worker that does not answer.
 """
@@ -52,7 +52,7 @@ class WeightServer(Protocol):
     """The trainer's end. Works on its own; the trainer never waits for a receiver."""
 
     def open(self, epoch: int) -> None:
-        """The trainer's claim holds: from now on workers of this epoch are served."""
+        """Serve workers of this epoch from now on; called once the trainer's claim is committed."""
 
     def publish(
         self,

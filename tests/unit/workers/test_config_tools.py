@@ -40,6 +40,14 @@ def test_a_file_stands_on_what_it_extends(tmp_path: Path) -> None:
     assert str(tmp_path / "a" / "a.jsonl") == config.data.train
 
 
+def test_a_file_stands_on_an_example_of_the_package(tmp_path: Path) -> None:
+    """By name, wherever rlstreams is installed; paths in the example are the example's own."""
+    run = write(tmp_path, "extends = 'example:demo.toml'\n[trainer]\nsteps = 3")
+    config = load([run])
+    assert (3, 16) == (config.trainer.steps, config.trainer.groups_per_step)
+    assert str(DEMO.parent / "demo/model") == config.model.path
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [
@@ -49,6 +57,11 @@ def test_a_file_stands_on_what_it_extends(tmp_path: Path) -> None:
             r"run\.toml:2:1: extends names .*no\.toml, which is",
         ),
         ({"run.toml": "extends = 3"}, r"run\.toml:1:1: extends must be a file name or an array"),
+        (
+            {"run.toml": "\nextends = 'example:no.toml'"},
+            r"run\.toml:2:1: extends names 'example:no\.toml': .* neither in .*there .*demo\.toml",
+        ),
+        ({"run.toml": "extends = 'example:demo'"}, r"run\.toml:1:1: extends names .*demo, which"),
         (
             {"run.toml": "extends = 'b.toml'", "b.toml": "extends = 'run.toml'"},
             r"b\.toml:1:1: extends goes round: run\.toml -> b\.toml -> run\.toml",
