@@ -201,7 +201,12 @@ class PromptsWorker:
     def _evaluate(self) -> bool:
         version, rows = self._evaluation_version(), self._evaluation_rows()
         size = self._config.prompts.evaluate_samples
-        prompts = [p for row in rows for p in self._writer.evaluation(version, row, size)]
+        prompts = [
+            prompt
+            for row in rows
+            for prompt in self._issued.torn_evaluation(version, row)
+            or self._writer.evaluation(version, row, size)
+        ]
         records = [
             outgoing(PROMPTS, prompt, partition=prompt.row % self._num_partitions)
             for prompt in prompts

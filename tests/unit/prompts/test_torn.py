@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from schemas.events import ClosedGroups, Prompt
+from schemas.events import EVALUATE, ClosedGroups, Prompt
 from streams.codec import outgoing
 from streams.record import Partition
 from streams.topics import PROMPTS
@@ -118,3 +119,45 @@ def test_a_replacement_that_is_gone_comes_again_and_moves_no_row(tmp_path: Path)
         assert ["1"] == [s[0].replaces for s in groups.values() if s[0].replaces]
         assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
         assert sorted(rows_by_epoch(world)[0]) == list(range(ROWS))
+
+
+LOST = [{"e0-1/1"}, {"e0-1/0"}, {"e0-0/0", "e0-0/1", "e0-2/2"}]
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_torn_evaluation_is_mended(tmp_path: Path, lost: set[str]) -> None:
+    """Whichever of a row's samples are gone are written again, once, as they were."""
+    names = [f"e0-{row}/{sample}" for row in range(3) for sample in range(3)]
+
+    def evaluated(world: World) -> dict[str, tuple[int, Prompt]]:
+        found = [(at, p) for at, p in world.issued() if p.purpose == EVALUATE]
+        assert len(names) == len(found)
+        return {f"{p.group_id}/{p.sample}": (at, p) for at, p in found}
+
+    world = torn(tmp_path, lambda p: f"{p.group_id}/{p.sample}" not in lost, evaluate_samples=3)
+    for _ in range(2):
+        go_on(world, range(0))
+        assert names == sorted(evaluated(world))
+    events = evaluated(world)
+    assert {(3, 0)} == {(p.group_size, p.min_policy_version) for _, p in events.values()}
+    assert all(at == p.row and f"held_out {p.row}" == p.text for at, p in events.values())
+
+
+def test_a_torn_evaluation_that_was_passed_by_is_left_as_it_is(tmp_path: Path) -> None:
+    """What is sampled now has newer weights; the next one is issued whole."""
+    world = torn(tmp_path, lambda p: p.group_id != "e0-1" or p.sample == 0, evaluate_samples=2)
+    world.config = replace(world.config, prompts=replace(world.config.prompts, evaluate_every=1))
+    world.says(step(1, watermark=0))
+    go_on(world, range(0))
+    ids = ["e0-0", "e0-0", "e0-1", "e0-2", "e0-2"]
+    assert [*ids, *(f"e1-{row}" for row in (0, 0, 1, 1, 2, 2))] == world.evaluations()
+
+
+def test_a_torn_evaluation_keeps_the_size_that_it_was_issued_with(tmp_path: Path) -> None:
+    """A resumed run may ask for more answers; those of one evaluation belong together."""
+    world = torn(tmp_path, lambda p: p.group_id != "e0-1" or p.sample == 0, evaluate_samples=2)
+    world.config = replace(world.config, prompts=replace(world.config.prompts, evaluate_samples=4))
+    go_on(world, range(0))
+    samples = [p for _, p in world.issued() if p.purpose == EVALUATE]
+    assert {2} == {p.group_size for p in samples}
+    assert ["e0-0", "e0-0", "e0-1", "e0-1", "e0-2", "e0-2"] == world.evaluations()
