@@ -32,8 +32,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--from",
         dest="source",
         default=DEMO,
-        metavar="demo|gsm8k|FILE.jsonl",
-        help="twenty sums, the data set openai/gsm8k, or your own rows (default: demo)",
+        metavar="demo|gsm8k|FILE",
+        help="twenty sums, the data set openai/gsm8k, or your own rows, .jsonl or .parquet "
+        "(default: demo)",
     )
     parser.add_argument("--prompt", default="", metavar="COLUMN", help="FILE's problem column")
     parser.add_argument("--answer", default="", metavar="COLUMN", help="FILE's answer column")

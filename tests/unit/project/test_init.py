@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from streams.errors import ConfigError
 from workers.__main__ import main
+from workers.config.data import DataSection
 from workers.config.load import load
 from workers.config.run import RunConfig
 from workers.problems.open import first_rows
@@ -104,6 +108,35 @@ def test_columns_that_cannot_be_guessed_are_listed(tmp_path: Path) -> None:
         from_file(tmp_path / "x", file, "", "", "")
     plan = from_file(tmp_path / "x", file, "", "frage", "antwort")
     assert ["id"] == plan.look.others
+
+
+def test_a_table_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    """The line that is told makes rows of it; so do quoted line ends and a mark at the start."""
+    table = tmp_path / "my table.csv"
+    table.write_text('prompt,answer\n"1+1=",2\n"a, ""b""\nc",d\n', encoding="utf-8-sig")
+    with pytest.raises(ConfigError, match=r"a table; rows are \.jsonl .* or \.parquet") as caught:
+        from_file(tmp_path / "x", table, "", "", "")
+    line = str(caught.value).partition("convert it: ")[2]
+    line = line.replace("python3", shlex.quote(sys.executable), 1)
+    subprocess.run(line, shell=True, cwd=tmp_path, check=True)
+    made = [json.loads(line) for line in (tmp_path / "my table.jsonl").read_text().splitlines()]
+    assert [["1+1=", "2"], ['a, "b"\nc', "d"]] == [[*row.values()] for row in made]
+    assert ["prompt", "answer"] == [*made[0]]
+    with pytest.raises(ConfigError, match=r"^data\.train: .*my table\.csv is a table"):
+        first_rows(DataSection(train=str(table)), "data.train", 1)
+
+
+def test_rows_may_be_parquet(tmp_path: Path) -> None:
+    """As `data.train` may be."""
+    file = tmp_path / "my.parquet"
+    rows = [{"question": f"{n}+1=", "target": n + 1} for n in range(30)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    config = project(tmp_path, "--from", str(file))
+    assert (str(file), 6) == (config.data.train, config.data.held_out_rows)
+    assert "3+1=" == first_rows(config.data, "data.train", 4)[3].prompt
+    (tmp_path / "no.parquet").write_text("no")
+    with pytest.raises(ConfigError, match=r"--from: .*no\.parquet: no readable Parquet"):
+        from_file(tmp_path / "y", tmp_path / "no.parquet", "", "", "")
 
 
 def test_rows_that_the_demo_cannot_write_get_another_model(tmp_path: Path) -> None:
