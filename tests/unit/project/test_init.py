@@ -110,6 +110,27 @@ def test_columns_that_cannot_be_guessed_are_listed(tmp_path: Path) -> None:
     assert ["id"] == plan.look.others
 
 
+def test_all_columns_that_cannot_be_guessed_are_asked_for_at_once(tmp_path: Path) -> None:
+    """With the first row, so that one look is enough."""
+    file = rows_file(tmp_path, {"frage": "1+1=" * 50, "antwort": 2}, {"frage": "", "antwort": ""})
+    with pytest.raises(ConfigError) as caught:
+        from_file(tmp_path / "x", file, "", "", "")
+    told = str(caught.value)
+    assert "name them: --prompt COLUMN --answer COLUMN" in told
+    assert re.search(r"first row: frage: \"1\+1=1.{60,80}\.\.\., antwort: 2$", told)
+    with pytest.raises(ConfigError, match=r"\(the answer\); name it: --answer COLUMN; the first"):
+        from_file(tmp_path / "x", file, "", "frage", "")
+
+
+@pytest.mark.parametrize("words", [("fragen", "antwort"), ("frage", "antwort.text")])
+def test_a_column_that_is_not_there_is_refused(tmp_path: Path, words: tuple[str, str]) -> None:
+    """It would be found at the first row of the run, and named then only."""
+    file = rows_file(tmp_path, {"frage": "1+1=", "antwort": "2"})
+    wrong = "--prompt fragen" if "fragen" in words else "--answer antwort.text"
+    with pytest.raises(ConfigError, match=f"{wrong}: .* has no such column; .* frage: .1"):
+        from_file(tmp_path / "x", file, "", *words)
+
+
 def test_a_table_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     """The line that is told makes rows of it; so do quoted line ends and a mark at the start."""
     table = tmp_path / "my table.csv"
