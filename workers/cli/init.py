@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     for path in write(plan):
         print(f"{path.parent}/{path.name:<{width}}  {_ABOUT[path.name]}")
     print("\n".join(_told(plan)))
-    print(f"next:\n  cd {args.folder}\n  rlstreams try    # seconds\n  rlstreams up     # minutes")
+    tried, whole = ("minutes", "hours on a CPU") if plan.model else ("seconds", "minutes")
+    print(f"next:\n  cd {args.folder}\n  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
     return 0
 
 
@@ -94,7 +95,10 @@ def _told(plan: Plan) -> list[str]:
         + (f"; metadata for the reward: {others}" if others else "")
     ]
     if plan.model:
-        lines.append(f"model: {plan.model}; `rlstreams doctor` estimates its memory")
+        lines.append(
+            f"model: {plan.model}; `rlstreams doctor` estimates its memory.\n  Steps take minutes "
+            "on a CPU; run.toml has lines for two GPUs, which begin with #gpu"
+        )
     else:
         lines.append(
             "model: the demo's. It was taught to add 3 to 6 numbers from 1 to 9 and learns to do "

@@ -25,6 +25,8 @@ from workers.project.start import SMALL_MODEL, from_demo, from_file, from_gsm8k,
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.reward import STOP
 
+ROOT = Path(__file__).parents[3]
+
 
 def rows_file(folder: Path, *rows: object) -> Path:
     file = folder / "my.jsonl"
@@ -195,6 +197,51 @@ def test_gsm8k_is_named_and_its_rows_are_ours(tmp_path: Path) -> None:
     assert 20 == len(rows)
     assert all(re.fullmatch(r"[\d.]+", row["answer"]) for row in rows)
     assert from_gsm8k(tmp_path, "mine").model == "mine"
+
+
+@pytest.mark.parametrize("words", [("--from", "gsm8k"), ("--model", "hf:some/model")])
+def test_a_real_model_gets_limits_of_its_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """A step of minutes is no stall, and the test split does not come ahead of the first one."""
+    config = project(tmp_path, *words)
+    told = capsys.readouterr().out
+    assert "Steps take minutes on a CPU" in told
+    assert not re.search(r"up +# minutes", told)
+    example = load([ROOT / "infra/examples/reasoning_gym.toml"])
+    assert example.deadlines == config.deadlines
+    assert example.model.threads == config.model.threads
+    assert (64, 10) == (config.prompts.evaluate_rows, config.prompts.evaluate_every)
+    assert (example.rollout, example.logprob) == (config.rollout, config.logprob)
+    assert example.trainer == config.trainer
+    assert not config.has_gpus
+
+
+def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:
+    """As the file says; each role has its device, and no field is written twice."""
+    usual = project(tmp_path, "--from", "gsm8k")
+    file = tmp_path / "x/run.toml"
+    command = re.search(r"sed .*run\.toml$", file.read_text(), re.MULTILINE)
+    assert command
+    subprocess.run(command[0], shell=True, cwd=file.parent, check=True)
+    assert not re.search("^#gpu", file.read_text(), re.MULTILINE)
+    config = load([file])
+    assert ("cuda:0", "cuda:1") == (config.trainer.device, config.logprob.device)
+    assert ("vllm", "nccl", "bfloat16") == (
+        config.rollout.engine, config.weights.channel, config.model.dtype
+    )  # fmt: skip
+    assert {"CUDA_VISIBLE_DEVICES": "1"} == config.engine.env
+    assert {"dtype": "bfloat16", "gpu-memory-utilization": 0.4} == config.engine.args
+    assert (usual.prompts, usual.deadlines) == (config.prompts, config.deadlines)
+
+
+def test_the_demo_project_has_no_word_of_gpus(tmp_path: Path) -> None:
+    """Its model is too small for them; all of the held-out rows are answered each time."""
+    assert 0 == project(tmp_path).prompts.evaluate_rows
+    text = (tmp_path / "x/run.toml").read_text()
+    assert "gpu" not in text.lower()
+    assert "$" not in text
+    assert "\n\n\n" not in text
 
 
 @pytest.mark.parametrize(
