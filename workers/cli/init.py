@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     for path in write(plan):
         print(f"{path.parent}/{path.name:<{width}}  {_ABOUT[path.name]}")
     print("\n".join(_told(plan)))
-    tried, whole = ("minutes", "hours on a CPU") if plan.model else ("seconds", "minutes")
+    tried, whole = ("minutes", "minutes a step on a CPU") if plan.model else ("seconds", "minutes")
     print(f"next:\n  cd {args.folder}\n  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
     return 0
 

@@ -99,9 +99,10 @@ def read_rows(path: Path) -> tuple[Rows, int]:
     """
     rows: Rows = []
     count = 0
-    refuse_table(path, "--from")
-    if path.suffix == ".parquet" and path.is_file():
-        return first_parquet_rows(path, "--from", LOOKED_AT)
+    if path.is_file():
+        refuse_table(path, "--from")
+        if path.suffix == ".parquet":
+            return first_parquet_rows(path, "--from", LOOKED_AT)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

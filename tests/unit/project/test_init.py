@@ -207,7 +207,7 @@ def test_a_real_model_gets_limits_of_its_size(
     config = project(tmp_path, *words)
     told = capsys.readouterr().out
     assert "Steps take minutes on a CPU" in told
-    assert not re.search(r"up +# minutes", told)
+    assert re.search(r"up +# minutes a step on a CPU\n", told)
     example = load([ROOT / "infra/examples/reasoning_gym.toml"])
     assert example.deadlines == config.deadlines
     assert example.model.threads == config.model.threads
@@ -260,7 +260,7 @@ def test_rows_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -> 
     with pytest.raises(ConfigError, match=told):
         from_file(tmp_path / "x", file, "", "", "")
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_rows(tmp_path / "nowhere.jsonl")
+        read_rows(tmp_path / "nowhere.csv")
     assert [file] == list(tmp_path.iterdir())
 
 
