@@ -72,7 +72,7 @@ def _fetched(path: str) -> Path:
     try:
         folder = snapshot_download(named.repository, revision=named.revision, allow_patterns=_FILES)
     except (OSError, ValueError, HfHubHTTPError) as err:
-        first = str(err).strip().split("\n")[0]
+        first = str(err).strip().split("\n")[0].removeprefix("Got: ")
         raise ConfigError(
             f"model.path: {path} cannot be fetched: {first}; check the name and the connection, "
             "set HF_TOKEN for a model behind a licence, or name a folder"

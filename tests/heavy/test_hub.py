@@ -55,9 +55,10 @@ def cached(home: Path, repository: str, commit: str) -> Path:
     return snapshot
 
 
-def told(home: Path, *names: str, program: str = PROGRAM) -> str:
+def told(home: Path, *names: str, program: str = PROGRAM, endpoint: str = "") -> str:
     """In a process of its own: the client reads its variables when it is imported."""
-    environment = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
+    hub = {"HF_ENDPOINT": endpoint} if endpoint else {"HF_HUB_OFFLINE": "1"}
+    environment = {"HF_HOME": str(home), "PATH": "/usr/bin:/bin", **hub}
     return subprocess.run(
         [sys.executable, "-c", program, *names],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
@@ -83,6 +84,12 @@ def test_a_model_that_cannot_be_fetched_is_said(tmp_path: Path) -> None:
     said = told(tmp_path, "hf:some/model")
     assert "model.path: hf:some/model cannot be fetched" in said
     assert "or name a folder" in said
+
+
+def test_a_hub_that_does_not_answer_is_said_in_plain_words(tmp_path: Path) -> None:
+    """The client begins with "Got:", which says nothing in a sentence of ours."""
+    said = told(tmp_path, "hf:some/model", endpoint="http://127.0.0.1:9")
+    assert "hf:some/model cannot be fetched: ConnectError: " in said
 
 
 def test_a_path_is_a_path(tmp_path: Path) -> None:

@@ -32,8 +32,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--from",
         dest="source",
         default=DEMO,
-        metavar="demo|gsm8k|FILE.jsonl",
-        help="twenty sums, the data set openai/gsm8k, or your own rows (default: demo)",
+        metavar="demo|gsm8k|FILE",
+        help="twenty sums, the data set openai/gsm8k, or your own rows, .jsonl or .parquet "
+        "(default: demo)",
     )
     parser.add_argument("--prompt", default="", metavar="COLUMN", help="FILE's problem column")
     parser.add_argument("--answer", default="", metavar="COLUMN", help="FILE's answer column")
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     for path in write(plan):
         print(f"{path.parent}/{path.name:<{width}}  {_ABOUT[path.name]}")
     print("\n".join(_told(plan)))
-    print(f"next:\n  cd {args.folder}\n  rlstreams try    # seconds\n  rlstreams up     # minutes")
+    tried, whole = ("minutes", "minutes a step on a CPU") if plan.model else ("seconds", "minutes")
+    print(f"next:\n  cd {args.folder}\n  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
     return 0
 
 
@@ -93,7 +95,10 @@ def _told(plan: Plan) -> list[str]:
         + (f"; metadata for the reward: {others}" if others else "")
     ]
     if plan.model:
-        lines.append(f"model: {plan.model}; `rlstreams doctor` estimates its memory")
+        lines.append(
+            f"model: {plan.model}; `rlstreams doctor` estimates its memory.\n  Steps take minutes "
+            "on a CPU; run.toml has lines for two GPUs, which begin with #gpu"
+        )
     else:
         lines.append(
             "model: the demo's. It was taught to add 3 to 6 numbers from 1 to 9 and learns to do "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from streams.errors import ConfigError
 from workers.config.reward import ENVIRONMENT
 from workers.config.run import RunConfig
-from workers.doctor.check import Check, ok
+from workers.doctor.check import Check, ok, warn
 from workers.doctor.model import ModelFolder
 from workers.problems.open import first_rows, open_problems, prompt_encoder
 from workers.prompts.issue import text_of
@@ -26,10 +26,23 @@ def data_checks(
         ConfigError: names field, file and line, and what is wrong there.
     """
     problems = open_problems(config.data, prompt_encoder(config), model.longest, progress)
-    for name, told in zip(("data.train", "data.held_out"), problems.told, strict=False):
-        yield ok(name, told)
+    yield _train_check(config, len(problems.train), problems.told[0])
+    for told in problems.told[1:]:
+        yield ok("data.held_out", told)
     if problems.held_out is None:
         yield ok("data.held_out", "not named: no evaluation")
+
+
+def _train_check(config: RunConfig, num_rows: int, told: str) -> Check:
+    groups = config.trainer.groups_per_step
+    if num_rows >= groups:
+        return ok("data.train", told)
+    return warn(
+        "data.train",
+        told,
+        f"{num_rows:,} training rows are fewer than trainer.groups_per_step = {groups}: every "
+        "batch has rows more than once; add rows, or lower it",
+    )
 
 
 def verifier_check(config: RunConfig) -> Check:

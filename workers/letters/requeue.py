@@ -55,8 +55,12 @@ def why_not(view: LettersView, group_id: str, max_replacements: int) -> str:
     """Why this group cannot be asked for; empty if it can."""
     state = view.group(group_id)
     dropped = state.dropped
+    # A drop that could not name its row knows no count either: `prompts` may have given it up.
     is_automatic = (
-        dropped is not None and not dropped.permanent and dropped.replacement < max_replacements
+        dropped is not None
+        and not dropped.permanent
+        and dropped.row >= 0
+        and dropped.replacement < max_replacements
     )
     no_group = f"{group_id!r} is no training group: only those are issued again"
     refusals = {

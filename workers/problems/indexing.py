@@ -39,6 +39,7 @@ from workers.problems.split import Share, divide
 
 _VERSION = 1  # of what an index holds
 _FACTS = "facts.json"
+_ALSO_HELD_OUT = "also held out"  # as indexes that are kept have it
 _PROGRESS_S = 5.0
 
 
@@ -172,20 +173,21 @@ def _build(wanted: Pass, folder: Path) -> IndexFacts:
         raise ConfigError(f"{wanted.name}: {wanted.title} has no rows")
     if num_read == left_out.total():
         raise ConfigError(
-            f"{wanted.name}: {wanted.title}: {told(num_read, left_out)}: none is left"
+            f"{wanted.name}: {wanted.title}: {num_read:,} rows: {', '.join(skipped(left_out))}; "
+            "none is left"
         )
     if wanted.share:
-        left_out["also held out"] = divide(folder, wanted.share, wanted.title)
+        left_out[_ALSO_HELD_OUT] = divide(folder, wanted.share, wanted.title)
     content = content_hash(wanted.path)
     if signature(wanted.path) != before:
         raise ConfigError(f"{wanted.name}: {wanted.title} was written while it was read")
     return IndexFacts(content=content, num_read=num_read, left_out=dict(+left_out))
 
 
-def told(num_read: int, left_out: Mapping[str, int]) -> str:
-    """Rows read and left out, in words."""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-    return f"{num_read:,} rows" + (f", left out: {reasons}" if reasons else "")
+def skipped(left_out: Mapping[str, int]) -> list[str]:
+    """Rows left out, in words."""
+    copies = {_ALSO_HELD_OUT: "copies of held-out prompts"}
+    return [f"{n:,} skipped as {copies.get(reason, reason)}" for reason, n in left_out.items()]
 
 
 def _read(wanted: Pass, writer: SplitWriter, left_out: Counter[str]) -> int:

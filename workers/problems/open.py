@@ -15,8 +15,8 @@ from workers.hub import model_folder
 from workers.problems.dataset import Dataset
 from workers.problems.files import Signature, content_hash, signature
 from workers.problems.identity import shape_of
-from workers.problems.index import IndexFacts
-from workers.problems.indexing import Pass, open_index, parse, told
+from workers.problems.index import Index
+from workers.problems.indexing import Pass, open_index, parse, skipped
 from workers.problems.limits import Limits, PromptEncoder
 from workers.problems.row import Row, RowReader
 from workers.problems.sources import Kind, json_lines, raw_rows, source_of
@@ -32,7 +32,7 @@ class Problems:
 
     train: Dataset
     held_out: Dataset | None
-    told: Sequence[str]  # a line for each file: rows read, and left out by reason
+    told: Sequence[str]  # a line for each file: its rows, and what became of them
     watch: FileWatch
 
 
@@ -63,13 +63,13 @@ def open_problems(
     index = open_index(source)
     train = Dataset(source, index.train)
     held_out = Dataset(source, index.held_out) if index.held_out else None
-    lines = [_line(source, index.facts, held_out)]
+    lines = [_line(source, index, "for training")]
     watched = _watched(data, "data.train")
     if data.held_out:
         other = _pass(data, "data.held_out", limits, Share(), progress)
         other_index = open_index(other)
         held_out = Dataset(other, other_index.train)
-        lines.append(_line(other, other_index.facts, None))
+        lines.append(_line(other, other_index, "to evaluate on"))
         watched |= _watched(data, "data.held_out")
         _check_disjoint(train, held_out)
     return Problems(train=train, held_out=held_out, told=lines, watch=FileWatch(watched))
@@ -173,9 +173,12 @@ def _pass(
     )
 
 
-def _line(source: Pass, facts: IndexFacts, held_out: Dataset | None) -> str:
-    kept = f", {len(held_out):,} of them held out" if held_out else ""
-    return f"{source.title}: {told(facts.num_read, facts.left_out)}{kept}"
+def _line(source: Pass, index: Index, use: str) -> str:
+    """How many rows a file has, and what became of them."""
+    held_out = [f"{len(index.held_out):,} held out"] if index.held_out else []
+    others = held_out + skipped(index.facts.left_out)
+    parts = ", ".join([f"{len(index.train):,} {use}", *others]) if others else use
+    return f"{source.title}: {index.facts.num_read:,} rows{': ' if others else ' '}{parts}"
 
 
 def _check_disjoint(train: Dataset, held_out: Dataset) -> None:

@@ -44,6 +44,10 @@ class Order:
         epoch, index = divmod(position, self._num_rows)
         return epoch, self._of(epoch).row(index)
 
+    def position(self, epoch: int, row: int) -> int:
+        """Where `row` stands in `epoch`."""
+        return epoch * self._num_rows + self._of(epoch).index(row)
+
     def after(self, epoch: int, rows: Collection[int]) -> int:
         """The position behind the last one of `rows` in `epoch`; of no rows the epoch's first."""
         permutation = self._of(epoch)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from workers.problems.row import Fields
 
 _FORMAT = 1  # of the files in the cache
 _HUB_NAME = re.compile(r"hf:([^:@]+)(?::([^:@]+))?(?:@([^@]+))?")
+_TABLES = {".csv": "", ".tsv": ", delimiter='\\t'"}  # by ending: what the reader must be told
 _SAVED = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves
 _PROGRESS_ROWS = 100_000
 
@@ -158,8 +161,41 @@ def raw_rows(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
     return readers[source.kind](source, columns)
 
 
+def first_parquet_rows(path: Path, field: str, count: int) -> tuple[list[Fields], int]:
+    """The first rows of a file, and how many it has.
+
+    Raises:
+        ConfigError: it is no Parquet.
+    """
+    import pyarrow.parquet
+
+    source = Source(field=field, kind=Kind.PARQUET, name=str(path), data=DataSection(), path=path)
+    rows = list(itertools.islice(_parquet(source, ()), count))
+    return rows, pyarrow.parquet.read_metadata(path).num_rows
+
+
+def refuse_table(path: Path, field: str) -> None:
+    """Tables of text have no types and several dialects: whoever has one makes rows of it first.
+
+    Raises:
+        ConfigError: says how.
+    """
+    if (dialect := _TABLES.get(path.suffix.lower())) is None:
+        return
+    old, new = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
+    program = (
+        "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(open(sys.argv[1],"
+        f" encoding='utf-8-sig', newline=''){dialect})]"
+    )
+    raise ConfigError(
+        f"{field}: {path} is a table; rows are .jsonl (an object a line) or .parquet; convert it: "
+        f'python3 -c "{program}" {old} > {new}'
+    )
+
+
 def _kind_of(path: Path, field: str) -> Kind:
     if path.is_file():
+        refuse_table(path, field)
         return Kind.PARQUET if path.suffix == ".parquet" else Kind.JSON_LINES
     if any((path / name).is_file() for name in _SAVED):
         return Kind.SAVED

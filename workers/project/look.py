@@ -14,6 +14,7 @@ from typing import Any
 
 from streams.errors import ConfigError
 from workers.config.data import ColumnsSection, DataSection
+from workers.problems.row import brief
 
 PROMPTS = ("prompt", "question", "problem", "query", "instruction", "input", "messages", "text")
 ANSWERS = (
@@ -42,8 +43,14 @@ def look(path: Path, rows: Sequence[Mapping[str, Any]], prompt: str, answer: str
     """
     if not rows:
         raise ConfigError(f"{path} has no rows")
-    prompt = prompt or _guess(path, rows, PROMPTS, "--prompt")
-    answer = answer or _guess(path, rows, ANSWERS, "--answer")
+    for option, name in (("--prompt", prompt), ("--answer", answer)):
+        if name and all(value_at(row, name) is None for row in rows):
+            raise ConfigError(
+                f"{option} {name}: {path} has no such column; the first row: {_shown(rows[0])}"
+            )
+    prompt, answer = prompt or _guess(rows, PROMPTS), answer or _guess(rows, ANSWERS)
+    if not (prompt and answer):
+        raise ConfigError(_unknown(path, rows, prompt, answer))
     answers = [str(value_at(row, answer)) for row in rows]
     pattern = GSM8K_PATTERN if all(re.search(GSM8K_PATTERN, a) for a in answers) else ""
     if pattern:
@@ -72,18 +79,37 @@ def is_number(text: str) -> bool:
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
     """`a.b` is field `b` of column `a`; None: there is none."""
+    if name in row:
+        return row[name]
     found: Any = row
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
 
 
-def _guess(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[str], option: str) -> str:
+def _guess(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """The first of `names` that every row has; "" if there is none."""
     for name in names:
         if all(value_at(row, name) not in (None, "", []) for row in rows):
             return name
+    return ""
+
+
+def _unknown(path: Path, rows: Sequence[Mapping[str, Any]], prompt: str, answer: str) -> str:
+    """All that has to be named, with the row that tells what it is called."""
     there = ", ".join(sorted({name for row in rows for name in row})) or "none"
-    raise ConfigError(
-        f"{path}: none of its columns ({there}) is called {', '.join(names[:4])} or the like; "
-        f"say which one it is: {option} COLUMN"
+    kinds = [("problem", "--prompt", PROMPTS, prompt), ("answer", "--answer", ANSWERS, answer)]
+    missing = [kind for kind in kinds if not kind[-1]]
+    wanted = ", nor ".join(
+        f"{', '.join(names[:4])} or the like (the {what})" for what, _, names, _ in missing
     )
+    options = " ".join(f"{option} COLUMN" for _, option, _, _ in missing)
+    them = "it" if len(missing) == 1 else "them"
+    return (
+        f"{path}: none of its columns ({there}) is called {wanted}; "
+        f"name {them}: {options}; the first row: {_shown(rows[0])}"
+    )
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {brief(value)}" for name, value in row.items()) or "empty"

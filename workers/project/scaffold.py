@@ -41,6 +41,38 @@ TINY = Size(slots=64, max_new_tokens=12, token_budget=4096, lr="2e-4")
 LARGE = Size(slots=16, max_new_tokens=256, token_budget=2048, lr="1e-6")
 
 
+# What goes with a model of that size, by its place in run.toml. Steps on a CPU take minutes; all of
+# a test split would be answered ahead of the first. Lines that begin with #gpu are for two GPUs.
+_LARGE_LINES = {
+    "gpu_note": """#
+# Steps take minutes on a CPU. For two GPUs, with vLLM installed, uncomment the lines for them:
+# sed -i 's/^#gpu //' run.toml
+""",
+    "compute": """\
+threads = 4 # of each process that computes; a redo is bit-equal under the same number
+#gpu dtype = "bfloat16"
+""",
+    "evaluate_rows": "evaluate_rows = 64 # of them, each time; 0: all, which delays step 1\n",
+    "gpu_rollout": '#gpu engine = "vllm" # started by the worker; see [engine.args] below\n',
+    "gpu_logprob": '#gpu device = "cuda:1" # the one that vLLM has\n',
+    "gpu_trainer": '#gpu device = "cuda:0"\n',
+    "last": """
+[deadlines]
+stall_s = 3600 # minutes a step are no stall
+
+#gpu [engine.args]
+#gpu dtype = "bfloat16" # as model.dtype
+#gpu gpu-memory-utilization = 0.4 # of that GPU; the log-prob worker needs the rest
+
+#gpu [engine.env]
+#gpu CUDA_VISIBLE_DEVICES = "1" # if there is one GPU: "0" here, and "cuda:0" twice above
+
+#gpu [weights]
+#gpu channel = "nccl" # from one GPU to another; if there is one: "file"
+""",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is to be written."""
@@ -107,7 +139,15 @@ def _settings(plan: Plan) -> dict[str, str]:
         "groups_per_step": "8" if is_small or plan.model else "16",
         "steps": "60",
         "lr": size.lr,
+        **_lines_of_size(plan),
     }
+
+
+def _lines_of_size(plan: Plan) -> dict[str, str]:
+    if not plan.model:
+        return dict.fromkeys(_LARGE_LINES, "")
+    without = {} if plan.has_held_out else {"evaluate_rows": ""}
+    return {**_LARGE_LINES, **without}
 
 
 def _model_lines(plan: Plan) -> str:

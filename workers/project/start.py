@@ -10,6 +10,7 @@ from typing import Any
 from streams.errors import ConfigError
 from workers.packaged import example
 from workers.problems.indexing import parse
+from workers.problems.sources import first_parquet_rows, refuse_table
 from workers.project.look import LOOKED_AT, Look, look, value_at
 from workers.project.scaffold import DEMO_MODEL, Plan, relative
 from workers.tokenizer import Tokenizer
@@ -41,14 +42,15 @@ def from_demo(folder: Path, model: str) -> Plan:
 
 
 def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) -> Plan:
-    """Somebody's JSON lines; `prompt` and `answer` name columns, empty: guess.
+    """Somebody's rows; `prompt` and `answer` name columns, empty: guess.
 
     Raises:
-        ConfigError: no such file, no JSON, or no column that could be the problem or the answer.
+        ConfigError: no such file, no rows, or no column that could be the problem or the answer.
     """
     rows, count = read_rows(path)
     seen = look(path, rows, prompt, answer)
-    lines = [f"train = {json.dumps(relative(path, folder))} # a row a line, as JSON"]
+    what = "Parquet" if path.suffix == ".parquet" else "a row a line, as JSON"
+    lines = [f"train = {json.dumps(relative(path, folder))} # {what}"]
     if count >= MANY_ROWS:
         lines.append("held_out_fraction = 0.1 # kept out of training, chosen by content")
     elif count >= 2:
@@ -90,13 +92,17 @@ def from_gsm8k(folder: Path, model: str) -> Plan:
 
 
 def read_rows(path: Path) -> tuple[Rows, int]:
-    """The first rows of a JSON-lines file, and how many there are.
+    """The first rows of a file of JSON lines or Parquet, and how many there are.
 
     Raises:
         ConfigError: names file and line.
     """
     rows: Rows = []
     count = 0
+    if path.is_file():
+        refuse_table(path, "--from")
+        if path.suffix == ".parquet":
+            return first_parquet_rows(path, "--from", LOOKED_AT)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,13 +30,24 @@ class _Group:
     prompt: Prompt  # any sample of it
     samples: set[int]
 
+    def add(self, sample: int) -> bool:
+        """Whether all samples are there, now that this one is."""
+        if sample < self.prompt.group_size:
+            self.samples.add(sample)
+        return len(self.samples) == self.prompt.group_size
+
+    def missing(self) -> Iterator[Prompt]:
+        for sample in range(self.prompt.group_size):
+            if sample not in self.samples:
+                yield dataclasses.replace(self.prompt, sample=sample)
+
 
 class Issued:
     """Which groups and evaluations the topic holds. Fold all of its records, then `settle`.
 
-    Records are decoded once per group: their headers tell the rest. What no `prompts` worker of
-    this run can have written changes nothing here; a rollout worker sets it aside if it is no
-    prompt at all.
+    Records are decoded once per group or held-out row: their headers tell the rest. What no
+    `prompts` worker of this run can have written changes nothing here; a rollout worker sets it
+    aside if it is no prompt at all.
 
     Args:
         seed: of the run; every prompt carries it.
@@ -47,14 +59,16 @@ class Issued:
         self._num_partitions = num_partitions
         self._frames: set[bytes] = set()  # that a prompt began with
         self._groups: dict[int, _Group] = {}  # torn so far
-        self._whole: set[int] = set()
-        self._newest_rows: tuple[int, set[int]] = (0, set())
+        # Epoch and row of every group; None: it replaces another, and is no part of the order.
+        self._places: dict[int, tuple[int, int] | None] = {}
         self._next_number = 0
         self._free: list[int] = []
         self.replaced: set[str] = set()  # groups that have a replacement
         self.position = 0  # in the training order: of the next new group
+        self.left_out: deque[int] = deque()  # positions below it that come before it
         self.evaluated_version = NO_VERSION
-        self.evaluated_rows: set[int] = set()  # of that version
+        self.evaluated_rows: set[int] = set()  # of that version, with all of their samples
+        self._torn_rows: dict[int, _Group] = {}  # of that version too
 
     def apply(self, raw: RawRecord) -> None:
         """Fold one record.
@@ -69,35 +83,34 @@ class Issued:
             raise ValueError(f"header {ID_HEADER} names no prompt, got {name!r}")
         first, second = int(match.group(1)), int(match.group(2))
         self._check_frame(raw)
-        if not is_evaluation:
-            if first not in self._whole:
-                self._training(first, second, raw)
-        elif first >= self.evaluated_version and match.group(3) == "0":
-            self.evaluate(first, [second])  # its samples are issued in one transaction
+        if is_evaluation:
+            self._evaluation(first, second, int(match.group(3)), raw)
+        else:
+            self._training(first, second, raw)
 
     def settle(self, order: Order) -> Sequence[Prompt]:
         """End the fold: samples that a torn transaction left out, to be written again.
 
         A group of which nothing is left gives its number to the next new one.
         """
-        known = self._whole | self._groups.keys()
-        self._next_number = max(known, default=-1) + 1
-        self._free = sorted(set(range(self._next_number)) - known, reverse=True)
-        epoch, rows = self._newest_rows
-        self.position = order.after(epoch, rows)
-        torn = [
-            dataclasses.replace(group.prompt, sample=sample)
-            for _, group in sorted(self._groups.items())
-            for sample in range(group.prompt.group_size)
-            if sample not in group.samples
-        ]
+        self._next_number = max(self._places, default=-1) + 1
+        self._free = sorted(set(range(self._next_number)) - self._places.keys(), reverse=True)
+        places = [place for place in self._places.values() if place]
+        newest = max((epoch for epoch, _ in places), default=0)
+        self.position = order.after(newest, [row for epoch, row in places if epoch == newest])
+        torn = [p for _, group in sorted(self._groups.items()) for p in group.missing()]
         self._groups.clear()
-        self._whole.clear()
         return torn
 
-    def forget(self, is_closed: Callable[[int], bool]) -> None:
-        """A missing group that is closed was not torn but removed by retention: keep its number."""
+    def forget(self, is_closed: Callable[[int], bool], order: Order) -> None:
+        """A missing group that is closed was not torn but removed by retention: keep its number.
+
+        The rows of the others are those that nothing else will issue in their epoch.
+        """
         self._free = [number for number in self._free if not is_closed(number)]
+        if self._free and self._places:
+            self.left_out.extend(self._positions_left_out(order))
+        self._places.clear()
 
     @property
     def num_groups(self) -> int:
@@ -122,16 +135,26 @@ class Issued:
                 self._free.pop()
             else:
                 self._next_number = group.number + 1
-            if group.replaces is None:
-                self.position += 1
-            else:
+            if group.replaces is not None:
                 self.replaced.add(group.replaces)
+            elif self.left_out:
+                self.left_out.popleft()
+            else:
+                self.position += 1
 
     def evaluate(self, version: int, rows: Sequence[int]) -> None:
         """The evaluation of `version` on `rows` is committed."""
         if version != self.evaluated_version:
             self.evaluated_version, self.evaluated_rows = version, set()
+            self._torn_rows.clear()
         self.evaluated_rows.update(rows)
+        for row in rows:
+            self._torn_rows.pop(row, None)
+
+    def torn_evaluation(self, version: int, row: int) -> Sequence[Prompt]:
+        """Samples that a torn transaction left out, if others of that row are there."""
+        group = self._torn_rows.get(row) if version == self.evaluated_version else None
+        return [*group.missing()] if group else []
 
     def _check_frame(self, raw: RawRecord) -> None:
         frame = bytes(raw.value[:_FRAME_BYTES])
@@ -144,37 +167,61 @@ class Issued:
     def _training(self, number: int, sample: int, raw: RawRecord) -> None:
         group = self._groups.get(number)
         if group is None:
-            prompt = decoded(raw).event
-            assert isinstance(prompt, Prompt)  # its frame says so
-            self._check(prompt, number, sample, raw)
+            if number in self._places:
+                return  # whole
+            prompt = self._prompt(raw, str(number), sample, number)
             group = self._groups[number] = _Group(prompt, set())
-            self._note(prompt)
-        if sample < group.prompt.group_size:
-            group.samples.add(sample)
-        if len(group.samples) == group.prompt.group_size:
-            self._whole.add(number)
+            self._note(number, prompt)
+        if group.add(sample):
             del self._groups[number]
 
-    def _check(self, prompt: Prompt, number: int, sample: int, raw: RawRecord) -> None:
+    def _evaluation(self, version: int, row: int, sample: int, raw: RawRecord) -> None:
+        is_same = version == self.evaluated_version
+        if version < self.evaluated_version or (is_same and row in self.evaluated_rows):
+            return
+        group = self._torn_rows.get(row) if is_same else None
+        if group is None:
+            group = _Group(self._prompt(raw, f"e{version}-{row}", sample, row), set())
+            self.evaluate(version, ())
+            self._torn_rows[row] = group
+        if group.add(sample):
+            self.evaluate(version, [row])
+
+    def _prompt(self, raw: RawRecord, group_id: str, sample: int, place: int) -> Prompt:
+        """Of this run, in the partition of its number or row, `place`."""
+        prompt = decoded(raw).event
+        assert isinstance(prompt, Prompt)  # its frame says so
         expected: list[tuple[str, object, object]] = [
-            ("group_id", str(number), prompt.group_id),
+            ("group_id", group_id, prompt.group_id),
             ("sample", sample, prompt.sample),
             ("seed", self._seed, prompt.seed),
-            ("partition", number % self._num_partitions, raw.position.partition),
+            ("partition", place % self._num_partitions, raw.position.partition),
         ]
         for name, wanted, found in expected:
             if wanted != found:
                 raise ValueError(f"no prompt of this run: {name} must be {wanted}, got {found}")
+        return prompt
 
-    def _note(self, event: Prompt) -> None:
-        if event.replaces is not None:
-            self.replaced.add(event.replaces)
-            return
-        epoch, rows = self._newest_rows
-        if event.dataset_epoch > epoch:
-            self._newest_rows = (event.dataset_epoch, {event.row})
-        elif event.dataset_epoch == epoch:
-            rows.add(event.row)
+    def _note(self, number: int, prompt: Prompt) -> None:
+        if prompt.replaces is None:
+            self._places[number] = (prompt.dataset_epoch, prompt.row)
+        else:
+            self._places[number] = None
+            self.replaced.add(prompt.replaces)
+
+    def _positions_left_out(self, order: Order) -> Sequence[int]:
+        """Positions of no group, as many as numbers of no group at most.
+
+        Numbers are given in the order of positions, so what a tear took lies above the positions of
+        all lower numbers. What is missing below them went with retention.
+        """
+        places = sorted((place, number) for number, place in self._places.items() if place)
+        positions = {number: order.position(*place) for place, number in places}
+        lowest = self._free[-1]
+        start = 1 + max((at for number, at in positions.items() if number < lowest), default=-1)
+        taken = set(positions.values())
+        missing = [at for at in range(start, self.position) if at not in taken]
+        return missing[-len(self._free) :]
 
 
 def read_issued(

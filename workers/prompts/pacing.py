@@ -45,7 +45,7 @@ class Ledger:
         self._above: set[int] = set()
         self._dropped: dict[str, DroppedGroup] = {}
         self._asked: set[str] = set()
-        self._due: set[str] = set()  # ever put into `to_replace`
+        self._due: set[str] = set()  # ever put into `to_replace`, and not given up
         self.watermark = 0  # every group below it is closed
         self.step_target = 0
         self.data_hash = ""  # of the training data, as the newest claim has it
@@ -70,6 +70,16 @@ class Ledger:
         self._asked.add(group_id)
         if group_id in self._dropped:
             self._replace(self._dropped[group_id])
+
+    def may_replace(self, group_id: str, replacement: int, *, permanent: bool = False) -> bool:
+        """Whether a dropped group, its row replaced `replacement` times so far, is issued again."""
+        is_automatic = not permanent and replacement < self._max_replacements
+        return is_automatic or group_id in self._asked
+
+    def give_up(self, again: Replacement) -> None:
+        """Do not replace this group, unless somebody asks for it later."""
+        self.to_replace.remove(again)
+        self._due.discard(again.replaces)
 
     @property
     def started(self) -> bool:
@@ -133,8 +143,7 @@ class Ledger:
     def _drop(self, event: GroupsDropped) -> None:
         for group in event.groups:
             self._dropped.setdefault(group.group_id, group)
-            again = not group.permanent and group.replacement < self._max_replacements
-            if again or group.group_id in self._asked:
+            if self.may_replace(group.group_id, group.replacement, permanent=group.permanent):
                 self._replace(group)
 
     def _replace(self, group: DroppedGroup) -> None:

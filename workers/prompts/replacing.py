@@ -70,34 +70,47 @@ class Replacements:
         due = self._ledger.to_replace
         for again in [again for again in due if again.replaces in replaced]:
             due.remove(again)
-        for again in [again for again in list(due)[: len(numbers)] if again.row not in self._rows]:
-            self._look_up(again)
-        return [
-            PlannedGroup(
-                number=number,
-                row=again.row,
-                dataset_epoch=again.dataset_epoch,
-                replaces=again.replaces,
-                replacement=again.replacement,
-            )
-            for number, again in zip(numbers, due, strict=False)
-        ]
+        groups: list[PlannedGroup] = []
+        for again in list(due):
+            if len(groups) == len(numbers):
+                break
+            known = again if again.row in self._rows else self._look_up(again)
+            if known is not None:
+                groups.append(_group(numbers[len(groups)], known))
+        return groups
 
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
 
-    def _look_up(self, again: Replacement) -> None:
-        """Fill in the row of a drop that names none of ours; without one it is given up."""
+    def _look_up(self, again: Replacement) -> Replacement | None:
+        """What a drop that names none of our rows could not say; None: it is given up.
+
+        How often the row was replaced is known from here on only, and so is held to the maximum.
+        """
         due = self._ledger.to_replace
         prompt = find_prompt(self._bus, again.replaces, self._num_partitions, self._deadline_s)
         if prompt is None or prompt.row not in self._rows:
-            due.remove(again)
+            self._ledger.give_up(again)
             self._foreign.log.warning("no_row_to_replace", group_id=again.replaces)
-            return
-        due[due.index(again)] = Replacement(
+            return None
+        if not self._ledger.may_replace(again.replaces, prompt.replacement):
+            self._ledger.give_up(again)
+            return None
+        known = due[due.index(again)] = Replacement(
             replaces=again.replaces,
             row=prompt.row,
             dataset_epoch=prompt.dataset_epoch,
             replacement=prompt.replacement + 1,
         )
+        return known
+
+
+def _group(number: int, again: Replacement) -> PlannedGroup:
+    return PlannedGroup(
+        number=number,
+        row=again.row,
+        dataset_epoch=again.dataset_epoch,
+        replaces=again.replaces,
+        replacement=again.replacement,
+    )

@@ -9,8 +9,9 @@ commits drops without waiting for a step, so that the two never wait for each ot
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from schemas.events import NO_VERSION, Prompt
 from streams.codec import outgoing
@@ -193,14 +194,19 @@ class PromptsWorker:
     def _mend(self) -> None:
         """Write again what a torn transaction left out of groups that are still open."""
         if not self._mended:
-            self._issued.forget(self._ledger.is_closed)
+            self._issued.forget(self._ledger.is_closed, self._order)
             torn = [p for p in self._torn if not self._ledger.is_closed(int(p.group_id))]
             self._mended = self._commit([self._train_record(prompt) for prompt in torn])
 
     def _evaluate(self) -> bool:
         version, rows = self._evaluation_version(), self._evaluation_rows()
         size = self._config.prompts.evaluate_samples
-        prompts = [p for row in rows for p in self._writer.evaluation(version, row, size)]
+        prompts = [
+            prompt
+            for row in rows
+            for prompt in self._issued.torn_evaluation(version, row)
+            or self._writer.evaluation(version, row, size)
+        ]
         records = [
             outgoing(PROMPTS, prompt, partition=prompt.row % self._num_partitions)
             for prompt in prompts
@@ -229,16 +235,24 @@ class PromptsWorker:
         return [row for row in self._held_out_rows if row not in done]
 
     def _planned(self) -> Sequence[PlannedGroup]:
-        """The groups to issue now: replacements first, then the training order."""
+        """The groups to issue now: rows that a tear left out, replacements, the training order."""
         room = self._ledger.room(
             self._issued.num_groups,
             self._config.max_open_groups,
             self._config.trainer.groups_per_step,
         )
         numbers = self._issued.numbers(min(room, GROUPS_PER_COMMIT))
-        groups = self._replacements.planned(numbers, self._issued.replaced)
-        for index, number in enumerate(numbers[len(groups) :]):
-            epoch, row = self._order.at(self._issued.position + index)
+        # Left-out rows come first, so that numbers go on in the order of positions.
+        groups = self._in_order(numbers, self._issued.left_out)
+        groups += self._replacements.planned(numbers[len(groups) :], self._issued.replaced)
+        groups += self._in_order(numbers[len(groups) :], itertools.count(self._issued.position))
+        return groups
+
+    def _in_order(self, numbers: Sequence[int], positions: Iterable[int]) -> list[PlannedGroup]:
+        """Groups under these numbers for what stands at these positions, as far as both go."""
+        groups = []
+        for number, position in zip(numbers, positions, strict=False):
+            epoch, row = self._order.at(position)
             groups.append(PlannedGroup(number=number, row=row, dataset_epoch=epoch))
         return groups
 

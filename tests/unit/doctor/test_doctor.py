@@ -91,6 +91,23 @@ def test_a_failed_check_says_what_to_do_and_the_rest_is_still_looked_at(
     assert any(line.startswith("ok") and "qwen3_moe" in line for line in lines)
 
 
+def test_fewer_rows_than_a_batch_has_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of those that are left for training; the run starts all the same."""
+    rows = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) for n in range(10)]
+    rows.write_text("\n".join(lines))
+    words = ["doctor", str(DEMO), f"--run.dir={tmp_path}", f"--data.train={rows}"]
+    split = ["--data.held_out=", "--data.held_out_rows=4"]
+    assert 0 == main([*words, *split, "--trainer.groups_per_step=7"])
+    told = capsys.readouterr().out
+    assert "10 rows: 6 for training, 4 held out" in told
+    assert "6 training rows are fewer than trainer.groups_per_step = 7" in told
+    assert 0 == main([*words, *split, "--trainer.groups_per_step=6"])
+    assert "are fewer than" not in capsys.readouterr().out
+
+
 def test_a_reference_that_is_no_model_is_told_before_a_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

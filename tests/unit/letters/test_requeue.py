@@ -26,7 +26,8 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def bus() -> MemoryBus:
-    """Groups 0 to 6: trained, open, replaced, asked for, permanent, exhausted, pending."""
+    """Groups 0 to 8: trained, open, replaced, asked for, permanent, exhausted, pending, its
+    replacement, dropped without a row."""
     log = made_log()
     bus = MemoryBus(log, "run")
     drops = (
@@ -35,13 +36,15 @@ def bus() -> MemoryBus:
         dropped_group("4", permanent=True),
         dropped_group("5", replacement=MAX_REPLACEMENTS),
         dropped_group("6"),
+        dropped_group("8", row=-1),
     )
-    closed = ClosedGroups(watermark=1, above=(2, 3, 4, 5, 6))
+    closed = ClosedGroups(watermark=1, above=(2, 3, 4, 5, 6, 8))
     reasons = {"1": "engine", "2": "reward", "4": "reward", "5": "decode", "6": "reward"}
     letters = [dead_letter(group_id=group, reason=reason) for group, reason in reasons.items()]
     with bus.producer("test") as pen:
         pen.commit([outgoing(PROMPTS, prompt(group_id=str(n))) for n in range(7)])
         pen.commit([outgoing(PROMPTS, prompt(group_id="7", replaces="2"))])
+        pen.commit([outgoing(PROMPTS, prompt(group_id="8"))])
         pen.commit([outgoing(STEPS, trainer_started())])
         pen.commit([outgoing(STEPS, groups_dropped(groups=drops, closed=closed))])
         pen.commit([outgoing(DEAD_LETTERS, letter) for letter in letters])
@@ -59,6 +62,7 @@ def bus() -> MemoryBus:
         ("4", ""),
         ("5", ""),
         ("6", "group 6 will be replaced by prompts without being asked for"),
+        ("8", ""),  # perhaps it was replaced too often: only `prompts` knows
         ("99", "group 99 was never issued"),
         ("e0-1", "'e0-1' is no training group"),
     ],

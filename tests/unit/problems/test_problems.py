@@ -162,8 +162,17 @@ def test_prompts_of_another_length_are_left_out_and_counted(tmp_path: Path) -> N
     file = write(tmp_path, *rows)
     found = problems(train=file, min_prompt_tokens=3, max_prompt_tokens=8)
     assert ["xxxxx", "xxxx"] == everything(found.train)
-    assert [f"{file}: 4 rows, left out: 1 too short, 1 too long"] == found.told
-    with pytest.raises(ConfigError, match="4 rows, left out: 4 too short: none is left"):
+    parts = "2 for training, 1 skipped as too short, 1 skipped as too long"
+    assert [f"{file}: 4 rows: {parts}"] == found.told
+    other = {
+        "train": file,
+        "held_out": write(tmp_path, {"prompt": "yyyyy"}, {"prompt": "y"}, name="o"),
+    }
+    told = problems(**other, min_prompt_tokens=2).told
+    assert [f"{file}: 4 rows for training", "2 rows: 1 to evaluate on, 1 skipped as too short"] == [
+        told[0], told[1].partition(": ")[2]
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="4 rows: 4 skipped as too short; none is left"):
         problems(train=file, min_prompt_tokens=30)
     with pytest.raises(ConfigError, match=r":3: prompt of 9 tokens; .*data\.max_prompt_tokens = 7"):
         problems(8, train=file)

@@ -38,7 +38,8 @@ def test_copies_never_end_on_both_sides(tmp_path: Path) -> None:
     assert 30 == len(held_out)
     left_out = 61 - len(train) - 30
     told = problems(train=file, held_out_rows=30).told[0]
-    assert f"61 rows, left out: {left_out} also held out, 30 of them held out" in told
+    parts = f"{len(train)} for training, 30 held out, {left_out} skipped as copies of held-out"
+    assert told.endswith(f"61 rows: {parts} prompts")
 
 
 @pytest.mark.parametrize(

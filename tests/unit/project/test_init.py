@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from streams.errors import ConfigError
 from workers.__main__ import main
+from workers.config.data import DataSection
 from workers.config.load import load
 from workers.config.run import RunConfig
 from workers.problems.open import first_rows
@@ -20,6 +24,8 @@ from workers.project.scaffold import run_id
 from workers.project.start import SMALL_MODEL, from_demo, from_file, from_gsm8k, read_rows
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.reward import STOP
+
+ROOT = Path(__file__).parents[3]
 
 
 def rows_file(folder: Path, *rows: object) -> Path:
@@ -106,6 +112,56 @@ def test_columns_that_cannot_be_guessed_are_listed(tmp_path: Path) -> None:
     assert ["id"] == plan.look.others
 
 
+def test_all_columns_that_cannot_be_guessed_are_asked_for_at_once(tmp_path: Path) -> None:
+    """With the first row, so that one look is enough."""
+    file = rows_file(tmp_path, {"frage": "1+1=" * 50, "antwort": 2}, {"frage": "", "antwort": ""})
+    with pytest.raises(ConfigError) as caught:
+        from_file(tmp_path / "x", file, "", "", "")
+    told = str(caught.value)
+    assert "name them: --prompt COLUMN --answer COLUMN" in told
+    assert re.search(r"first row: frage: \"1\+1=1.{60,80}\.\.\., antwort: 2$", told)
+    with pytest.raises(ConfigError, match=r"\(the answer\); name it: --answer COLUMN; the first"):
+        from_file(tmp_path / "x", file, "", "frage", "")
+
+
+@pytest.mark.parametrize("words", [("fragen", "antwort"), ("frage", "antwort.text")])
+def test_a_column_that_is_not_there_is_refused(tmp_path: Path, words: tuple[str, str]) -> None:
+    """It would be found at the first row of the run, and named then only."""
+    file = rows_file(tmp_path, {"frage": "1+1=", "antwort": "2"})
+    wrong = "--prompt fragen" if "fragen" in words else "--answer antwort.text"
+    with pytest.raises(ConfigError, match=f"{wrong}: .* has no such column; .* frage: .1"):
+        from_file(tmp_path / "x", file, "", *words)
+
+
+def test_a_table_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    """The line that is told makes rows of it; so do quoted line ends and a mark at the start."""
+    table = tmp_path / "my table.csv"
+    table.write_text('prompt,answer\n"1+1=",2\n"a, ""b""\nc",d\n', encoding="utf-8-sig")
+    with pytest.raises(ConfigError, match=r"a table; rows are \.jsonl .* or \.parquet") as caught:
+        from_file(tmp_path / "x", table, "", "", "")
+    line = str(caught.value).partition("convert it: ")[2]
+    line = line.replace("python3", shlex.quote(sys.executable), 1)
+    subprocess.run(line, shell=True, cwd=tmp_path, check=True)
+    made = [json.loads(line) for line in (tmp_path / "my table.jsonl").read_text().splitlines()]
+    assert [["1+1=", "2"], ['a, "b"\nc', "d"]] == [[*row.values()] for row in made]
+    assert ["prompt", "answer"] == [*made[0]]
+    with pytest.raises(ConfigError, match=r"^data\.train: .*my table\.csv is a table"):
+        first_rows(DataSection(train=str(table)), "data.train", 1)
+
+
+def test_rows_may_be_parquet(tmp_path: Path) -> None:
+    """As `data.train` may be."""
+    file = tmp_path / "my.parquet"
+    rows = [{"question": f"{n}+1=", "target": n + 1} for n in range(30)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    config = project(tmp_path, "--from", str(file))
+    assert (str(file), 6) == (config.data.train, config.data.held_out_rows)
+    assert "3+1=" == first_rows(config.data, "data.train", 4)[3].prompt
+    (tmp_path / "no.parquet").write_text("no")
+    with pytest.raises(ConfigError, match=r"--from: .*no\.parquet: no readable Parquet"):
+        from_file(tmp_path / "y", tmp_path / "no.parquet", "", "", "")
+
+
 def test_rows_that_the_demo_cannot_write_get_another_model(tmp_path: Path) -> None:
     """It knows numbers and signs; words, chats and long problems need a real model."""
     for row in (
@@ -143,6 +199,51 @@ def test_gsm8k_is_named_and_its_rows_are_ours(tmp_path: Path) -> None:
     assert from_gsm8k(tmp_path, "mine").model == "mine"
 
 
+@pytest.mark.parametrize("words", [("--from", "gsm8k"), ("--model", "hf:some/model")])
+def test_a_real_model_gets_limits_of_its_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """A step of minutes is no stall, and the test split does not come ahead of the first one."""
+    config = project(tmp_path, *words)
+    told = capsys.readouterr().out
+    assert "Steps take minutes on a CPU" in told
+    assert re.search(r"up +# minutes a step on a CPU\n", told)
+    example = load([ROOT / "infra/examples/reasoning_gym.toml"])
+    assert example.deadlines == config.deadlines
+    assert example.model.threads == config.model.threads
+    assert (64, 10) == (config.prompts.evaluate_rows, config.prompts.evaluate_every)
+    assert (example.rollout, example.logprob) == (config.rollout, config.logprob)
+    assert example.trainer == config.trainer
+    assert not config.has_gpus
+
+
+def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:
+    """As the file says; each role has its device, and no field is written twice."""
+    usual = project(tmp_path, "--from", "gsm8k")
+    file = tmp_path / "x/run.toml"
+    command = re.search(r"sed .*run\.toml$", file.read_text(), re.MULTILINE)
+    assert command
+    subprocess.run(command[0], shell=True, cwd=file.parent, check=True)
+    assert not re.search("^#gpu", file.read_text(), re.MULTILINE)
+    config = load([file])
+    assert ("cuda:0", "cuda:1") == (config.trainer.device, config.logprob.device)
+    assert ("vllm", "nccl", "bfloat16") == (
+        config.rollout.engine, config.weights.channel, config.model.dtype
+    )  # fmt: skip
+    assert {"CUDA_VISIBLE_DEVICES": "1"} == config.engine.env
+    assert {"dtype": "bfloat16", "gpu-memory-utilization": 0.4} == config.engine.args
+    assert (usual.prompts, usual.deadlines) == (config.prompts, config.deadlines)
+
+
+def test_the_demo_project_has_no_word_of_gpus(tmp_path: Path) -> None:
+    """Its model is too small for them; all of the held-out rows are answered each time."""
+    assert 0 == project(tmp_path).prompts.evaluate_rows
+    text = (tmp_path / "x/run.toml").read_text()
+    assert "gpu" not in text.lower()
+    assert "$" not in text
+    assert "\n\n\n" not in text
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -159,7 +260,7 @@ def test_rows_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -> 
     with pytest.raises(ConfigError, match=told):
         from_file(tmp_path / "x", file, "", "", "")
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_rows(tmp_path / "nowhere.jsonl")
+        read_rows(tmp_path / "nowhere.csv")
     assert [file] == list(tmp_path.iterdir())
 
 

@@ -20,8 +20,10 @@ def bytes_of(topic: Topic, event: Event) -> bytes:
     return b"".join(bytes(piece) for piece in outgoing(topic, event).value)
 
 
-def foreign(value: bytes, name: bytes = b"6/0/0", partition: int = 0) -> Outgoing:
-    headers = {"rlstreams-id": name, "rlstreams-purpose": b"train"}
+def foreign(
+    value: bytes, name: bytes = b"6/0/0", partition: int = 0, purpose: bytes = b"train"
+) -> Outgoing:
+    headers = {"rlstreams-id": name, "rlstreams-purpose": purpose}
     return Outgoing(
         topic=PROMPTS.name, key=b"6", value=[value], headers=headers, partition=partition
     )
@@ -43,6 +45,9 @@ FOREIGN = {
     "the seed of another run": foreign(named_6(seed=99)),
     "a partition that is not its number's": foreign(OURS, partition=1),
     "a sample that is not its header's": foreign(named_6(sample=1)),
+    "an evaluation of another run": foreign(
+        named_6(group_id="e9-0", seed=99), name=b"e9-0/0/0", purpose=b"evaluate"
+    ),
 }
 
 

@@ -186,3 +186,60 @@ def test_a_row_that_the_data_does_not_have_is_looked_up(tmp_path: Path) -> None:
     turns(worker)
     assert [("6", "1", row, 1)] == answers(world)
     worker.close()
+
+
+def test_a_drop_that_cannot_name_its_row_counts_against_the_maximum(tmp_path: Path) -> None:
+    """Its letter says "not replaced so far", its prompts know better. A request is above it."""
+    world = World(tmp_path, max_replacements=2)
+    world.says(started(step_target=40))
+    worker = world.worker()
+    turns(worker)
+    row = world.groups()["0"][0].row
+    expected, target = [], "0"
+    for count in (1, 2):
+        world.says(drop(target, row=-1))
+        turns(worker)
+        expected.append((str(5 + count), target, row, count))
+        assert expected == answers(world)
+        target = expected[-1][0]
+    world.says(drop(target, row=-1))
+    turns(worker)
+    assert [(1, row), (2, row)] == [(count, of) for _, _, of, count in answers(world)]
+    ask(world, target)
+    world.says(step(1, watermark=2))
+    turns(worker)
+    assert [*expected, (answers(world)[-1][0], target, row, 3)] == answers(world)
+    worker.close()
+
+
+def test_a_request_before_the_drop_lifts_the_maximum_too(tmp_path: Path) -> None:
+    """Whichever comes first, and for an heir as well."""
+    world = World(tmp_path, max_replacements=0)
+    world.says(started())
+    first = world.worker()
+    turns(first)
+    ask(world, "1")
+    world.says(drop("1", row=-1), drop("2", row=-1))
+    first.close()
+    for _ in range(2):
+        heir = world.worker()
+        turns(heir)
+        heir.close()
+        assert ["1"] == [of for _, of, _, _ in answers(world)]
+
+
+def test_a_drop_that_is_given_up_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+    """There is room for one; the next cannot name its row either, and is looked up as well."""
+    world = World(tmp_path)
+    world.says(started())
+    worker = world.worker()
+    turns(worker)
+    row = world.groups()["1"][0].row
+    partition = Partition(f"run.{PROMPTS.name}", 5 % PARTITIONS)
+    world.log.trim(partition, world.log.range(partition)[1])
+    closed = ClosedGroups(watermark=0, above=(1,))
+    drops = tuple(dropped_group(group_id, row=-1) for group_id in ("5", "1"))
+    world.says(groups_dropped(groups=drops, closed=closed))
+    turns(worker)
+    assert [("6", "1", row, 1)] == answers(world)
+    worker.close()

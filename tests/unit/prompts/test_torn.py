@@ -1,0 +1,163 @@
+"""A transaction of `prompts` that was cut: what an heir writes again, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schemas.events import EVALUATE, ClosedGroups, Prompt
+from streams.codec import outgoing
+from streams.record import Partition
+from streams.topics import PROMPTS
+from tests.factories import dropped_group, groups_dropped
+from tests.unit.prompts.world import ROWS, World, started, step, turns
+from workers.problems.order import Order
+
+
+def torn(folder: Path, is_kept: Callable[[Prompt], bool], **prompts: int) -> World:
+    """A run whose first transactions are in its topic as far as `is_kept` says."""
+    whole = World(folder, **prompts)
+    whole.says(started(step_target=40))
+    worker = whole.worker()
+    turns(worker)
+    worker.close()
+    world = World(folder, **prompts)
+    kept = [outgoing(PROMPTS, p, partition=at) for at, p in whole.issued() if is_kept(p)]
+    world.bus.producer("prompts.0").commit(kept)
+    world.says(started(step_target=40))
+    return world
+
+
+def rows_by_epoch(world: World) -> dict[int, list[int]]:
+    """Rows in the order of their groups' numbers, without replacements."""
+    found: dict[int, list[int]] = {}
+    for _, samples in sorted(world.groups().items(), key=lambda item: int(item[0])):
+        if samples[0].replaces is None:
+            found.setdefault(samples[0].dataset_epoch, []).append(samples[0].row)
+    return found
+
+
+def go_on(world: World, steps: range) -> None:
+    """One heir that issues until these steps are made."""
+    heir = world.worker()
+    for number in steps:
+        turns(heir)
+        world.says(step(number, watermark=3 * number))
+    turns(heir)
+    heir.close()
+
+
+@pytest.mark.parametrize("lost", [{"1"}, {"0"}, {"5"}, {"2", "5"}, {"0", "1", "4"}])
+def test_a_row_whose_group_is_gone_comes_in_its_epoch(tmp_path: Path, lost: set[str]) -> None:
+    """Its number and its place in the order go to the same row again; a later heir skips nothing.
+
+    A cut transaction has lost what went to one partition, or to several.
+    """
+    world = torn(tmp_path, lambda prompt: prompt.group_id not in lost)
+    for steps in (range(1, 3), range(3, 6), range(6, 9)):
+        go_on(world, steps)
+    order = Order(world.config.run.seed, ROWS)
+    issued = [(epoch, row) for epoch, rows in rows_by_epoch(world).items() for row in rows]
+    assert [order.at(position) for position in range(30)] == issued
+    assert {2} == {len(samples) for samples in world.groups().values()}
+
+
+def test_a_row_of_an_older_epoch_comes_too(tmp_path: Path) -> None:
+    """A tear that is found late, in two epochs; then another one in what mended it."""
+    world = World(tmp_path)
+    world.says(started(step_target=40))
+    go_on(world, range(1, 6))
+    for lost in ({"7", "8", "16"}, {"8"}):
+        kept = [(at, p) for at, p in world.issued() if p.group_id not in lost]
+        world = World(tmp_path)
+        records = [outgoing(PROMPTS, p, partition=at) for at, p in kept]
+        world.bus.producer("prompts.0").commit(records)
+        closed = ClosedGroups(watermark=7, above=(*range(9, 16), 17))
+        world.says(started(step_target=40), groups_dropped(groups=(), closed=closed))
+        go_on(world, range(0))
+        rows = rows_by_epoch(world)
+        assert [list(range(ROWS))] * 2 == [sorted(rows[epoch]) for epoch in (0, 1)]
+
+
+def test_what_retention_removed_is_not_issued_again(tmp_path: Path) -> None:
+    """Its groups are closed; only the row of the open one that is gone comes again."""
+    world = torn(tmp_path, lambda prompt: prompt.group_id != "4")
+    world.says(groups_dropped(groups=(), closed=ClosedGroups(watermark=2, above=(3,))))
+    for number in range(2):
+        world.log.trim(Partition(f"run.{PROMPTS.name}", number), 2)
+    before = set(world.groups())
+    go_on(world, range(0))
+    order = Order(world.config.run.seed, ROWS)
+    new = {n: samples[0].row for n, samples in world.groups().items() if n not in before}
+    expected = {"4": 4, "6": 6, "7": 7, "8": 8}
+    assert {n: order.at(position)[1] for n, position in expected.items()} == new
+
+
+def test_a_replacement_that_is_gone_comes_again_and_moves_no_row(tmp_path: Path) -> None:
+    """Its number goes to whatever is due; every row of the epoch still comes once."""
+    whole = World(tmp_path)
+    whole.says(started(step_target=40))
+    drop = dropped_group("1", row=Order(0, ROWS).at(1)[1])
+    dropped = groups_dropped(groups=(drop,), closed=ClosedGroups(watermark=0, above=(1,)))
+    worker = whole.worker()
+    turns(worker)
+    whole.says(dropped, step(1, watermark=3))
+    turns(worker)
+    worker.close()
+    (replacing,) = [n for n, samples in whole.groups().items() if samples[0].replaces]
+    for lost in ({replacing}, {replacing, "7"}, {replacing, "8"}):
+        world = World(tmp_path)
+        kept = [(at, p) for at, p in whole.issued() if p.group_id not in lost]
+        records = [outgoing(PROMPTS, p, partition=at) for at, p in kept]
+        world.bus.producer("prompts.0").commit(records)
+        world.says(started(step_target=40), dropped, step(1, watermark=3))
+        go_on(world, range(2, 4))
+        groups = world.groups()
+        assert ["1"] == [s[0].replaces for s in groups.values() if s[0].replaces]
+        assert [str(number) for number in range(len(groups))] == sorted(groups, key=int)
+        assert sorted(rows_by_epoch(world)[0]) == list(range(ROWS))
+
+
+LOST = [{"e0-1/1"}, {"e0-1/0"}, {"e0-0/0", "e0-0/1", "e0-2/2"}]
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_torn_evaluation_is_mended(tmp_path: Path, lost: set[str]) -> None:
+    """Whichever of a row's samples are gone are written again, once, as they were."""
+    names = [f"e0-{row}/{sample}" for row in range(3) for sample in range(3)]
+
+    def evaluated(world: World) -> dict[str, tuple[int, Prompt]]:
+        found = [(at, p) for at, p in world.issued() if p.purpose == EVALUATE]
+        assert len(names) == len(found)
+        return {f"{p.group_id}/{p.sample}": (at, p) for at, p in found}
+
+    world = torn(tmp_path, lambda p: f"{p.group_id}/{p.sample}" not in lost, evaluate_samples=3)
+    for _ in range(2):
+        go_on(world, range(0))
+        assert names == sorted(evaluated(world))
+    events = evaluated(world)
+    assert {(3, 0)} == {(p.group_size, p.min_policy_version) for _, p in events.values()}
+    assert all(at == p.row and f"held_out {p.row}" == p.text for at, p in events.values())
+
+
+def test_a_torn_evaluation_that_was_passed_by_is_left_as_it_is(tmp_path: Path) -> None:
+    """What is sampled now has newer weights; the next one is issued whole."""
+    world = torn(tmp_path, lambda p: p.group_id != "e0-1" or p.sample == 0, evaluate_samples=2)
+    world.config = replace(world.config, prompts=replace(world.config.prompts, evaluate_every=1))
+    world.says(step(1, watermark=0))
+    go_on(world, range(0))
+    ids = ["e0-0", "e0-0", "e0-1", "e0-2", "e0-2"]
+    assert [*ids, *(f"e1-{row}" for row in (0, 0, 1, 1, 2, 2))] == world.evaluations()
+
+
+def test_a_torn_evaluation_keeps_the_size_that_it_was_issued_with(tmp_path: Path) -> None:
+    """A resumed run may ask for more answers; those of one evaluation belong together."""
+    world = torn(tmp_path, lambda p: p.group_id != "e0-1" or p.sample == 0, evaluate_samples=2)
+    world.config = replace(world.config, prompts=replace(world.config.prompts, evaluate_samples=4))
+    go_on(world, range(0))
+    samples = [p for _, p in world.issued() if p.purpose == EVALUATE]
+    assert {2} == {p.group_size for p in samples}
+    assert ["e0-0", "e0-0", "e0-1", "e0-1", "e0-2", "e0-2"] == world.evaluations()
