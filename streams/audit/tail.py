@@ -12,7 +12,7 @@ from streams.topic import Topic
 
 # Few enough that a batch's payloads are still in the processor's cache when they are skimmed: with
 # 2,000 an audit takes a third more of its time.
-_BATCH = 100
+BATCH = 100
 
 
 class Tail(Closing):
@@ -42,7 +42,7 @@ class Tail(Closing):
         yield self._below(ends, waiting)
         last_progress = time.monotonic()
         while behind := self._behind(ends):
-            records = self._reader.poll(_BATCH, 0.2)
+            records = self._reader.poll(BATCH, 0.2)
             yield self._below(ends, records)
             if records or self._behind(ends) != behind:
                 last_progress = time.monotonic()
