@@ -118,7 +118,7 @@ class Index:
                 self._db.execute("PRAGMA journal_mode = DELETE")
             tables = self._db.execute("SELECT name FROM sqlite_master").fetchall()
             if not tables and writable:
-                self._db.executescript(_SCHEMA)
+                self._db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
             elif ("records",) not in tables:
                 raise DamagedError(f"{path.name} is no index of a recording")
         except sqlite3.Error as err:
