@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from schemas import DecodeError
+from schemas.avro import fingerprint_of_foreign
 from schemas.events import Event
 from streams.bus import Closing
 from streams.codec import decoded
@@ -27,8 +28,13 @@ from streams.record import Partition, Position, RawRecord, Record
 from streams.recording.ahead import read_ahead
 from streams.recording.container import ContainerReader
 from streams.recording.envelope import OPAQUE, Kind, records_of
-from streams.recording.errors import DamagedError, NotRecordedError, RecordingError
-from streams.recording.index import INDEX_FILE, Entry, Index, IndexedFile
+from streams.recording.errors import (
+    DamagedError,
+    ForeignFileError,
+    NotRecordedError,
+    RecordingError,
+)
+from streams.recording.index import INDEX_FILE, Entry, Index, IndexedFile, usable_index
 from streams.recording.manifest import Manifest, load
 from streams.recording.rebuild import rebuild
 
@@ -160,7 +166,7 @@ class Recording(Closing):
             DamagedError: its block is missing or was changed.
         """
         held = self._block(entry.file, entry.place.block_at)
-        if entry.place.number >= len(held):
+        if not 0 <= entry.place.number < len(held):
             raise DamagedError(f"{self.folder}: the index does not fit to {entry.position}")
         raw = held[entry.place.number]
         if raw.position != entry.position:
@@ -190,7 +196,7 @@ class Recording(Closing):
     def _opened_index(self) -> Index:
         """The index, or one made anew from the files where it is missing or unusable."""
         try:
-            return Index(self.folder / INDEX_FILE)
+            return usable_index(self.folder / INDEX_FILE)
         except DamagedError as err:
             problem = str(err)
         self._scratch = tempfile.TemporaryDirectory(prefix="rlstreams-index-")
@@ -209,9 +215,17 @@ class Recording(Closing):
             reader = self._reader(file)
             if (found := Kind.of(reader.header, file.name)) != file.kind:
                 raise DamagedError(f"{file.name}: its header says that it is {found.file_name}")
+            if (
+                run := reader.header.metadata.get("rlstreams.run", b"").decode()
+            ) != self.manifest.run:
+                raise ForeignFileError(
+                    f"{file.name} is of run {run!r}, the recording of {self.manifest.run!r}"
+                )
             if found.event != OPAQUE:
-                self.schemas[bytes.fromhex(found.fingerprint)] = event_schema(reader)
-        except (RecordingError, OSError) as err:
+                self.schemas[bytes.fromhex(found.fingerprint)] = event_schema(
+                    reader, found.fingerprint
+                )
+        except RecordingError as err:
             self._problems.append(f"{err} ({_num(file.num_records)})")
             return False
         if path.stat().st_size < file.size_bytes:
@@ -313,8 +327,6 @@ class Recording(Closing):
         file = self._by_number[number]
         try:
             block = self._reader(file).block(at)
-        except OSError as err:
-            raise DamagedError(f"{file.name} cannot be read: {err}") from err
         except DamagedError as err:
             raise self._explained(err, file) from err
         self._held[key] = list(records_of(block, file.kind, file.name))
@@ -333,17 +345,27 @@ class Recording(Closing):
         return f"{_num(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
 
 
-def event_schema(reader: ContainerReader) -> str:
+def event_schema(reader: ContainerReader, fingerprint: str) -> str:
     """The writer's schema of the events in a file.
 
+    Args:
+        fingerprint: of that schema, hexadecimal.
+
     Raises:
-        DamagedError: the schema is not that of a recording.
+        DamagedError: the schema is not that of a recording, or was changed.
     """
     try:
         fields = json.loads(reader.header.schema)["fields"]
-        return json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
+        text = json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
     except (KeyError, TypeError, StopIteration) as err:
         raise DamagedError(f"{reader.name}: its schema has no event") from err
+    print_ = fingerprint_of_foreign(text)
+    if print_ is None or print_.hex() != fingerprint:
+        raise DamagedError(
+            f"{reader.name}: bytes of its header were changed: "
+            "its schema is not the one of its fingerprint"
+        )
+    return text
 
 
 def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int], RawRecord]]:
