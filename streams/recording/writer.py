@@ -147,12 +147,10 @@ class RecordingWriter(Closing):
         Args:
             extra: a manifest with facts that became known meanwhile (hashes, configuration).
         """
-        for file in self._open.values():
-            os.fsync(file.file.fileno())
         indexed = self._index.files()
         self._close_files()
         self._index.close()
-        _fsync(self.folder / INDEX_FILE)
+        _sync(self.folder)
         files = [_recorded(self.folder, f.name, f.num_records) for f in indexed]
         files += [_recorded(self.folder, name, 0) for name in _others(self.folder)]
         counts: dict[str, int] = {}
@@ -176,6 +174,7 @@ class RecordingWriter(Closing):
             },
         )
         save(self.manifest, self.folder)
+        _fsync(self.folder)
         (self.folder / LOCK_FILE).unlink(missing_ok=True)  # nobody writes here any more
         self.close()
         return self.manifest
@@ -280,6 +279,13 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    """Every file, copies of weights included, and the names in every folder."""
+    for path in folder.rglob("*"):
+        _fsync(path)
+    _fsync(folder)
 
 
 def _recorded(folder: Path, name: str, num_records: int) -> RecordedFile:
