@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from streams.record import Partition, Position
 from streams.recording.container import Place
@@ -98,6 +98,13 @@ class Span:
 
     first: int
     next: int
+
+
+class KnownBlock(NamedTuple):
+    """One block of a container file."""
+
+    num_records: int
+    first: int  # lowest offset
 
 
 class Index:
@@ -275,6 +282,13 @@ class Index:
         """Where the blocks of a file begin, lowest first."""
         text = "SELECT DISTINCT block_at FROM records WHERE file = ? ORDER BY block_at"
         return [row[0] for row in self._rows(text, [file], "i")]
+
+    def known_blocks(self, file: int) -> dict[int, KnownBlock]:
+        """The blocks of a file by the byte at which they begin."""
+        text = (
+            'SELECT block_at, COUNT(*), MIN("offset") FROM records WHERE file = ? GROUP BY block_at'
+        )
+        return {at: KnownBlock(num, first) for at, num, first in self._rows(text, [file], "iii")}
 
     def time_span(self) -> tuple[int, int] | None:
         """Timestamps of the first and the last record, milliseconds."""

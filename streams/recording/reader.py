@@ -36,7 +36,9 @@ from streams.recording.errors import (
 )
 from streams.recording.index import INDEX_FILE, Entry, Index, IndexedFile, usable_index
 from streams.recording.manifest import Manifest, load
+from streams.recording.missing import cut_text, num_text, unlike_manifest
 from streams.recording.rebuild import rebuild
+from streams.recording.sequence import Follower, distinct
 
 E = TypeVar("E", bound=Event)
 _BLOCKS_HELD = 32
@@ -65,7 +67,8 @@ class Recording(Closing):
         self._on_damage = on_damage
         self._pool = ThreadPoolExecutor(_THREADS, "recording")  # its threads start when asked
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._problems: list[str] = []
+        self._losses: list[str] = []
+        self._notes: list[str] = []
         self.index = self._opened_index()
         self._readers: dict[int, ContainerReader] = {}
         self._held: OrderedDict[tuple[int, int], list[RawRecord]] = OrderedDict()
@@ -74,11 +77,23 @@ class Recording(Closing):
         self._by_number = {file.number: file for file in all_files}
         # Those that can be read, at least in part.
         self.files: tuple[IndexedFile, ...] = tuple(f for f in all_files if self._is_usable(f))
+        if self.manifest.is_sealed:
+            told = {loss.split()[0].rstrip(":") for loss in self._losses}
+            self._losses += [
+                text
+                for text in unlike_manifest(self.folder, self.manifest, all_files)
+                if text.split()[0] not in told
+            ]
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What is missing, one sentence each; empty if everything that counts is there."""
-        return tuple(self._problems)
+        return (*self._notes, *self._losses)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no record is known to be missing: an index can be made anew, a record cannot."""
+        return not self._losses
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -122,7 +137,7 @@ class Recording(Closing):
         streams = [self.file_records(file, start, self._on_damage) for file in files]
         if len(streams) == 1:
             return streams[0]
-        return heapq.merge(*streams, key=lambda raw: raw.position.offset)
+        return distinct(heapq.merge(*streams, key=lambda raw: raw.position.offset))
 
     def events(self, kind: type[E], topics: Collection[str] = ()) -> Iterator[Record[E]]:
         """Every event of one kind, as `records` orders them."""
@@ -201,15 +216,15 @@ class Recording(Closing):
             problem = str(err)
         self._scratch = tempfile.TemporaryDirectory(prefix="rlstreams-index-")
         made = Path(self._scratch.name) / INDEX_FILE
-        self._problems += rebuild(self.folder, made)
-        self._problems.append(f"{problem}; one was made anew from the container files")
+        self._losses += rebuild(self.folder, made)
+        self._notes.append(f"{problem}; one was made anew from the container files")
         return Index(made)
 
     def _is_usable(self, file: IndexedFile) -> bool:
         """Look at a file's size and header; what is wrong goes to the problems."""
         path = self.folder / file.name
         if not path.exists():
-            self._problems.append(f"{file.name} is missing: {_num(file.num_records)}")
+            self._losses.append(f"{file.name} is missing: {num_text(file.num_records)}")
             return False
         try:
             reader = self._reader(file)
@@ -226,30 +241,11 @@ class Recording(Closing):
                     reader, found.fingerprint
                 )
         except RecordingError as err:
-            self._problems.append(f"{err} ({_num(file.num_records)})")
+            self._losses.append(f"{err} ({num_text(file.num_records)})")
             return False
         if path.stat().st_size < file.size_bytes:
-            self._problems.append(self._cut(file, path.stat().st_size))
+            self._losses.append(cut_text(self.index, file, path.stat().st_size))
         return True
-
-    def _cut(self, file: IndexedFile, size_bytes: int) -> str:
-        """What a file that is too short lacks."""
-        # The block in which the file ends is not whole, unless it ends right at the next one.
-        borders = [*self.index.blocks(file.number), file.size_bytes]
-        whole_until = max((at for at in borders if at <= size_bytes), default=0)
-        num_whole = self.index.count("r.file = ? AND r.block_at < ?", [file.number, whole_until])
-        first = next(
-            self.index.entries(
-                'r.file = ? AND r.block_at >= ? ORDER BY r."offset" LIMIT 1',
-                [file.number, whole_until],
-            ),
-            None,
-        )
-        since = f", from {first.position} on" if first else ""
-        return (
-            f"{file.name} was cut: it ends at byte {size_bytes} of {file.size_bytes}; "
-            f"{_num(file.num_records - num_whole)} of {file.num_records} are missing{since}"
-        )
 
     def _reader(self, file: IndexedFile) -> ContainerReader:
         reader = self._readers.get(file.number)
@@ -279,11 +275,16 @@ class Recording(Closing):
         on_damage: Callable[[DamagedError], None] | None,
     ) -> Iterator[RawRecord]:
         at = self._first_block(file, start)
+        # An index that was made from the files knows no other blocks than theirs.
+        known = None if self._scratch is not None else self.index.known_blocks(file.number)
+        follower = Follower(file.name, known)
         while at is not None and at < file.size_bytes:
             try:
                 for block in read_ahead(self._pool, reader.blocks(at, file.size_bytes)):
                     at = block.end
-                    for raw in records_of(block, file.kind, file.name):
+                    records = list(records_of(block, file.kind, file.name))
+                    follower.check(block, records)
+                    for raw in records:
                         if raw.position.offset >= start:
                             yield raw
                 at = None
@@ -304,7 +305,9 @@ class Recording(Closing):
         if not entries:
             return error
         first, last = entries[0].position, entries[-1].position.offset
-        return DamagedError(f"{error}: it held {_num(len(entries))}, {first} to {last}", error.at)
+        return DamagedError(
+            f"{error}: it held {num_text(len(entries))}, {first} to {last}", error.at
+        )
 
     def _first_block(self, file: IndexedFile, start: int) -> int | None:
         if start <= 0:
@@ -342,7 +345,7 @@ class Recording(Closing):
             return f"nothing of {topic}[{number}] was recorded, only of {recorded}"
         where = "f.topic = ? AND f.partition = ?"
         num = self.index.count(where, [topic, number])
-        return f"{_num(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
+        return f"{num_text(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
 
 
 def event_schema(reader: ContainerReader, fingerprint: str) -> str:
@@ -374,7 +377,3 @@ def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int],
     for raw in records:
         now_ms = max(now_ms, raw.timestamp_ms)
         yield (now_ms, raw.position.topic, raw.position.partition), raw
-
-
-def _num(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"

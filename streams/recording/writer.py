@@ -85,12 +85,22 @@ class RecordingWriter(Closing):
             stack.callback(self._index.close)
             stack.callback(self._close_files)
             self.spans = self._index.spans()
+            # Behind a record whose parts had not all come, others had: they are delivered again.
+            self._written = {
+                entry.position
+                for partition, span in self.spans.items()
+                for entry in self._index.entries(
+                    'f.topic = ? AND f.partition = ? AND r."offset" >= ?', [*partition, span.next]
+                )
+            }
             for file in self._index.files():
                 self._reopen(file.number, file.kind, file.size_bytes, file.num_records)
             self._held = stack.pop_all()
 
     def append(self, raw: RawRecord, described: Described | None = None) -> None:
-        """Add one record; it counts from the next `commit` on."""
+        """Add one record; it counts from the next `commit` on. One that is there is passed by."""
+        if raw.position in self._written:
+            return
         described = described or self.describe(raw)
         kind = described.kind
         file = self._open.get(kind) or self._create(kind, described.schema)

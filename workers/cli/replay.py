@@ -80,7 +80,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play; 0 if everything asked for was played, and with --into only if nothing differs."""
+    """Play; 0 if everything asked for was played and nothing of the recording is missing, and with
+    --into only if nothing differs.
+    """
     from streams.recording import Recording
     from workers.replay.filters import resolve
     from workers.runs.places import RECORDINGS, check_place
@@ -95,10 +97,14 @@ def run(args: argparse.Namespace) -> int:
             return run_into(args, recording)
         selection = resolve(recording, asked(args))
         if args.dry_run:
-            return _count(recording, selection)
-        with fresh_target(args, recording) as target:
-            played = _play(args, recording, target, selection)
-            _tell(played, target)
+            _count(recording, selection)
+        else:
+            with fresh_target(args, recording) as target:
+                played = _play(args, recording, target, selection)
+                _tell(played, target)
+        if not recording.is_whole:
+            print("records are missing in the recording: see the warnings above", file=sys.stderr)
+            return 1
     return 0
 
 
@@ -119,7 +125,7 @@ def speed_of(text: str) -> float:
     return speed
 
 
-def _count(recording: Recording, selection: Selection) -> int:
+def _count(recording: Recording, selection: Selection) -> None:
     from collections import Counter
 
     from workers.replay.filters import chosen
@@ -128,7 +134,6 @@ def _count(recording: Recording, selection: Selection) -> int:
     for topic, count in sorted(counts.items()):
         print(f"{topic:<20} {count:>10,}")
     print(f"{counts.total():,} records would be played")
-    return 0
 
 
 def _play(
