@@ -1,4 +1,4 @@
-"""One `up` per run folder: a second one would share the first one's broker, and stop it."""
+"""One `up` or one replay per run folder: a second would share the broker, and stop it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def locked_run(folder: Path) -> Iterator[None]:
         fd = take(folder / LOCK_FILE)
     except OwnedError as err:
         raise ConfigError(
-            f"run.dir: {folder} is in use by another `rlstreams up` (process {err.owner}): wait "
-            "for it, stop it with Ctrl-C, or begin another run with `--run.id NAME`"
+            f"run.dir: {folder} is in use by another `rlstreams up` or `replay` (process "
+            f"{err.owner}): wait "
+            "for it, stop it with Ctrl-C, or take another run (up --run.id NAME, replay --as NAME)"
         ) from None
     try:
         yield
