@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from streams.counted import counted
 from streams.recording.index import Index, IndexedFile
 from streams.recording.manifest import Manifest
 
 
 def num_text(num_records: int) -> str:
     """`1 record`, `2 records`."""
-    return f"{num_records:,} record{'' if num_records == 1 else 's'}"
+    return counted(num_records, "record")
 
 
 def cut_text(index: Index, file: IndexedFile, size_bytes: int) -> str:
@@ -51,7 +52,7 @@ def unlike_manifest(folder: Path, manifest: Manifest, files: list[IndexedFile]) 
         elif found.num_records != file.num_records:
             lost = file.num_records - found.num_records
             rest = f": {num_text(lost)} {'is' if lost == 1 else 'are'} missing" if lost > 0 else ""
-            yield f"{file.name} holds {found.num_records} records of {file.num_records}{rest}"
+            yield f"{file.name} holds {num_text(found.num_records)} of {file.num_records}{rest}"
         elif path.exists() and path.stat().st_size > file.size_bytes:
             yield (
                 f"{file.name} has {path.stat().st_size} bytes, and had {file.size_bytes} when the "

@@ -219,7 +219,7 @@ def a_group_is_asked_for_again(
     site.says(DEAD_LETTERS, factories.dead_letter(group_id="0", sample=1))
     site.says(STEPS, factories.groups_dropped(groups=(dropped,), closed=closed))
     assert 0 == cli("requeue", "--reason", "reward", str(folder))
-    assert "requested 1 groups again: 0" in capsys.readouterr().out
+    assert "requested 1 group again: 0" in capsys.readouterr().out
     assert 1 == cli("requeue", "0", str(folder))
     assert "asked for before" in capsys.readouterr().err
     for _ in range(2):

@@ -93,6 +93,7 @@ def run_list(args: argparse.Namespace) -> int:
     """Print the letters; 0."""
     import shutil
 
+    from streams.counted import counted
     from workers.letters.read import read_letters
     from workers.letters.text import json_line, table
 
@@ -112,7 +113,7 @@ def run_list(args: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         print(table(found.view, letters, width))
         if found.num_unreadable:
-            print(f"{found.num_unreadable} records in these topics could not be decoded")
+            print(f"{counted(found.num_unreadable, 'record')} in these topics could not be decoded")
         return 0
 
     return _on_bus(args.config, args.overrides, print_them)
@@ -146,6 +147,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 def run_requeue(args: argparse.Namespace) -> int:
     """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
+    from streams.counted import counted
     from streams.errors import ConfigError
     from workers.letters.read import read_letters
     from workers.letters.requeue import request, select, select_by_reason
@@ -167,7 +169,7 @@ def run_requeue(args: argparse.Namespace) -> int:
             print("nothing was requested", file=sys.stderr)
             return 1
         request(bus, config.run.id, chosen.groups, args.reason or "asked by number")
-        print(f"requested {len(chosen.groups)} groups again: {', '.join(chosen.groups)}")
+        print(f"requested {counted(len(chosen.groups), 'group')} again: {', '.join(chosen.groups)}")
         if view.at_target:
             print(
                 f"the run has made its {view.step_target} steps: nobody will answer until it is "

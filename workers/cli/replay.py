@@ -128,12 +128,13 @@ def speed_of(text: str) -> float:
 def _count(recording: Recording, selection: Selection) -> None:
     from collections import Counter
 
+    from streams.counted import counted
     from workers.replay.filters import chosen
 
     counts = Counter(raw.position.topic for raw in chosen(recording, selection))
     for topic, count in sorted(counts.items()):
         print(f"{topic:<20} {count:>10,}")
-    print(f"{counts.total():,} records would be played")
+    print(f"{counted(counts.total(), 'record')} would be played")
 
 
 def _play(
@@ -181,11 +182,13 @@ def _play(
 
 
 def _tell(played: Played, target: Target) -> None:
+    from streams.counted import counted
+
     for topic, count in sorted(played.by_topic.items()):
         print(f"{topic:<20} {count:>10,}")
     rate = played.num_records / max(played.seconds, 1e-9)
     print(
-        f"{played.num_records:,} records, {played.num_bytes / 1e6:,.1f} MB in "
+        f"{counted(played.num_records, 'record')}, {played.num_bytes / 1e6:,.1f} MB in "
         f"{played.seconds:.1f} s ({rate:,.0f} a second) into run {target.config.run.id}, "
         f"folder {Path(target.config.folder)}"
     )

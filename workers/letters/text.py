@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from schemas import DecodeError, decode
 from schemas.events import DeadLetter, Tensor, TensorError
+from streams.counted import counted
 from streams.plain_json import plain_json
 from streams.views.letters import Letter, LettersView
 from workers.visible import visible
@@ -36,7 +37,7 @@ def totals(letters: Sequence[Letter]) -> str:
     """One line: how many, and how many of each reason."""
     counts = Counter(letter.event.reason for letter in letters)
     told = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    return f"{len(letters)} dead letters: {told}" if letters else "no dead letters"
+    return f"{counted(len(letters), 'dead letter')}: {told}" if letters else "no dead letters"
 
 
 def json_line(view: LettersView, letter: Letter) -> str:
