@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,6 +113,6 @@ def _line(row: dict[str, object]) -> str:
 
 
 def _time(ms: object) -> str:
-    if not isinstance(ms, int):
-        return "-"
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    from streams.utc import utc_text
+
+    return utc_text(ms) if isinstance(ms, int) else "-"

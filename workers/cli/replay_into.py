@@ -62,7 +62,8 @@ def _rollout(args: argparse.Namespace, recording: Recording) -> int:
     num_other = made.num_different - made.num_same_tokens
     print(
         f"{counted(made.num_equal, 'trajectory', 'trajectories')} equal, bit for bit; "
-        f"{made.num_same_tokens:,} with the same tokens and reward (log-probs at most {made.largest_gap:.3g} apart), "
+        f"{made.num_same_tokens:,} with the same tokens and reward "
+        f"(log-probs at most {made.largest_gap:.3g} apart), "
         f"{num_other:,} with others, {made.num_failed:,} failed"
     )
     lines = [f"  {name}: in {count:,}" for name, count in made.by_field.most_common()]
