@@ -71,10 +71,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _folders(folder: Path) -> list[Path]:
     """The recordings in a folder, or itself if it is one; also those whose manifest is gone."""
-    if (folder / "manifest.json").exists() or any(folder.glob("*/*.avro")):
+    from streams.recorded_log import is_recording
+
+    if is_recording(folder) or any(folder.glob("*/*.avro")):
         return [folder]
-    marks = (*folder.glob("*/manifest.json"), *folder.glob("*/index.sqlite"))
-    return sorted({path.parent for path in marks})
+    marked = {path.parent for path in folder.glob("*/index.sqlite")}
+    return sorted({p for p in folder.iterdir() if is_recording(p)} | marked)
 
 
 def _row(recording: Recording) -> dict[str, object]:

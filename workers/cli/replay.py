@@ -85,9 +85,11 @@ def run(args: argparse.Namespace) -> int:
     """
     from streams.recording import Recording
     from workers.replay.filters import resolve
-    from workers.runs.places import RECORDINGS, check_place
+    from workers.runs.places import RECORDINGS, check_checkpoints, check_place
 
     check_place(args.recording, [RECORDINGS])
+    for name in args.weights:
+        check_checkpoints(name, "--weights", or_weights=True)
     with Recording(args.recording) as recording:
         for problem in recording.problems:
             print(f"warning: {problem}", file=sys.stderr)

@@ -18,6 +18,7 @@ from streams.topics import SCHEMAS
 from workers.bootstrap import bootstrap_of, client_options, embedded_broker, open_bus, topic_plan
 from workers.config.load import from_json, resolved_json
 from workers.config.run import RunConfig
+from workers.runs.places import other_than_run
 from workers.supervisor.run_lock import locked_run
 
 CONFIG_FILE = "config.json"
@@ -99,6 +100,10 @@ def fresh_run(config: RunConfig, *, keep: bool = False) -> Iterator[Target]:
 def _refuse_others_folder(config: RunConfig) -> None:
     """A replay writes its configuration into its folder: over its own, and over no other run's."""
     file = Path(config.folder) / CONFIG_FILE
+    if told := other_than_run(file.parent):
+        raise ConfigError(
+            f"{told}: a replay needs a folder of its own; name another with --dir DIR"
+        )
     if not file.exists():
         return
     there = RunFolder.load(file.parent)

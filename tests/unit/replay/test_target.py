@@ -52,3 +52,16 @@ def test_a_folder_in_which_somebody_is_at_work_is_not_taken(tmp_path: Path) -> N
     with locked_run(tmp_path):
         told = refusal(of_run("r", tmp_path))
     assert f"in use by another `rlstreams up` or `replay` (process {os.getpid()})" in told
+
+
+def test_the_folder_of_a_recording_or_of_checkpoints_is_not_taken(tmp_path: Path) -> None:
+    """A broker's data would lie among its files."""
+    manifest = tmp_path / "rec/manifest.json"
+    manifest.parent.mkdir()
+    manifest.write_text(json.dumps({"format": 1}), encoding="utf-8")
+    assert f"{manifest.parent} is a recording: " in refusal(of_run("r", manifest.parent))
+    manifest = tmp_path / "checkpoints/000001-00000003/manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"weight_hash": "a1"}), encoding="utf-8")
+    assert "is a folder of checkpoints: " in refusal(of_run("r", tmp_path / "checkpoints"))
+    assert "is one checkpoint: " in refusal(of_run("r", manifest.parent))
