@@ -174,6 +174,7 @@ def _play(
             target.bus,
             recording.manifest.run,
             pace,
+            is_part=_is_part(recording, selection),
             in_order=args.ordered,
             seek=seeker.records,
             is_step=lambda raw: isinstance(recording.event(raw), StepCompleted),
@@ -181,6 +182,14 @@ def _play(
             sleep=pause,
         )
         return player.play(chosen(recording, selection))
+
+
+def _is_part(recording: Recording, selection: Selection) -> bool:
+    """Whether less is played than the run's log held: an audit judges what can hold then."""
+    from streams.recording.selection import Selection as Everything
+
+    is_chosen = selection != Everything() or bool(recording.manifest.selection)
+    return is_chosen or not recording.is_whole
 
 
 def _tell(played: Played, target: Target) -> None:
