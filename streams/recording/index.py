@@ -104,7 +104,7 @@ class KnownBlock(NamedTuple):
     """One block of a container file."""
 
     num_records: int
-    first: int  # lowest offset
+    first: int  # offset of its first record
 
 
 class Index:
@@ -285,10 +285,13 @@ class Index:
 
     def known_blocks(self, file: int) -> dict[int, KnownBlock]:
         """The blocks of a file by the byte at which they begin."""
+        # Beside MIN, SQLite gives the other columns of the row that has it.
         text = (
-            'SELECT block_at, COUNT(*), MIN("offset") FROM records WHERE file = ? GROUP BY block_at'
+            'SELECT block_at, COUNT(*), MIN(place), "offset" FROM records WHERE file = ?'
+            " GROUP BY block_at"
         )
-        return {at: KnownBlock(num, first) for at, num, first in self._rows(text, [file], "iii")}
+        found = self._rows(text, [file], "iiii")
+        return {at: KnownBlock(num, first) for at, num, _, first in found}
 
     def time_span(self) -> tuple[int, int] | None:
         """Timestamps of the first and the last record, milliseconds."""

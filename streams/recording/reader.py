@@ -282,9 +282,8 @@ class Recording(Closing):
             try:
                 for block in read_ahead(self._pool, reader.blocks(at, file.size_bytes)):
                     at = block.end
-                    records = list(records_of(block, file.kind, file.name))
-                    follower.check(block, records)
-                    for raw in records:
+                    records = records_of(block, file.kind, file.name)
+                    for raw in follower.checked(block, records):
                         if raw.position.offset >= start:
                             yield raw
                 at = None

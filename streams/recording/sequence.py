@@ -6,7 +6,7 @@ transaction markers take some, and a recording may hold chosen records only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from streams.record import PART_HEADER, RawRecord
@@ -28,36 +28,50 @@ class Follower:
         self._known = known
         self._last = -1  # offset of the last part of the record before
 
-    def check(self, block: Block, records: Sequence[RawRecord]) -> None:
-        """One more block.
+    def checked(self, block: Block, records: Iterable[RawRecord]) -> Iterator[RawRecord]:
+        """The records of one more block.
 
         Raises:
             DamagedError: it is another block than the index knows, or goes back.
         """
-        where = f"{self._name}: the block at byte {block.at}"
+        last, is_begun = self._last, self._known is None
         for raw in records:
+            if not is_begun:
+                self._check_block(block, raw.position.offset)
+                is_begun = True
             offsets = raw.offsets
-            if len(offsets) > 1 and not all(a < b for a, b in pairwise(offsets)):
-                raise DamagedError(
-                    f"{where}: {raw.position} has {list(offsets)} as offsets of its parts", block.at
-                )
-            if PART_HEADER in raw.headers:  # torn: delivered when nobody waited for the rest
-                continue
-            # A record is delivered with its last part; its first may lie before others.
-            if offsets[-1] <= self._last:
-                raise DamagedError(
-                    f"{where}: {raw.position} is not behind offset {self._last}", block.at
-                )
-            self._last = offsets[-1]
-        if self._known is None:
-            return
-        known = self._known.get(block.at)
-        first = min(raw.position.offset for raw in records)
-        if known is None or known != (len(records), first):
+            end = offsets[-1]
+            if end <= last or len(offsets) > 1:
+                self._check_parts(block, raw, last)
+                end = max(last, end)
+            self._last = last = end
+            yield raw
+
+    def _check_block(self, block: Block, first: int) -> None:
+        if self._known is not None and self._known.get(block.at) != (block.num_records, first):
             raise DamagedError(
-                f"{where} is not the one that was written there: blocks are missing or were moved",
+                f"{self._where(block)} is not the one that was written there: blocks are missing "
+                "or were moved",
                 block.at,
             )
+
+    def _check_parts(self, block: Block, raw: RawRecord, last: int) -> None:
+        """A record of several parts, or one that is not behind the one before."""
+        if not all(a < b for a, b in pairwise(raw.offsets)):
+            raise DamagedError(
+                f"{self._where(block)}: {raw.position} has {list(raw.offsets)} as offsets of its "
+                "parts",
+                block.at,
+            )
+        # A record is delivered with its last part, though its first may lie before others; a torn
+        # one when nobody waited for the rest any more.
+        if raw.offsets[-1] <= last and PART_HEADER not in raw.headers:
+            raise DamagedError(
+                f"{self._where(block)}: {raw.position} is not behind offset {last}", block.at
+            )
+
+    def _where(self, block: Block) -> str:
+        return f"{self._name}: the block at byte {block.at}"
 
 
 def distinct(records: Iterable[RawRecord]) -> Iterator[RawRecord]:

@@ -28,7 +28,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "replay",
         help="play a recording into a fresh run, or into one role alone",
         description="Records keep their bytes, keys and partitions; the header rlstreams-replay-of "
-        "names their recorded offset. Refuses to replay into a run that has records.",
+        "names their recorded offset. Refuses to replay into a run that has records. Exit status "
+        "1 if the recording lacks records, or with --into if anything differs.",
         epilog=examples(
             "rlstreams replay recordings/demo --as slow --speed 2 --from step:5",
             "rlstreams replay recordings/demo --into trainer",
