@@ -207,7 +207,7 @@ class ContainerReader:
         self.name = name or path.name
         try:
             self._file = path.open("rb")
-        except OSError as err:
+        except (OSError, ValueError) as err:  # a name that was changed may be none
             raise self._unreadable(err) from err
         self._decompressor = zstandard.ZstdDecompressor()
         try:
@@ -300,8 +300,9 @@ class ContainerReader:
             return self._decompressor.decompressobj().decompress(body)
         return self._decompressor.decompress(body)
 
-    def _unreadable(self, error: OSError, at: int = 0) -> DamagedError:
-        return DamagedError(f"{self.name} cannot be read at byte {at}: {error.strerror}", at=at)
+    def _unreadable(self, error: OSError | ValueError, at: int = 0) -> DamagedError:
+        why = getattr(error, "strerror", None) or str(error)
+        return DamagedError(f"{self.name} cannot be read at byte {at}: {why}", at=at)
 
     def _damaged(self, at: int, end: int) -> DamagedError:
         return DamagedError(

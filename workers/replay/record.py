@@ -13,7 +13,7 @@ from pathlib import Path
 from schemas.events import TrainerStarted
 from streams.bus import Bus
 from streams.codec import now_ms
-from streams.errors import BrokerError, DeadlineError
+from streams.errors import BrokerError, DeadlineError, OffsetGoneError
 from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from streams.recording.recorder import DONE, ORDER, Progress, Recorder
 from streams.recording.selection import Selection
@@ -85,7 +85,7 @@ def record(
                 if wanted.is_followed:
                     _follow(recorder, copies, stopped)
                 recorder.up_to_now()
-            except (BrokerError, DeadlineError):
+            except (BrokerError, DeadlineError, OffsetGoneError):
                 recorder.commit()  # whoever goes on with it does so behind what was read
                 copies.take(is_last=True)
                 if not (wanted.is_followed and recorder.trainer_state == DONE):

@@ -159,3 +159,25 @@ def test_a_file_where_a_recording_is_expected_is_named(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(DamagedError, match=r"manifest\.json"):
         Recording(tmp_path)
+
+
+def test_a_name_that_cannot_be_one_is_named(small: Path) -> None:
+    """A changed byte of the index may be a zero."""
+    change_index(small, "UPDATE files SET topic = 'ste' || char(0) || 'ps'")
+    with Recording(small) as recording:
+        assert "is missing: 10 records" in recording.problems[0]
+        with pytest.raises(DamagedError, match="cannot be read at byte 0"):
+            list(recording.file_records(recording.index.files()[0]))
+
+
+@pytest.mark.parametrize("old", [b'"items"', b'"values"', b'"type":"record"'])
+def test_a_schema_that_lacks_a_word_is_named(tmp_path: Path, old: bytes) -> None:
+    """A parser of schemas has errors of its own."""
+    record(tmp_path / "r", [raw_of(factories.step_completed(), 0)])
+    path = one_file(tmp_path / "r")
+    data = path.read_bytes()
+    at = data.index(old, 1200)
+    path.write_bytes(data[: at + 1] + b"x" + data[at + 2 :])
+    with Recording(tmp_path / "r") as recording:
+        assert [] == list(recording.records())
+        assert "its schema is not the one of its fingerprint" in recording.problems[0]
