@@ -76,7 +76,8 @@ def _folders(folder: Path) -> list[Path]:
     if is_recording(folder) or any(folder.glob("*/*.avro")):
         return [folder]
     marked = {path.parent for path in folder.glob("*/index.sqlite")}
-    return sorted({p for p in folder.iterdir() if is_recording(p)} | marked)
+    marked |= {path.parent for path in folder.glob("*/manifest.json") if is_recording(path.parent)}
+    return sorted(marked)
 
 
 def _row(recording: Recording) -> dict[str, object]:
