@@ -89,7 +89,11 @@ def load(folder: Path) -> Manifest:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise ForeignFileError(_no_manifest(folder)) from err
-    except (OSError, ValueError) as err:
+    except NotADirectoryError as err:
+        raise ForeignFileError(f"{folder} is a file, not the folder of a recording") from err
+    except OSError as err:
+        raise DamagedError(f"{path} cannot be read: {err.strerror}") from err
+    except (ValueError, RecursionError) as err:
         raise DamagedError(f"{path}: bytes were changed or are missing: {err}") from err
     if not isinstance(plain, dict) or "format" not in plain:
         raise ForeignFileError(f"{path} is no manifest of a recording: it names no format")

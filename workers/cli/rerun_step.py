@@ -59,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from workers.replay.change import changed_config
+    from workers.runs.places import check_checkpoints
 
+    for name in args.checkpoints:
+        check_checkpoints(name, "--checkpoints")
     with _source(args) as (bus, found_config, folder):
         path = args.model or found_config.model.path
         config = replace(found_config, model=replace(found_config.model, path=path))
@@ -82,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
     """The log, a configuration, and the folder that may hold checkpoints and weights."""
+    from streams.recorded_log import is_recording
     from streams.recording import Recording
     from streams.recording.bus import RecordingBus
     from workers.cli.report import configuration
@@ -91,7 +95,7 @@ def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
 
     check_place(args.config[0])
     first = Path(args.config[0])
-    if (first / "manifest.json").is_file():
+    if is_recording(first):
         with Recording(first) as recording:
             for problem in recording.problems:
                 print(f"warning: {problem}", file=sys.stderr)
