@@ -31,6 +31,7 @@ from workers.weights.channel import WeightError, WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
 DROP_EVERY_S = 0.25
+_REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
 
 
 class TrainerWorker:
@@ -132,8 +133,8 @@ class TrainerWorker:
         yield from self._publish()
         while self._step < self._target and not self._draining:
             if self._recovery.is_due(self._step, self._intake.positions):
-                self._tell("saving", f"a checkpoint of step {self._step}")
                 yield from self._checkpoint()
+                continue  # who was asked to drain meanwhile begins no step
             plan = self._admission.plan(self._version)
             if plan is None:
                 self._tell("waiting", self._missing())
@@ -154,7 +155,6 @@ class TrainerWorker:
             yield from self._publish()
         self._next_drop = 0.0
         self._drop()  # what is decided is told; what is open stays open
-        self._tell("draining", "checkpoint")
         yield from self._checkpoint()
         if not self._draining:  # the last version is evaluated, and nobody else has it
             self._tell("waiting", "until workers have the last version")
@@ -187,6 +187,7 @@ class TrainerWorker:
         self._ledger.hashes[self._version] = actual
         self._log.warning("redo_drifted", step=self._step, policy_version=self._version)
         yield from self._checkpoint()
+        self._tell("redo", "")
 
     def _publish(self) -> Life[None]:
         """Serve the version in hand, then announce it."""
@@ -203,6 +204,7 @@ class TrainerWorker:
         self._log.info("published", policy_version=self._version, hash=manifest.weight_hash[:12])
 
     def _checkpoint(self) -> Life[None]:
+        self._tell("saving", f"a checkpoint of step {self._step}")
         yield from self._recovery.save(self._ledger.epoch, self._step, self._version)
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
@@ -314,7 +316,7 @@ class TrainerWorker:
 
     def _tell(self, state: str, detail: str) -> None:
         self._state = state
-        self._reporter.state({"training": "working", "done": "stopped"}.get(state, state), detail)
+        self._reporter.state(_REPORTED.get(state, state), detail)
 
     def _heartbeat(self) -> None:
         self._office.heartbeat(self._state, self._step + 1)
