@@ -16,7 +16,6 @@ from streams.record import Committed, Partition, Position
 from streams.views.hops import HopsState, OpenSample, WorkerHop
 from streams.views.workers import SILENT_S
 
-SAVE_S = 1800.0  # a checkpoint of tens of billions of weights
 START_S = 600.0  # a large model takes its time to load; until then a role is starting
 _NAMED = 3  # workers and groups that a sentence lists
 
@@ -29,6 +28,7 @@ class Limits:
     stall_s: float
     sample_s: float = 0.0  # a rollout worker's own deadline for one sample
     pull_s: float = 0.0  # for one pull of weights
+    save_s: float = 0.0  # for one checkpoint
     start_s: float = START_S
 
     def of(self, worker: WorkerHop) -> float:
@@ -38,7 +38,7 @@ class Limits:
         if worker.state == "starting":
             return max(self.stall_s, self.start_s)
         if worker.state == "saving":
-            return max(self.stall_s, SAVE_S)
+            return max(self.stall_s, self.save_s)
         return max(self.stall_s, self.pull_s) if worker.state == "pulling" else self.stall_s
 
 

@@ -117,7 +117,10 @@ class Supervisor:
     def _begin_drain(self, why: str) -> None:
         self._watcher.phase = "draining"
         self._watcher.say(why)
-        self._drain = Drain(self._fleet, self._config.deadlines.drain_s, self._watcher.say)
+        deadlines = self._config.deadlines
+        self._drain = Drain(
+            self._fleet, deadlines.drain_s, self._watcher.say, save_s=deadlines.checkpoint_s
+        )
 
     def _kill_for_show(self) -> None:
         step = self._watcher.step

@@ -33,6 +33,7 @@ def limits_of(config: RunConfig) -> Limits:
         stall_s=config.deadlines.stall_s,
         sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
         pull_s=config.weights.pull_deadline_s,
+        save_s=config.deadlines.checkpoint_s,
     )
 
 

@@ -39,10 +39,11 @@ CATCH_UP_S = 60.0  # longest wait for the next record of a history
 
 
 class Progress:
-    """A view: which processes have committed something of their work."""
+    """A view: which processes have committed something of their work, or write a checkpoint."""
 
     def __init__(self) -> None:
         self._instances: set[str] = set()
+        self._saving: set[str] = set()
 
     def apply(self, event: Event) -> None:
         """Take one event."""
@@ -52,10 +53,17 @@ class Progress:
             and any(n for name, n in event.counters.items() if name != "sampled_tokens")
         ):
             self._instances.add(event.instance)
+        if isinstance(event, WorkerReport):
+            take = self._saving.add if event.state == "saving" else self._saving.discard
+            take(event.instance)
 
     def committed(self, instance: str) -> bool:
         """Whether this process has."""
         return instance in self._instances
+
+    def is_saving(self, instance: str) -> bool:
+        """Whether this process said last that it writes a checkpoint."""
+        return instance in self._saving
 
 
 class Watcher:
@@ -185,6 +193,10 @@ class Watcher:
         """See `Witness`."""
         claims = self._views.run.state.claims
         return bool(claims) and claims[-1].instance == instance
+
+    def is_saving(self, instance: str) -> bool:
+        """See `Witness`."""
+        return self._progress.is_saving(instance)
 
     @property
     def at_target(self) -> bool:

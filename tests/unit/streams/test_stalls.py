@@ -210,9 +210,10 @@ def test_a_trainer_at_work_for_too_long() -> None:
 
 
 def test_a_trainer_that_saves_has_longer() -> None:
-    """A large checkpoint is no step that hangs."""
+    """A large checkpoint is no step that hangs, until its own deadline."""
     run = finished().score_below(112).says("trainer", "saving", "a checkpoint of step 3")
-    found = run.blocked()
+    assert ("trainer", ("trainer-0",)) == told(run.blocked())
+    found = run.blocked(replace(LIMITS, save_s=90.0))
     assert found is not None
     assert (found.hop, found.is_overdue) == ("trainer", False)
 

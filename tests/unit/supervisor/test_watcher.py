@@ -56,6 +56,16 @@ def test_work_is_what_a_process_committed() -> None:
     assert [False, True, True] == [progress.committed(i) for i in ("idle", "busy", "sampler")]
 
 
+def test_who_writes_a_checkpoint_is_who_said_so_last() -> None:
+    """Until it says something else; another process of the same worker does not count."""
+    progress = Progress()
+    seen = []
+    for instance, state in (("a", "saving"), ("b", "starting"), ("a", "waiting")):
+        progress.apply(worker_report(worker="trainer-0", instance=instance, state=state))
+        seen.append([progress.is_saving(i) for i in ("a", "b")])
+    assert [[True, False], [True, False], [False, False]] == seen
+
+
 def test_the_owner_is_who_claimed_last() -> None:
     """An older claim does not count."""
     bus = make_bus()
