@@ -3,7 +3,8 @@
 Samples move downstream: prompts, rollout, logprob, trainer; weights move the other way. The first
 hop, from upstream, that has had work and made no progress within its limit is the blocked one: the
 hops after it merely starve. A worker that is alive and reports that it is working has until the
-deadline of its current work; a silent one has no such allowance.
+deadline of its current work; a silent one has no such allowance. After the last step only the
+trainer has something to do: its checkpoint, and the last version's pulls.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class Inquiry:
             self._logprob,
             self._trainer,
         )
+        if self._state.is_over:
+            steps = (self._held, self._broker, self._end)
         return next((found for step in steps if (found := step()) is not None), None)
 
     def _held(self) -> Blocked | None:
@@ -187,6 +190,14 @@ class Inquiry:
         text += f" ({_range(complete)})" if complete else ""
         return self._blame("trainer", f"{text} is scored or dead-lettered")
 
+    def _end(self) -> Blocked | None:
+        """Whoever else has work now does it for nobody, but for the last evaluation."""
+        if any(trainer.state == "stopped" for trainer in self._state.of("trainer")):
+            return None
+        return self._blame(
+            "trainer", f"all {self._state.step} steps are done, and it has not ended"
+        )
+
     def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
         """The hop with its workers, worst first; None if one of them finished something lately."""
         workers = self._worst_first(role)
@@ -236,9 +247,13 @@ class Inquiry:
 
     def _is_overdue(self, worker: WorkerHop) -> bool:
         limit_s = self._limits.of(worker)
-        if worker.worker in self._state.pulls and worker.state != "working":
+        is_pulled_from = self._state.is_over and worker.role == "trainer"
+        if (worker.worker in self._state.pulls or is_pulled_from) and worker.state != "working":
             limit_s = max(limit_s, self._limits.pull_s)
-        return self._is_silent(worker) or self._age_s(worker.moved_ms) >= limit_s
+        # Nothing is counted while a checkpoint is written, and what was before is none of its time.
+        is_saving = worker.state == "saving"
+        since_ms = max(worker.moved_ms, worker.since_ms) if is_saving else worker.moved_ms
+        return self._is_silent(worker) or self._age_s(since_ms) >= limit_s
 
     def told(self, role: str) -> str:
         """The last reports of `role`'s workers, the worst first."""

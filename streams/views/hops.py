@@ -38,6 +38,7 @@ PROGRESS = (
     "groups",
     "steps",
     "micro_batches",
+    "checkpoints",
     "evaluation_samples",
     "dead_letters",
     "dropped_groups",
@@ -109,6 +110,11 @@ class HopsState:
     def of(self, role: str) -> tuple[WorkerHop, ...]:
         """The workers of a role that have reported."""
         return tuple(worker for worker in self.workers if worker.role == role)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has made all the steps that its newest claim is about."""
+        return self.claim is not None and 0 < self.claim.step_target <= self.step
 
     @property
     def newest_report_ms(self) -> int:

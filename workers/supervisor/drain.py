@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from workers.supervisor.fleet import DRAIN_ORDER, GRACE_S, Fleet
 
-SAY_S = 5.0  # a checkpoint that takes longer is told
+SAY_S = 5.0  # a wait for a checkpoint that takes longer is told
 
 
 class Drain:

@@ -94,7 +94,7 @@ class StallWatch:
         """Count, and look when it is time.
 
         Args:
-            is_running: neither starting, finishing nor draining.
+            is_running: from the start to the trainer's end, unless it is drained before.
             gone: workers without a process.
         """
         now_s = self._monotonic_s()
@@ -130,10 +130,12 @@ class StallWatch:
         )
         self._question = None
         self._next_look_s = now_s + AGAIN_S
-        self._judge(state.step, blocked(state, evidence, self._limits), waited_s)
+        self._judge(state, blocked(state, evidence, self._limits), waited_s)
 
-    def _judge(self, step: int, found: Blocked | None, waited_s: float) -> None:
-        since = f"no step for {waited_s:.0f} s (the last was {step})"
+    def _judge(self, state: HopsState, found: Blocked | None, waited_s: float) -> None:
+        since = f"no step for {waited_s:.0f} s (the last was {state.step})"
+        if state.is_over:
+            since = f"the last step was {waited_s:.0f} s ago"
         if found is None:
             self.news = f"{since}, but every hop with work is making progress"
         elif found.is_overdue:

@@ -36,6 +36,8 @@ from workers.supervisor.stall_watch import StallWatch
 POLL_S = 0.1
 DRAW_S = 0.5
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
+# What is counted before anything of it is committed, or can be had again by every new process.
+_NO_WORK = frozenset({"sampled_tokens", "checkpoints"})
 
 
 class Progress:
@@ -48,9 +50,8 @@ class Progress:
     def apply(self, event: Event) -> None:
         """Take one event."""
         if isinstance(event, Trajectory | ScoredTrajectory | StepCompleted | GroupsDropped) or (
-            # Tokens are sampled before any of them is committed.
             isinstance(event, WorkerReport)
-            and any(n for name, n in event.counters.items() if name != "sampled_tokens")
+            and any(n for name, n in event.counters.items() if name not in _NO_WORK)
         ):
             self._instances.add(event.instance)
         if isinstance(event, WorkerReport):
@@ -147,7 +148,7 @@ class Watcher:
     def poll(self) -> None:
         """Take what is new and see whether the run stands; waits at most `POLL_S`."""
         self._feed.poll(POLL_S)
-        self._stall.tick(is_running=self.phase == "running", gone=self._gone)
+        self._stall.tick(is_running=self.phase in ("running", "saving"), gone=self._gone)
         for news in (self._stall.news, self._limits.tick()):
             if news:
                 self.say(news)

@@ -206,6 +206,7 @@ class TrainerWorker:
     def _checkpoint(self) -> Life[None]:
         self._tell("saving", f"a checkpoint of step {self._step}")
         yield from self._recovery.save(self._ledger.epoch, self._step, self._version)
+        self._reporter.count(checkpoints=1)
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
         """Commit the step; from here on it is done."""

@@ -218,6 +218,51 @@ def test_a_trainer_that_saves_has_longer() -> None:
     assert (found.hop, found.is_overdue) == ("trainer", False)
 
 
+def test_a_checkpoint_is_counted_from_its_own_begin() -> None:
+    """What the trainer had waited before, in a pause perhaps, is none of its time."""
+    run = finished().score_below(112).says("trainer", "saving", "a checkpoint of step 3")
+    run.take(worker_report(worker="trainer-0", role="trainer", instance="i", state="waiting",
+                           at_ms=NOW_MS - 3_600_000))  # fmt: skip
+    found = run.blocked(replace(LIMITS, save_s=90.0))
+    assert found is not None
+    assert (found.hop, found.is_overdue) == ("trainer", False)
+
+
+def at_the_end(state: str, detail: str = "", until_ms: int = STALLED_MS) -> Run:
+    """The last step is done; prompts has ended, the others have nothing to do."""
+    run = (
+        Run()
+        .take(trainer_started(epoch=2, step_target=3))
+        .says("prompts", "stopped", until_ms=NOW_MS)
+    )
+    return run.says("trainer", state, detail, until_ms)
+
+
+def test_after_the_last_step_only_the_trainer_is_waited_for() -> None:
+    """Until the deadline of its checkpoint; who is idle then, or has ended, blocks nobody."""
+    limits = replace(LIMITS, save_s=90.0)
+    found = at_the_end("saving", "a checkpoint of step 3").blocked(limits)
+    assert found is not None
+    assert (("trainer-0",), False) == (found.workers, found.is_overdue)
+    assert found.sentence == (
+        "trainer-0 says 'saving a checkpoint of step 3', no progress for 60 s; "
+        "all 3 steps are done, and it has not ended"
+    )
+    late = at_the_end("saving").blocked(replace(limits, save_s=50.0))
+    silent = at_the_end("saving", until_ms=NOW_MS + 1000).blocked(limits)
+    assert [("trainer", ("trainer-0",))] * 2 == [told(late), told(silent)]
+
+
+def test_after_the_last_step_the_trainer_serves_pulls() -> None:
+    """As long as a pull may take; once it has said that it stops, nothing is waited for."""
+    patient, hasty = replace(LIMITS, pull_s=90.0), replace(LIMITS, pull_s=50.0)
+    found = at_the_end("waiting", "until workers have the last version").blocked(patient)
+    assert found is not None
+    assert (("trainer-0",), False) == (found.workers, found.is_overdue)
+    assert ("trainer", ("trainer-0",)) == told(at_the_end("waiting").blocked(hasty))
+    assert at_the_end("stopped").blocked(hasty) is None
+
+
 def test_a_dead_sample_is_waited_for_by_nobody() -> None:
     """A dead letter ends its sample at the hop that wrote it."""
     run = Run().issue(10, 11).roll_out(10, 0, 1).roll_out(11, 0).score_below(112)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from schemas.events import ClosedGroups, Event
 from streams.bus import Bus
@@ -175,6 +176,22 @@ def test_a_step_in_between_is_no_stall() -> None:
         assert "" == world.tick_for(STALL_S / 2)
         world.say(STEPS, factories.step_completed(step, closed=ClosedGroups(watermark=0)))
     assert "" == world.watch.problem
+
+
+def test_after_the_last_step_idle_roles_do_not_stall() -> None:
+    """The trainer writes its checkpoint, prompts has ended: that is said, and nothing stops."""
+    patient = DeadlinesSection(stall_s=STALL_S, checkpoint_s=3600)
+    world = World(replace(CONFIG, deadlines=patient))
+    world.say(STEPS, factories.trainer_started(epoch=2, step_target=1))
+    world.say(STEPS, factories.step_completed(1, epoch=2, closed=ClosedGroups(watermark=0)))
+    world.say(POLICY_VERSIONS, factories.policy_published(1))
+    world.report("prompts", "stopped", at_ms=now_ms())
+    world.report("trainer", "saving", at_ms=now_ms())
+    world.tick_for(STALL_S)
+    time.sleep(2 * STALL_S)  # the trainer's report is dated by the real clock
+    told = world.tick_until_told()
+    assert "" == world.watch.problem
+    assert told.startswith("the last step was 0 s ago, within its own deadline: trainer: ")
 
 
 def test_silence_is_told_once() -> None:
