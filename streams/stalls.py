@@ -63,6 +63,9 @@ class Evidence:
     committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
     held: tuple[Held, ...] = ()
     gone: frozenset[str] = frozenset()  # workers without a process, as their supervisor knows
+    # Since when the process of a worker that has not reported yet runs, first or not: what was said
+    # before is a predecessor's. 0 while it is about to be started.
+    starting_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +120,9 @@ class Inquiry:
         )
 
     def _broker(self) -> Blocked | None:
-        newest_ms = self._state.newest_report_ms
-        is_silence = self._age_s(newest_ms) > SILENT_S and len(self._state.workers) > 1
+        running = [w for w in self._state.workers if not self._is_starting(w)]
+        newest_ms = max((worker.at_ms for worker in running), default=0)
+        is_silence = self._age_s(newest_ms) > SILENT_S and len(running) > 1
         if not is_silence or self._evidence.gone:
             return None
         return Blocked(
@@ -192,7 +196,8 @@ class Inquiry:
 
     def _end(self) -> Blocked | None:
         """Whoever else has work now does it for nobody, but for the last evaluation."""
-        if any(trainer.state == "stopped" for trainer in self._state.of("trainer")):
+        starting, trainers = self._evidence.starting_s, self._state.of("trainer")
+        if any(w.state == "stopped" and w.worker not in starting for w in trainers):
             return None
         return self._blame(
             "trainer", f"all {self._state.step} steps are done, and it has not ended"
@@ -203,11 +208,13 @@ class Inquiry:
         workers = self._worst_first(role)
         if not workers:
             said = f"no {role} worker has ever reported"
+            starting_s = self._evidence.starting_s.items()
+            ages_s = [age_s for worker, age_s in starting_s if worker.rpartition("-")[0] == role]
             return Blocked(
                 hop=hop or role,
                 workers=(),
                 sentence=f"{said}; {text}",
-                is_overdue=self._evidence.waited_s >= self._limits.start_s,
+                is_overdue=min(ages_s, default=self._evidence.waited_s) >= self._limits.start_s,
             )
         if any(self._moves(worker) for worker in workers):
             return None
@@ -233,7 +240,8 @@ class Inquiry:
 
     def _awaits_weights(self, worker: WorkerHop, wanted: int) -> bool:
         """Whether it is alive and waiting for a pull, or for a version that it was not given."""
-        if self._is_silent(worker) or worker.state == "working":
+        is_silent = self._is_silent(worker) or self._is_starting(worker)
+        if is_silent or worker.state == "working":
             return False
         return worker.worker in self._state.pulls or worker.policy_version < wanted
 
@@ -241,11 +249,20 @@ class Inquiry:
         """Whether it finished something within the limit, and still reports."""
         return not self._is_silent(worker) and self._age_s(worker.moved_ms) < self._limits.stall_s
 
+    def _is_starting(self, worker: WorkerHop) -> bool:
+        """Whether a new process of it was started, and has still time to load what it needs."""
+        starting_s = self._evidence.starting_s.get(worker.worker)
+        return starting_s is not None and starting_s < self._limits.start_s
+
     def _is_silent(self, worker: WorkerHop) -> bool:
+        if self._is_starting(worker):
+            return False
         is_old = self._age_s(worker.at_ms) > SILENT_S
         return is_old or worker.worker in self._evidence.gone or worker.state == "stopped"
 
     def _is_overdue(self, worker: WorkerHop) -> bool:
+        if self._is_starting(worker):
+            return False
         limit_s = self._limits.of(worker)
         is_pulled_from = self._state.is_over and worker.role == "trainer"
         if (worker.worker in self._state.pulls or is_pulled_from) and worker.state != "working":
@@ -274,6 +291,9 @@ class Inquiry:
     def _about(self, worker: WorkerHop) -> str:
         """One worker: dead, silent, or what it says, since when, and what it pulls."""
         said = " ".join(filter(None, (worker.state, worker.detail)))
+        if self._is_starting(worker):
+            starting_s = self._evidence.starting_s[worker.worker]
+            return f"{worker.worker} was started {starting_s:.0f} s ago and has not reported yet"
         if worker.worker in self._evidence.gone:
             return f"{worker.worker} is not running (last reported: {said})"
         if self._is_silent(worker):
@@ -306,7 +326,7 @@ class Inquiry:
 
     def _trainer_works(self) -> bool:
         return any(
-            w.state in ("working", "saving") or self._is_silent(w)
+            w.state in ("working", "saving") or self._is_silent(w) or self._is_starting(w)
             for w in self._state.of("trainer")
         )
 

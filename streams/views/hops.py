@@ -116,11 +116,6 @@ class HopsState:
         """Whether the run has made all the steps that its newest claim is about."""
         return self.claim is not None and 0 < self.claim.step_target <= self.step
 
-    @property
-    def newest_report_ms(self) -> int:
-        """0 before the first."""
-        return max((worker.at_ms for worker in self.workers), default=0)
-
 
 class HopsView:
     """Folds all topics but the scored trajectories, which carry the payloads a second time."""

@@ -123,7 +123,7 @@ class Supervisor:
             self._finish_until_s = now_s + (self._config.deadlines.stall_s or math.inf)
             self._watcher.phase = "finishing"
             self._watcher.say("all steps are done; the last version is being evaluated")
-        elif now_s > self._finish_until_s:
+        elif now_s > self._finish_until_s and not self._watcher.is_starting("rollout"):
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
             version = self._watcher.policy_version
@@ -165,10 +165,14 @@ class Supervisor:
 
 
 def _info(worker: Worker) -> ProcessInfo:
+    child = worker.child
+    is_due = worker.restart_at_s is not None
     return ProcessInfo(
         worker=worker.name,
         role=worker.role,
-        pid=worker.child.pid if worker.child is not None else None,
+        pid=child.pid if child is not None else None,
         is_alive=worker.is_alive,
         restarts=max(0, worker.num_starts - 1),
+        instance=child.spec.instance if child is not None else "",
+        started_s=child.started_s if child is not None else time.monotonic() if is_due else None,
     )

@@ -84,7 +84,7 @@ class Watcher:
             config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
         )
         self._feed = Feed(bus, self, (*WATCHED, CONTROL), on_record=self._stall.take)
-        self._gone: frozenset[str] = frozenset()
+        self._processes: Sequence[ProcessInfo] = ()
         self._decode = decode
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
@@ -148,7 +148,8 @@ class Watcher:
     def poll(self) -> None:
         """Take what is new and see whether the run stands; waits at most `POLL_S`."""
         self._feed.poll(POLL_S)
-        self._stall.tick(is_running=self.phase in ("running", "saving"), gone=self._gone)
+        self._stall.note(self._processes)
+        self._stall.tick(is_running=self.phase in ("running", "saving"))
         for news in (self._stall.news, self._limits.tick()):
             if news:
                 self.say(news)
@@ -222,11 +223,15 @@ class Watcher:
 
     def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""
-        return self._stall.told(role, self._gone)
+        return self._stall.told(role)
+
+    def is_starting(self, role: str) -> bool:
+        """Whether a worker of `role` was started and has not reported yet, and may take so long."""
+        return self._stall.is_starting(role)
 
     def draw(self, processes: Sequence[ProcessInfo]) -> None:
         """Show the state, at most twice a second unless something was said."""
-        self._gone = frozenset(info.worker for info in processes if not info.is_alive)
+        self._processes = processes
         now_s = time.monotonic()
         if now_s < self._next_draw_s:
             return

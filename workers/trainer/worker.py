@@ -204,6 +204,8 @@ class TrainerWorker:
         self._log.info("published", policy_version=self._version, hash=manifest.weight_hash[:12])
 
     def _checkpoint(self) -> Life[None]:
+        if self._recovery.saved_step == self._step:
+            return
         self._tell("saving", f"a checkpoint of step {self._step}")
         yield from self._recovery.save(self._ledger.epoch, self._step, self._version)
         self._reporter.count(checkpoints=1)

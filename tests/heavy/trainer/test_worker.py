@@ -241,6 +241,8 @@ def test_the_last_checkpoint_is_told_as_any_other(tmp_path: Path, is_drain: bool
     trainer._training.may_end.set()  # type: ignore[attr-defined]
     turn_until(trainer, lambda: trainer.done)
     trainer.close()
+    last = [e for e in read(log, WORKER_EVENTS.name) if isinstance(e, WorkerReport)][-1]
+    assert ("stopped", 1.0) == (last.state, last.counters["checkpoints"])
 
 
 def test_a_drain_during_a_checkpoint_begins_no_step(tmp_path: Path) -> None:

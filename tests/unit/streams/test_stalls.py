@@ -53,6 +53,7 @@ class Run:
             "logprob": {},
         }
         self.gone: frozenset[str] = frozenset()
+        self.starting_s: dict[str, float] = {}
         self.take(
             trainer_started(),
             policy_published(3),
@@ -97,8 +98,9 @@ class Run:
                 )  # fmt: skip
                 self.view.apply(report)
         evidence = Evidence(
-            now_ms=STALLED_MS, waited_s=waited_s, committed=self.committed or {}, gone=self.gone
-        )
+            now_ms=STALLED_MS, waited_s=waited_s, committed=self.committed or {}, gone=self.gone,
+            starting_s=self.starting_s,
+        )  # fmt: skip
         return blocked(self.view.state, evidence, limits)
 
 
@@ -320,6 +322,32 @@ def test_a_run_that_nobody_claimed() -> None:
     assert "no trainer worker has ever reported; the trainer has not claimed the run" == (
         late.sentence
     )
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_worker_that_was_restarted_may_load_as_long_as_at_first(role: str) -> None:
+    """What its predecessor said last, and that it is silent since, says nothing about it."""
+    late = at_the_end("saving") if role == "trainer" else finished()
+    run = {"prompts": Run(), "rollout": Run().issue(10, 11), "logprob": finished()}.get(role, late)
+    run.says(role, "stopped", until_ms=NOW_MS + 1000)
+    run.starting_s = {f"{role}-0": 55.0}
+    found = run.blocked()
+    assert found is not None
+    assert (role, False) == (found.hop, found.is_overdue)
+    assert f"{role}-0 was started 55 s ago and has not reported yet" in found.sentence
+    run.starting_s = {f"{role}-0": START_S}
+    assert (role, (f"{role}-0",)) == told(run.blocked())
+
+
+def test_silence_of_those_that_are_started_is_not_the_broker() -> None:
+    """As after `--resume`, when the log has the reports of the processes before."""
+    run = Run().issue(10, 11)
+    for role in ROLES:
+        run.says(role, "waiting", until_ms=NOW_MS)
+    run.starting_s = {f"{role}-0": 55.0 for role in ROLES}
+    found = run.blocked()
+    assert found is not None
+    assert ("rollout", False) == (found.hop, found.is_overdue)
 
 
 def test_without_the_groups_positions() -> None:

@@ -1,4 +1,4 @@
-"""After the last step: the run waits for its trainer, whatever the other roles do."""
+"""What the loop of `up` makes of what it sees: the phases of a run, and the ages of processes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from tests.factories import step_completed, trainer_started
 from tests.unit.supervisor.small import OBEDIENT, Log, fleet_of
 from tests.unit.supervisor.test_watcher import make_bus, say, watching
 from workers.config.run import RunConfig
+from workers.supervisor.fleet import Worker
 from workers.supervisor.interrupts import Interrupts
 from workers.supervisor.keyboard import Keyboard
-from workers.supervisor.run import Supervisor
+from workers.supervisor.run import Supervisor, _info
 
 
 def test_the_last_checkpoint_has_a_name(tmp_path: Path) -> None:
@@ -40,3 +41,14 @@ def test_the_last_checkpoint_has_a_name(tmp_path: Path) -> None:
         supervisor._say_saving_s = 0.0
         supervisor._advance()
         assert "the run waits for its trainer: no trainer worker has ever rep" in watcher._message
+
+
+def test_a_process_that_is_about_to_be_started_has_no_age(tmp_path: Path) -> None:
+    """Nor is it gone, as one is that ended for good."""
+    worker = Worker("logprob", 0, tmp_path / "log")
+    assert ("", None) == (_info(worker).instance, _info(worker).started_s)
+    worker.restart_at_s = 0.0
+    assert _info(worker).started_s is not None
+    with fleet_of(tmp_path, {"logprob": OBEDIENT}, Log()) as (fleet, spawner, _):
+        told, (spec,) = _info(fleet.workers[0]), spawner.started
+        assert (spec.instance, True) == (told.instance, told.started_s is not None)
