@@ -39,6 +39,7 @@ PROGRESS = (
     "steps",
     "micro_batches",
     "checkpoints",
+    "fetched_records",
     "evaluation_samples",
     "dead_letters",
     "dropped_groups",

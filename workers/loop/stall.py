@@ -113,7 +113,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def beat(self) -> None:
-        """A turn begins."""
+        """A turn begins, or a long one has come forward."""
         self._beats += 1
 
     def __enter__(self) -> Self:

@@ -37,7 +37,7 @@ POLL_S = 0.1
 DRAW_S = 0.5
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
 # What is counted before anything of it is committed, or can be had again by every new process.
-_NO_WORK = frozenset({"sampled_tokens", "checkpoints"})
+_NO_WORK = frozenset({"sampled_tokens", "fetched_records", "checkpoints"})
 
 
 class Progress:

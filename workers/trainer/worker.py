@@ -74,7 +74,7 @@ class TrainerWorker:
         # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
         size = context.config.prompts.group_size
         self._admission = Admission(self._config, self._ledger.closed, group_size=size)
-        self._payloads = Payloads(bus, self._heartbeat)
+        self._payloads = Payloads(bus, self._while_fetching)
         self._intake = Intake(
             context,
             bus,
@@ -100,7 +100,9 @@ class TrainerWorker:
     def turn(self) -> None:
         """Read new records, commit drops, serve pulls, advance the step, and report."""
         reach(CrashPoint.POLL_BEFORE)
-        self._intake.poll(POLL_S)
+        num_old = self._intake.poll(POLL_S)
+        if self._state in ("redo", "waiting"):  # else something else is to come forward
+            self._reporter.count(fetched_records=num_old)
         reach(CrashPoint.POLL_AFTER)
         self._drop()
         self._serve()
@@ -166,7 +168,7 @@ class TrainerWorker:
 
     def _redo(self) -> Life[None]:
         """Report the redone steps. If weights differ, stop, or go on under a new version."""
-        redone = yield from self._recovery.come_back(self._heartbeat)
+        redone = yield from self._recovery.come_back(self._while_fetching)
         self._training.configure(self._config)
         if redone.num_steps or redone.passed_over:
             self._office.redone(redone)
@@ -320,6 +322,13 @@ class TrainerWorker:
     def _tell(self, state: str, detail: str) -> None:
         self._state = state
         self._reporter.state(_REPORTED.get(state, state), detail)
+
+    def _while_fetching(self, num_records: int) -> None:
+        """Called in a turn that may read for long: alive, and not stuck as long as records come."""
+        if num_records:
+            self._reporter.count(fetched_records=num_records)
+            self._context.beat()
+        self._heartbeat()
 
     def _heartbeat(self) -> None:
         self._office.heartbeat(self._state, self._step + 1)

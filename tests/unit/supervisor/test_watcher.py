@@ -48,9 +48,10 @@ def watching(bus: MemoryBus) -> Iterator[Watcher]:
 
 
 def test_work_is_what_a_process_committed() -> None:
-    """A report without any count is no work; a trajectory and a count are."""
+    """A report without a count, or of what was only read, is no work; a trajectory or another is."""
     progress = Progress()
     progress.apply(worker_report(instance="idle", counters={"tokens": 0.0}))
+    progress.apply(worker_report(instance="idle", counters={"fetched_records": 9.0}))
     progress.apply(worker_report(instance="busy", counters={"tokens": 1.0}))
     progress.apply(trajectory(instance="sampler"))
     assert [False, True, True] == [progress.committed(i) for i in ("idle", "busy", "sampler")]
