@@ -48,7 +48,7 @@ def watching(bus: MemoryBus) -> Iterator[Watcher]:
 
 
 def test_work_is_what_a_process_committed() -> None:
-    """A report without a count, or of what was only read, is no work; a trajectory or another is."""
+    """A trajectory and a count are; a report without any, or of what was only read, is no work."""
     progress = Progress()
     progress.apply(worker_report(instance="idle", counters={"tokens": 0.0}))
     progress.apply(worker_report(instance="idle", counters={"fetched_records": 9.0}))
