@@ -153,16 +153,6 @@ def test_a_header_that_is_none_is_told_with_its_file(tmp_path: Path, header: byt
         tensors_in(file)
 
 
-def test_gpus_that_are_asked_for_and_not_there_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the field that asks; where none does, none is missed."""
-    monkeypatch.setenv("PATH", "")
-    assert "every role computes on the CPU" in machine.gpus(demo(tmp_path)).found
-    asked = machine.gpus(demo(tmp_path, "--trainer.device=cuda:0"))
-    assert (Level.WARN, True) == (asked.level, "trainer.device = cuda:0" in asked.found)
-
-
 def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
     """More slots cost the rollout role, a larger window the log-prob role, and nobody else."""
     model = read_model(str(MODEL))
