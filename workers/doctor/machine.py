@@ -144,7 +144,7 @@ def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check
     if not os.access(there, os.W_OK):
         return fail("disk", f"{there} is not writable", "name another folder in run.dir")
     free_mb = shutil.disk_usage(there).free / 1e6
-    needed_mb = LOG_MB * (not host.is_alone)
+    needed_mb = 0.0 if host.is_alone else float(LOG_MB)
     if host.has("trainer"):
         checkpoints = 3 * (config.trainer.checkpoints_kept + 1)
         needed_mb += weights_mb * (checkpoints + config.weights.versions_served + 1)
