@@ -117,6 +117,12 @@ def test_a_reference_that_is_no_model_is_told_before_a_start(
     assert "reference  " not in capsys.readouterr().out
     assert 1 == main([*words, f"--logprob.reference={tmp_path / 'no'}"])
     assert "logprob.reference: there is no folder" in capsys.readouterr().out
+    folder = model_with(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    assert 1 == main([*words, f"--logprob.reference={folder}"])
+    out = capsys.readouterr().out
+    assert f"logprob.reference: {folder} has no tokenizer" in out
+    assert "model.path: " not in out
     assert 0 == main([*words, f"--logprob.reference={DEMO.parent / 'demo' / 'model'}"])
     assert "264 k parameters" in capsys.readouterr().out
 
@@ -171,8 +177,16 @@ def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
         ({"vocab_size": 100}, r"config.json says .*\(100, 64\), but model.embed_tokens.*\(128, 64"),
         ({"hidden_size": 32}, r"\(128, 32\), but model.embed_tokens.weight is \(128, 64\)"),
         ({"model_type": None}, r"config.json: field 'model_type' is missing"),
-        ({"architectures": ["Qwen9ForCausalLM"]}, r"has no class 'Qwen9ForCausalLM'"),
-        ({"model_type": "future_model"}, r"of model_type 'future_model'"),
+        (
+            {"architectures": ["Qwen9ForCausalLM"]},
+            r"transformers \d[\d.]+ has no class 'Qwen9ForCausalLM' of model_type 'qwen3_moe': "
+            r"looked for in .*modeling_qwen3_moe\.py, where Qwen3MoeForCausalLM is nearest; correct",
+        ),
+        (
+            {"model_type": "qwen3_mo"},
+            r"of model_type 'qwen3_mo': there is no qwen3_mo in .*/models, where qwen3_moe is near",
+        ),
+        ({"model_type": "zzzz"}, r"there is no zzzz in .*/models; correct architectures, install"),
     ],
 )
 def test_a_model_folder_that_does_not_fit_together(
