@@ -173,6 +173,11 @@ def topic_checks(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
         yield warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
     else:
         yield ok("topics", f"all {len(have)} of run {config.run.id!r}, partitions as planned")
+    steps = facts.topics.get(STEPS.name)
+    if steps is not None and any(kept.end > kept.begin for kept in steps.kept.values()):
+        yield ok(
+            "run", f"{config.run.id!r} has steps: `up --resume` continues it, `up` refuses to begin"
+        )
     yield retention_check(facts, config, have)
 
 

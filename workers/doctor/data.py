@@ -32,6 +32,13 @@ def data_checks(
         yield ok("data.held_out", told)
     if problems.held_out is None:
         yield ok("data.held_out", "not named: no evaluation")
+    elif config.prompts.evaluate_rows > len(problems.held_out):
+        yield warn(
+            "data.held_out",
+            f"prompts.evaluate_rows is {config.prompts.evaluate_rows:,}, but there are "
+            f"{len(problems.held_out):,} held-out rows: an evaluation has no more",
+            "lower it, or set it to 0 for all; or hold out more",
+        )
 
 
 def _train_check(config: RunConfig, num_rows: int, told: str) -> Check:

@@ -24,6 +24,7 @@ from workers.doctor.model import (
     model_checks,
     read_model,
 )
+from workers.doctor.plan import plan_checks
 from workers.doctor.secrets import secrets_check
 from workers.hub import found_folder
 
@@ -42,6 +43,7 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
         *gpu_checks(config, seen, host, weights_mb=weights_mb),
         *_all("secrets", lambda: iter([secrets_check(config, host)])),
         *_all("role", lambda: alone_checks(config, host)),
+        *(plan_checks(config) if host.has("trainer") else ()),
         *checks,
     ]
     if model is not None:

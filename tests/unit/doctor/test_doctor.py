@@ -30,6 +30,7 @@ from workers.doctor.diagnose import diagnose, preflight
 from workers.doctor.kept import kept_check
 from workers.doctor.memory import estimate
 from workers.doctor.model import check_routers, read_model
+from workers.doctor.plan import plan_checks
 from workers.doctor.weight_files import tensors_in
 
 ROOT = Path(__file__).parents[3]
@@ -180,7 +181,7 @@ def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
         (
             {"architectures": ["Qwen9ForCausalLM"]},
             r"transformers \d[\d.]+ has no class 'Qwen9ForCausalLM' of model_type 'qwen3_moe': "
-            r"looked for in .*modeling_qwen3_moe\.py, where Qwen3MoeForCausalLM is nearest; correct",
+            r"looked for in .*modeling_qwen3_moe\.py, where Qwen3MoeForCausalLM is nearest; ",
         ),
         (
             {"model_type": "qwen3_mo"},
@@ -395,3 +396,36 @@ def test_replay_is_promised_of_a_model_with_routers_and_refused_of_a_dense_one(
     fields = {name: value for name, value in model.config.items() if "experts" not in name}
     with pytest.raises(ConfigError, match=r"trainer\.routing_replay is true, but .* a dense model"):
         check_routers(config, replace(model, config=fields))
+
+
+def test_numbers_that_cannot_be_meant_together() -> None:
+    """Each names both fields and their values; no example of ours has any."""
+    found = plan_checks(load([], ["--trainer.steps=5", "--broker.payload_retention_hours=0.1"]))
+    told = {check.name: check.found for check in found}
+    assert "warmup_steps is 5 and trainer.steps is 5: trainer.optimizer.lr" in told["learning rate"]
+    assert "checkpoint_every is 20 and trainer.steps is 5" in told["checkpoints"]
+    assert "keeps samples for 360 s" in told["retention"]
+    assert "group_deadline_s = 1,200 s" in told["retention"]
+    for name in ("demo", "gsm8k-2gpu", "chat", "reasoning_gym", "second_try", "two_parts"):
+        assert [] == list(plan_checks(load([DEMO.with_stem(name)])))
+
+
+def test_more_rows_to_evaluate_on_than_are_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run takes those that there are."""
+    words = ["doctor", str(DEMO), f"--run.dir={tmp_path}", "--prompts.evaluate_rows=257"]
+    assert 0 == main(words)
+    assert "evaluate_rows is 257, but there are 256 held-out rows" in capsys.readouterr().out
+    assert 0 == main([*words[:-1], "--prompts.evaluate_rows=256"])
+    assert "evaluate_rows" not in capsys.readouterr().out
+
+
+def test_a_run_that_has_steps_is_to_be_continued() -> None:
+    """`up` would refuse to begin it."""
+    good = facts()
+    steps = replace(good.topics["steps"], kept={0: Kept(begin=0, end=9)})
+    given = facts(topics={**good.topics, "steps": steps})
+    (check,) = [c for c in broker.topic_checks(given, RunConfig()) if c.name == "run"]
+    assert (Level.OK, True) == (check.level, "`up --resume` continues it" in check.found)
+    assert "run" not in {c.name for c in broker.topic_checks(good, RunConfig())}
