@@ -11,14 +11,14 @@ from workers.bootstrap import bootstrap_of
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, fail, ok, probed, warn
 from workers.doctor.host import Host
-from workers.loop.agreement import check_alone, is_loopback
+from workers.loop.agreement import check_alone, check_ordinal, is_loopback
 
 
 def alone_checks(config: RunConfig, host: Host) -> Iterator[Check]:
     """Nothing where `up` starts the roles."""
     if not host.is_alone:
         return
-    yield _number(config, host)
+    yield probed("ordinal", lambda: _number(config, host))
     if host.role != "prompts":
         yield probed("weights", lambda: _weights(config, host))
 
@@ -36,16 +36,10 @@ def broker_of(config: RunConfig) -> str:
 
 
 def _number(config: RunConfig, host: Host) -> Check:
-    counts = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
-    count = counts.get(host.role, 1)
-    if host.ordinal is not None and host.ordinal >= count:
-        field = f"{host.role}.workers is" if host.role in counts else f"of {host.role} there is"
-        return fail(
-            "ordinal", f"{host.ordinal}, but {field} {count}",
-            f"ordinals are 0 to {count - 1} over all hosts",
-        )  # fmt: skip
-    which = f"{host.role}-{host.ordinal}" if host.ordinal is not None else f"any {host.role}"
-    return ok("ordinal", f"{which} of {count} over all hosts; one process at a time for each")
+    if host.ordinal is None:
+        return ok("ordinal", f"any {host.role}; an ordinal is for one process at a time")
+    check_ordinal(config, host.role, host.ordinal)
+    return ok("ordinal", f"{host.role}-{host.ordinal}; an ordinal is for one process at a time")
 
 
 def _weights(config: RunConfig, host: Host) -> Check:

@@ -113,9 +113,12 @@ def test_how_weights_reach_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_number_of_a_worker() -> None:
     """Counted over all hosts."""
     check = asked("--rollout.workers=2", role="rollout", ordinal=2)["ordinal"]
-    assert (Level.FAIL, "2, but rollout.workers is 2") == (check.level, check.found)
+    told = "--ordinal 2: rollout.workers is 2, so ordinals are 0 to 1 over all hosts"
+    assert (Level.FAIL, told) == (check.level, check.found)
     assert asked("--rollout.workers=2", role="rollout", ordinal=1)["ordinal"].level is Level.OK
-    assert asked(role="trainer", ordinal=1)["ordinal"].found == "1, but of trainer there is 1"
+    assert asked(role="trainer", ordinal=1)["ordinal"].found.startswith(
+        "--ordinal 1: a run has one trainer"
+    )
 
 
 def test_a_number_without_a_role_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
