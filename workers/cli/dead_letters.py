@@ -128,7 +128,8 @@ def run_show(args: argparse.Namespace) -> int:
     if len(words) != 1:
         raise ConfigError(
             "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
-            f"trajectories-0@41, got {' '.join(words) or 'none'}; `rlstreams dead-letters list` has them"
+            f"trajectories-0@41, got {' '.join(words) or 'none'}; "
+            "`rlstreams dead-letters list` has them"
         )
     is_wanted = _matcher(words[0])
 
