@@ -155,7 +155,9 @@ def topic_checks(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
     plan = topic_plan(config)
     have = [topic for topic in TOPICS if topic.name in facts.topics]
     if not have:
-        yield ok("topics", f"run {config.run.id!r} has none yet; `up`, or `topics apply`, makes them")
+        yield ok(
+            "topics", f"run {config.run.id!r} has none yet; `up`, or `topics apply`, makes them"
+        )
         return
     wrong = [
         f"{config.run.id}.{topic.name} has {facts.topics[topic.name].partitions} partitions, "
