@@ -127,8 +127,9 @@ def run_show(args: argparse.Namespace) -> int:
     words = [w for w in args.config if _SAMPLE.fullmatch(w) or _PLACE.fullmatch(w)]
     if len(words) != 1:
         raise ConfigError(
-            "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, "
-            f"got {' '.join(words) or 'none'}"
+            "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
+            f"trajectories-0@41, got {' '.join(words) or 'none'}; "
+            "`rlstreams dead-letters list` has them"
         )
     is_wanted = _matcher(words[0])
 

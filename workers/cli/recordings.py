@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
             check_place(name)
     found = [folder for name in args.folders or ["recordings"] for folder in _folders(Path(name))]
     if not found:
-        told = f"no recording in {', '.join(args.folders or ['recordings'])}"
+        where = ", ".join(args.folders or ["recordings"])
+        told = f"no recording in {where}; make one: rlstreams record RUN"
         print(told, file=sys.stderr if args.json else sys.stdout)
         return 1
     num_bad = 0

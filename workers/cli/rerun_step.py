@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import add_run, examples
+from workers.cli.arguments import add_run, examples, whole
 
 if TYPE_CHECKING:
     from streams.bus import Bus
@@ -32,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
             "rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01",
         ),
     )
-    parser.add_argument("step", type=int, metavar="N", help="the step")
+    parser.add_argument("step", type=whole(1), metavar="N", help="the step")
     add_run(parser, is_log=True)
     parser.add_argument(
         "--set",

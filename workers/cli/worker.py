@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
     from workers.bootstrap import arm_crash_point, await_broker, make_role, open_bus
-    from workers.loop.agreement import check_alone
+    from workers.loop.agreement import check_alone, check_ordinal
     from workers.loop.stall import Watchdog, turn_limit_s
 
     try:
@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         is_alone = args.supervisor_fd < 0
         if is_alone:
             check_alone(config)
+            check_ordinal(config, args.role, args.ordinal)
         else:
             await_broker(config, BROKER_S)
         with open_bus(config) as bus:
