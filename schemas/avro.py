@@ -48,7 +48,7 @@ def fingerprint_of_foreign(text: str) -> bytes | None:
     """The same of a text that somebody else may have written; None if it is no schema."""
     try:
         return fingerprint(text)
-    except (ValueError, SchemaParseException):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, SchemaParseException):
         return None
 
 

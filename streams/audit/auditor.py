@@ -201,7 +201,7 @@ class Auditor(Closing):
         for raws in self._tails[topic].up_to(ends):
             for raw in raws:
                 try:
-                    yield decoded(raw).event, raw
+                    yield decoded(raw, self._bus.schemas()).event, raw
                 except DecodeError:
                     self._fold.num_unreadable += 1
 

@@ -19,7 +19,7 @@ from schemas.events import EVENTS, Event
 from schemas.tensor import Buffer
 from schemas.varint import long_bytes, read_length, read_long
 from streams.record import Partition, Position, RawRecord
-from streams.recording.container import Block, Header
+from streams.recording.container import Block, ContainerReader, Header
 from streams.recording.errors import DamagedError, ForeignFileError
 
 FORMAT = 1
@@ -147,6 +147,19 @@ def _known_schemas() -> Mapping[str, str]:
     texts = [path.read_text(encoding="utf-8") for path in sorted(HISTORY.glob("*.avsc"))]
     texts += [schema_text(cls.__name__) for cls in EVENTS]
     return {fingerprint(text).hex(): text for text in texts}
+
+
+def event_schema(reader: ContainerReader) -> str:
+    """The writer's schema of the events in a file.
+
+    Raises:
+        DamagedError: the schema is not that of a recording.
+    """
+    try:
+        fields = json.loads(reader.header.schema)["fields"]
+        return json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
+    except (KeyError, TypeError, StopIteration) as err:
+        raise DamagedError(f"{reader.name}: its schema has no event") from err
 
 
 def spliced(raw: RawRecord, kind: Kind) -> list[Buffer]:

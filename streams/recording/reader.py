@@ -11,7 +11,6 @@ A recording that was cut opens up to its last whole block, and `problems` says w
 from __future__ import annotations
 
 import heapq
-import json
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,7 +25,7 @@ from streams.codec import decoded
 from streams.record import Partition, Position, RawRecord, Record
 from streams.recording.ahead import read_ahead
 from streams.recording.container import ContainerReader
-from streams.recording.envelope import OPAQUE, Kind, records_of
+from streams.recording.envelope import OPAQUE, Kind, event_schema, records_of
 from streams.recording.errors import DamagedError, NotRecordedError, RecordingError
 from streams.recording.index import INDEX_FILE, Entry, Index, IndexedFile
 from streams.recording.manifest import Manifest, load
@@ -331,19 +330,6 @@ class Recording(Closing):
         where = "f.topic = ? AND f.partition = ?"
         num = self.index.count(where, [topic, number])
         return f"{_num(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
-
-
-def event_schema(reader: ContainerReader) -> str:
-    """The writer's schema of the events in a file.
-
-    Raises:
-        DamagedError: the schema is not that of a recording.
-    """
-    try:
-        fields = json.loads(reader.header.schema)["fields"]
-        return json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
-    except (KeyError, TypeError, StopIteration) as err:
-        raise DamagedError(f"{reader.name}: its schema has no event") from err
 
 
 def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int], RawRecord]]:

@@ -136,7 +136,7 @@ def run_show(args: argparse.Namespace) -> int:
         view = read_letters(bus, config.deadlines.commit_s, keep_bytes=is_wanted).view
         letters = [letter for letter in view.letters if is_wanted(letter.event)]
         print(
-            "\n\n".join(whole(view, letter) for letter in letters)
+            "\n\n".join(whole(view, letter, bus.schemas()) for letter in letters)
             or f"no dead letter of {words[0]}"
         )
         return 0 if letters else 1
