@@ -150,14 +150,14 @@ def test_a_schema_counts_under_its_own_fingerprint(bus: CountingBus) -> None:
 
 MANY = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f"  # items of a block
 RECORD = '{"type": "record", "name": "rlstreams.Prompt", "fields": [%s]}'
+ITEMS = RECORD % '{"name": "more", "type": {"type": "array", "items": %s}}'
 UNFIT = {
     "a field of another type": RECORD % '{"name": "group_id", "type": "long"}',
     "fields that ours has no default for": RECORD % "",
     "a type without end": RECORD % '{"name": "more", "type": "rlstreams.Prompt"}',
     "a type in itself": RECORD % '{"name": "more", "type": ["null", "rlstreams.Prompt"]}',
-    "items without bytes": RECORD % '{"name": "x", "type": {"type": "array", "items": "null"}}',
-    "items of nothing": RECORD
-    % '{"name": "x", "type": {"type": "array", "items": {"type": "fixed", "name": "f", "size": 0}}}',
+    "items without bytes": ITEMS % '"null"',
+    "items of nothing": ITEMS % '{"type": "fixed", "name": "f", "size": 0}',
 }
 
 
