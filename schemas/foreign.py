@@ -12,10 +12,6 @@ from typing import Any
 
 from schemas.avro import parsing_form
 
-_NO_BYTES = frozenset({"null"})
-_RECORDS = frozenset({"record", "error"})
-_NAMED = frozenset({"fixed", "enum"}) | _RECORDS
-
 
 @cache
 def writer_schema(text: str) -> Any:  # noqa: ANN401  (fastavro's own untyped form)
@@ -36,36 +32,27 @@ def _least_bytes(schema: Any, names: dict[str, int | None]) -> int:  # noqa: ANN
         ValueError: see `writer_schema`.
     """
     if isinstance(schema, str):
-        if schema not in names:
-            return 0 if schema in _NO_BYTES else 1
-        known = names[schema]
+        known = names.get(schema, 0 if schema == "null" else 1)
         if known is None:
             raise ValueError(f"type {schema} holds itself")
         return known
-    if isinstance(schema, list):
-        for branch in schema:
-            _least_bytes(branch, names)
-        return 1
+    if isinstance(schema, list):  # a union: its branch comes first
+        return 1 + min(_least_bytes(branch, names) for branch in schema)
     kind = schema["type"]
-    if isinstance(kind, str) and kind in _NAMED:
-        return _least_of_named(schema, kind, names)
-    if kind == "array":
-        if not _least_bytes(schema["items"], names):
-            raise ValueError(f"items of an array take no bytes: {schema['items']}")
+    if kind in ("array", "map"):
+        inner = schema["items" if kind == "array" else "values"]
+        if not _least_bytes(inner, names) and kind == "array":
+            raise ValueError(f"items of an array take no bytes: {inner}")
         return 1
-    if kind == "map":
-        _least_bytes(schema["values"], names)
-        return 1
-    return _least_bytes(kind, names)
+    return _least_of_named(schema, names) if "name" in schema else _least_bytes(kind, names)
 
 
-def _least_of_named(schema: Any, kind: str, names: dict[str, int | None]) -> int:  # noqa: ANN401
+def _least_of_named(schema: Any, names: dict[str, int | None]) -> int:  # noqa: ANN401
+    """Of a record, an enum or a fixed."""
     name = schema["name"]
     names[name] = None
-    least = 1
-    if kind == "fixed":
-        least = int(schema["size"])
-    elif kind in _RECORDS:
+    least = int(schema.get("size", 1))
+    if "fields" in schema:
         least = sum(_least_bytes(field["type"], names) for field in schema["fields"])
     names[name] = least
     return least

@@ -72,6 +72,6 @@ class NewerProducer(Closing):
         self._producer.close()
 
 
-def hand_over(pen: Any) -> Any:  # noqa: ANN401
+def hand_over(pen: Any) -> Any:
     """A stand's producer, taken over by that release."""
     return NewerProducer(pen)
