@@ -1,10 +1,11 @@
 """Writers' schemas of other releases, from the topic `schemas`, when a record asks for one.
 
 Who starts a newer release into a run publishes its schemas before it writes a record under them
-(`streams.kafka.admin`), so a look that begins after a record was read finds its schema, or there is
-none. Looks are bounded, for anybody can write ten bytes that name a schema: what the topic holds is
-read once, in the order in which it grows; a fingerprint that is not there is remembered, and asks
-again for the topic's end at most every `RETRY_S`.
+(`topics apply` and `up` by `streams.kafka.admin`, a worker without `up` by `publish_missing`), so a
+look that begins after a record was read finds its schema, or there is none. Looks are bounded, for
+anybody can write ten bytes that name a schema: what the topic holds is read once, in the order in
+which it grows; a fingerprint that is not there is remembered, and asks again for the topic's end at
+most every `RETRY_S`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from schemas.avro import fingerprint_of_foreign
+from schemas.avro import fingerprint, fingerprint_of_foreign, schema_text
+from schemas.events import EVENTS
 from streams.errors import DeadlineError, TopicMismatchError
-from streams.record import RawRecord
+from streams.record import Outgoing, RawRecord
 from streams.topics import SCHEMAS
 
 if TYPE_CHECKING:
@@ -93,3 +95,27 @@ class Catalogue:
         text = bytes(raw.value).decode("utf-8", "replace")
         if print_ := fingerprint_of_foreign(text):
             self._texts[print_] = text
+
+
+def publish_missing(bus: Bus, writer: str) -> int:
+    """Publish the schemas of this release that the run does not have; returns how many those were.
+
+    Args:
+        writer: nobody else who publishes at the same time has this name.
+
+    Raises:
+        TopicMismatchError: the run has no such topic; nothing makes one here.
+        StreamsError: the broker cannot be asked, or refused.
+    """
+    bus.partitions(SCHEMAS.name)
+    texts = {fingerprint(text): text for text in (schema_text(cls.__name__) for cls in EVENTS)}
+    published = Catalogue(bus)
+    missing = [
+        Outgoing(topic=SCHEMAS.name, key=print_.hex().encode(), value=[text.encode()], partition=0)
+        for print_, text in texts.items()
+        if published.get(print_) is None
+    ]
+    if missing:
+        with bus.producer(f"schemas-{writer}") as producer:
+            producer.commit(missing)
+    return len(missing)

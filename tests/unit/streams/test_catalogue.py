@@ -9,8 +9,8 @@ import pytest
 from schemas import DecodeError, UnknownEventError, UnknownSchemaError, decode, encode
 from schemas.avro import HISTORY, fingerprint, fingerprint_of_foreign, schema_text
 from schemas.binary import MARKER
-from schemas.events import Prompt, StepCompleted
-from streams.catalogue import MAX_MISSING, Catalogue
+from schemas.events import EVENTS, Prompt, StepCompleted
+from streams.catalogue import MAX_MISSING, Catalogue, publish_missing
 from streams.errors import DeadlineError
 from streams.memory.bus import MemoryBus
 from streams.memory.consumer import MemoryReader
@@ -193,3 +193,14 @@ def test_a_topic_that_does_not_deliver_is_named(bus: CountingBus) -> None:
     bus.reader = lambda offsets=None: Silent(bus._log, "run", offsets)  # type: ignore[method-assign]
     with pytest.raises(DeadlineError, match=r"schemas\[0\]: at offset 0 of 2"):
         Catalogue(bus, deadline_s=0.01).get(PROMPT)
+
+
+def test_a_worker_without_up_publishes_what_the_run_lacks(bus: CountingBus) -> None:
+    """Of a newer release, joining a run that an older one began: once, whoever comes first."""
+    assert len(EVENTS) == publish_missing(bus, "rollout-0")
+    assert 0 == publish_missing(bus, "rollout-0")
+    heir = MemoryBus(bus._log, "run")
+    assert 0 == publish_missing(heir, "rollout-1")
+    for event in EVENTS:
+        text = schema_text(event.__name__)
+        assert text == heir.schemas().get(fingerprint(text))
