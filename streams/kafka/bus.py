@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from streams.bus import Closing
 from streams.catalogue import Catalogue
-from streams.errors import TopicMismatchError
+from streams.errors import FencedError, TopicMismatchError
 from streams.kafka.consumer import KafkaGroupConsumer, committed_at, stable
 from streams.kafka.errors import NO_TOPIC, Outage, broker_error, error_of, lost_transaction, until
 from streams.kafka.feed import ASK_S, Feed
@@ -140,8 +140,9 @@ class KafkaBus(Closing):
                 client.init_transactions(ASK_S)
             except KafkaException as err:
                 error = error_of(err)
-                if error.fatal():
-                    raise lost_transaction(error, full_id) from err
+                lost = lost_transaction(error, full_id)
+                if error.fatal() and isinstance(lost, FencedError):
+                    raise lost from err
                 if not error.retriable() or time.monotonic() >= deadline:
                     doing = f"initialising transactional id {full_id}"
                     raise broker_error(error, doing, self._bootstrap) from err
