@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from schemas.events import StepCompleted
 from streams.audit.auditor import audit
 from streams.codec import outgoing
+from streams.errors import BrokerError
 from streams.memory.bus import MemoryBus
 from streams.parts import Message
 from streams.record import Partition
@@ -63,6 +66,25 @@ def test_views() -> None:
     while feed.behind(feed.ends()):
         feed.poll(0.0)
     assert (0, 1) == (feed.num_unreadable, len(views.state.run.steps))
+
+
+def test_a_view_that_cannot_ask_passes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record whose schema cannot be looked up now waits for the next poll, and so do others."""
+    bus = NewerRun().bus
+    views = Views()
+    feed = Feed(bus, views, (TRAJECTORIES,))
+    ends = bus.ends
+
+    def away(topic: str) -> dict[Partition, int]:
+        raise BrokerError(f"nobody to ask for the end of {topic}")
+
+    monkeypatch.setattr(bus, "ends", away)
+    with pytest.raises(BrokerError, match="schemas"):
+        feed.poll(0.0)
+    monkeypatch.setattr(bus, "ends", ends)
+    assert feed.behind(feed.ends()) >= NUM_GROUPS * SIZE
+    assert NUM_GROUPS * SIZE == feed.poll(0.0)
+    assert (0, 0) == (feed.num_unreadable, feed.behind(feed.ends()))
 
 
 def test_logs() -> None:
