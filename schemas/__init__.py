@@ -1,7 +1,14 @@
 """What is said: the events of an RL post-training run, their Avro schemas and their bytes."""
 
 from schemas.avro import compatibility_errors, fingerprint, schema_text
-from schemas.binary import DecodeError, UnknownSchemaError, decode, encode
+from schemas.binary import (
+    DecodeError,
+    SchemaTexts,
+    UnknownEventError,
+    UnknownSchemaError,
+    decode,
+    encode,
+)
 from schemas.events import (
     EVALUATE,
     EVENTS,
@@ -62,6 +69,7 @@ __all__ = [
     "RedoDrifted",
     "ReplacementRequested",
     "SampleRef",
+    "SchemaTexts",
     "ScoredTrajectory",
     "Segment",
     "SegmentScore",
@@ -72,6 +80,7 @@ __all__ = [
     "TrainerHeartbeat",
     "TrainerStarted",
     "Trajectory",
+    "UnknownEventError",
     "UnknownSchemaError",
     "WorkerReport",
     "compatibility_errors",

@@ -13,14 +13,18 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from fastavro import schemaless_reader
+from fastavro.read import SchemaResolutionError
+from fastavro.schema import SchemaParseException
 
 from schemas.avro import HISTORY, fingerprint, parsing_form, schema_text
 from schemas.decoder import Decoder, compile_decoder
 from schemas.encoder import compile_encoder
 from schemas.events import EVENTS, Event
+from schemas.foreign import writer_schema
 from schemas.outlines import Outlines
 from schemas.shapes import from_plain
 from schemas.straight import Straight, compile_straight
@@ -40,6 +44,8 @@ _CORRUPT = (
     AttributeError,
     struct.error,
 )
+# What a foreign writer's schema raises: no schema, one that ours cannot take, a bottomless one.
+_UNRESOLVABLE = (SchemaParseException, SchemaResolutionError, RecursionError)
 _ENCODERS: dict[type[Event], _Encoder] = {}  # made at first use
 _DECODERS: dict[bytes, Decoder] = {}  # by fingerprint
 _OUTLINES: dict[bytes, Outlines[Straight]] = {}  # by the header of their records
@@ -58,6 +64,20 @@ class DecodeError(ValueError):
 
 class UnknownSchemaError(DecodeError):
     """A well-framed record whose schema fingerprint is neither ours nor in the catalogue."""
+
+
+class UnknownEventError(UnknownSchemaError):
+    """A record whose schema is known, and is not of one of our events."""
+
+
+class SchemaTexts(Protocol):
+    """Writers' schema texts by fingerprint: a mapping, or what asks a log (`Bus.schemas`)."""
+
+    def get(self, print_: bytes, /) -> str | None:
+        """The text; None: nobody has it."""
+
+
+NO_TEXTS: Mapping[bytes, str] = MappingProxyType({})
 
 
 def encode(event: Event) -> list[Buffer]:
@@ -80,23 +100,25 @@ def encode(event: Event) -> list[Buffer]:
     return buffers
 
 
-def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
+def decode(value: Buffer, schemas: SchemaTexts = NO_TEXTS) -> Event:
     """The event in `value`. Raw tensors are views of `value`: it lives as long as they do.
 
     Args:
         value: a whole record.
-        schemas: further schema texts by fingerprint, as the topic `schemas` has them.
+        schemas: further schema texts, as the topic `schemas` has them; asked for what neither the
+            package nor its history knows.
 
     Raises:
         DecodeError: not framed, truncated, with bytes to spare, or a field out of its domain.
-        UnknownSchemaError: a fingerprint that neither the package nor `schemas` knows.
+        UnknownSchemaError: a fingerprint that neither the package nor `schemas` knows, or
+            (`UnknownEventError`) one of an event that is none of ours.
     """
     view = memoryview(value)
     if type(value) is not bytes:
-        return _decode_any(value, view.toreadonly(), schemas or {})
+        return _decode_any(value, view.toreadonly(), schemas)
     outlines = _OUTLINES.get(value[:HEADER_BYTES])
     if outlines is None:
-        event = _decode_any(value, view, schemas or {})
+        event = _decode_any(value, view, schemas)
         if _fingerprint(value) in _DECODERS:
             compile_line = partial(compile_straight, type(event))
             _OUTLINES[value[:HEADER_BYTES]] = Outlines(type(event), compile_line)
@@ -110,12 +132,12 @@ def decode(value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Event:
             if straight is not outlines.lines[0]:
                 outlines.prefer(straight)
             return event  # type: ignore[no-any-return]
-    event = _decode_any(value, view, schemas or {})
+    event = _decode_any(value, view, schemas)
     outlines.learn(event)
     return event
 
 
-def _decode_any(value: Buffer, view: memoryview, schemas: Mapping[bytes, str]) -> Event:
+def _decode_any(value: Buffer, view: memoryview, schemas: SchemaTexts) -> Event:
     """A record of any outline; errors as `decode`."""
     print_ = _fingerprint(value)
     decoder = _decoder(print_)
@@ -176,19 +198,25 @@ def _history() -> dict[bytes, str]:
     return {fingerprint(text): text for text in texts}
 
 
-def _resolve(value: Buffer, print_: bytes, schemas: Mapping[bytes, str]) -> Event:
-    text = schemas.get(print_) or _history().get(print_)
+def _resolve(value: Buffer, print_: bytes, schemas: SchemaTexts) -> Event:
+    text = _history().get(print_) or schemas.get(print_)
     if text is None:
         raise UnknownSchemaError(
             f"schema fingerprint {print_.hex()} is unknown: not in this package "
             "and not in the run's topic `schemas`; a newer rlstreams may have written it"
         )
-    writer = parsing_form(text)
-    name = str(writer["name"]).rpartition(".")[2]
-    if name not in _BY_NAME:
-        raise UnknownSchemaError(f"schema fingerprint {print_.hex()} is of an unknown event {name}")
     stream = io.BytesIO(value[HEADER_BYTES:])
-    plain = schemaless_reader(stream, writer, parsing_form(schema_text(name)))
+    try:
+        writer = writer_schema(text)
+        name = str(writer["name"]).rpartition(".")[2]
+        if name not in _BY_NAME:
+            told = f"schema fingerprint {print_.hex()} is of an unknown event {name}"
+            raise UnknownEventError(told)
+        plain = schemaless_reader(stream, writer, parsing_form(schema_text(name)))
+    except _UNRESOLVABLE as err:
+        raise DecodeError(
+            f"schema {print_.hex()} cannot be read as one of ours ({type(err).__name__}: {err})"
+        ) from err
     if stream.read(1):
         raise DecodeError(f"{name} of schema {print_.hex()} has bytes to spare")
     event: Event = from_plain(_BY_NAME[name], plain)

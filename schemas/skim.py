@@ -8,11 +8,11 @@ Texts stay bytes: they are compared and looked up, seldom shown.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from schemas.avro import fingerprint, schema_text
-from schemas.binary import HEADER_BYTES, MARKER, DecodeError, decode
+from schemas.binary import HEADER_BYTES, MARKER, NO_TEXTS, DecodeError, SchemaTexts, decode
 from schemas.shapes import fields_of, shape_of
 from schemas.skim_source import Wanted, compile_skimmer
 from schemas.tensor import Buffer
@@ -37,7 +37,7 @@ class Skimmer:
         self._header = MARKER + fingerprint(schema_text(cls.__name__))
         self._skim = compile_skimmer(cls, self._wanted)
 
-    def __call__(self, value: Buffer, schemas: Mapping[bytes, str] | None = None) -> Any:  # noqa: ANN401
+    def __call__(self, value: Buffer, schemas: SchemaTexts = NO_TEXTS) -> Any:  # noqa: ANN401
         """The wanted values of one record, a tuple in the order of the schema.
 
         The whole record is walked, so one that was cut or damaged is noticed as far as lengths go;
@@ -62,7 +62,7 @@ class Skimmer:
             )
         return found
 
-    def _resolve(self, record: bytes, schemas: Mapping[bytes, str] | None) -> Any:  # noqa: ANN401
+    def _resolve(self, record: bytes, schemas: SchemaTexts) -> Any:  # noqa: ANN401
         """Of an older or newer schema: decoded in full."""
         event = decode(record, schemas)
         if not isinstance(event, self._cls):

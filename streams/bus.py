@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
+from schemas import SchemaTexts
 from streams.record import Committed, Outgoing, Partition, Position, RawRecord
 
 
@@ -193,6 +194,10 @@ class Bus(Closing, Protocol):
 
     def cluster_id(self) -> str:
         """The id of the cluster."""
+
+    def schemas(self) -> SchemaTexts:
+        """Schema texts from the topic `schemas`, for records of other releases; give it to every
+        `decoded`. Reads nothing before it is asked for one."""
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
         """First offset that each partition still has."""

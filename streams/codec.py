@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from schemas import DecodeError, decode, encode
+from schemas.binary import NO_TEXTS, SchemaTexts
 from schemas.events import Event, Prompt, ScoredTrajectory, Trajectory
 from schemas.tensor import Buffer
 from streams.parts import PART_BYTES
@@ -52,8 +53,11 @@ def _headers(subject: Event) -> Mapping[str, bytes]:
     }
 
 
-def decoded(raw: RawRecord, schemas: Mapping[bytes, str] | None = None) -> Record[Event]:
+def decoded(raw: RawRecord, schemas: SchemaTexts = NO_TEXTS) -> Record[Event]:
     """The record with its event.
+
+    Args:
+        schemas: of the log that it was read from (`Bus.schemas`, `RunLog.schemas`).
 
     Raises:
         schemas.DecodeError: not one of our events, or parts of it never came; the caller

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from schemas import SchemaTexts
 from streams.record import RawRecord
 from streams.recording import Recording
 from streams.recording.manifest import MANIFEST_FILE
@@ -47,7 +48,7 @@ class RecordedLog(RunLog):
             for entry in self.recording.index.by_id(group, topic=topic.name):
                 yield self.recording.read(entry)
 
-    def schemas(self) -> Mapping[bytes, str]:
+    def schemas(self) -> SchemaTexts:
         """See `RunLog`: those that its files hold."""
         return self.recording.schemas
 

@@ -7,10 +7,10 @@ reading began.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol, TypeVar
 
-from schemas import DecodeError
+from schemas import DecodeError, SchemaTexts
 from schemas.events import EVENTS, Event
 from streams.bus import Bus, Closing, Reader
 from streams.codec import decoded
@@ -18,7 +18,7 @@ from streams.errors import DeadlineError
 from streams.partitioner import partition_of
 from streams.record import Partition, RawRecord, Record
 from streams.topic import Topic
-from streams.topics import PROMPTS, SCHEMAS, TOPICS
+from streams.topics import PROMPTS, TOPICS
 
 E = TypeVar("E", bound=Event)
 
@@ -49,8 +49,8 @@ class RunLog(Closing, Protocol):
             DeadlineError: a partition did not deliver up to its end; names it.
         """
 
-    def schemas(self) -> Mapping[bytes, str]:
-        """Schema texts that came with the run, by fingerprint: for events of other releases."""
+    def schemas(self) -> SchemaTexts:
+        """Schema texts that came with the run: for events of other releases."""
 
     def read(
         self,
@@ -122,7 +122,6 @@ class BusLog(RunLog):
         self.num_unreadable = 0
         self._bus = bus
         self._deadline_s = deadline_s
-        self._schemas: dict[bytes, str] | None = None
 
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
         """See `RunLog`; a group's records lie in one partition, the others are not read."""
@@ -136,12 +135,9 @@ class BusLog(RunLog):
                     if keys is None or raw.key in keys:
                         yield raw
 
-    def schemas(self) -> Mapping[bytes, str]:
-        """See `RunLog`; read once, from the topic `schemas`."""
-        if self._schemas is None:
-            texts = {raw.key: bytes(raw.value).decode() for raw in self.records(SCHEMAS)}
-            self._schemas = {bytes.fromhex(key.decode()): text for key, text in texts.items()}
-        return self._schemas
+    def schemas(self) -> SchemaTexts:
+        """See `RunLog`: what the topic `schemas` holds."""
+        return self._bus.schemas()
 
     def _partition(
         self, reader: Reader, partition: Partition, begin: int, end: int

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from schemas import DecodeError
+from schemas import DecodeError, UnknownEventError
+from schemas.binary import HEADER_BYTES, MARKER
 from schemas.events import Event
 from streams.audit.classes import Classes, Coverage, Reached
 from streams.audit.fold import AuditFold
+from streams.audit.ledger import UnreadStep
 from streams.audit.report import AuditReport, Breach, BreachKind
 from streams.audit.sources import LARGE, OwnSource, SharedSource, Source
 from streams.audit.tail import Tail
@@ -117,7 +119,8 @@ class Auditor(Closing):
     ) -> None:
         self._bus = bus
         self._hanging = hanging
-        self._later: list[tuple[Event, RawRecord]] = []  # of `steps`, read ahead for its versions
+        # Of `steps`, read ahead for its versions.
+        self._later: list[tuple[Event | UnreadStep, RawRecord]] = []
         self._origins: set[Position] = set()  # of replayed records of the small topics
         self._reached = self._ask_reached()
         beginnings = {topic: bus.beginnings(topic.name) for topic in (STEPS, *_TOPICS)}
@@ -198,22 +201,33 @@ class Auditor(Closing):
             self._fold.foresee(event)
             self._later.append((event, raw))
 
-    def _events(self, topic: Topic, ends: Ends) -> Iterator[tuple[Event, RawRecord]]:
+    def _events(self, topic: Topic, ends: Ends) -> Iterator[tuple[Event | UnreadStep, RawRecord]]:
         for raws in self._tails[topic].up_to(ends):
             for raw in raws:
                 origin = self._fold.replay.take(raw)
                 if origin in self._origins:  # a replay that went back wrote it once before
                     self._fold.num_duplicates += 1
                     continue
+                found: Event | UnreadStep
                 try:
-                    yield decoded(raw).event, raw
-                except DecodeError:
+                    found = decoded(raw, self._bus.schemas()).event
+                except DecodeError as err:
                     self._fold.num_unreadable += 1
-                    continue
+                    if topic is not STEPS or not _may_be_event(raw, err):
+                        continue
+                    print_ = bytes(raw.value[len(MARKER) : HEADER_BYTES]).hex()
+                    found = UnreadStep(raw.position, f"fingerprint {print_}: {err}")
                 if origin is not None:
                     self._origins.add(origin)
                 elif topic is STEPS:
                     self._fold.replay.has_own_steps = True
+                yield found, raw
+
+
+def _may_be_event(raw: RawRecord, error: DecodeError) -> bool:
+    """Framed as ours are, and not known to be an event that this release has no use for."""
+    is_framed = raw.value[: len(MARKER)] == MARKER and len(raw.value) >= HEADER_BYTES
+    return is_framed and not isinstance(error, UnknownEventError)
 
 
 def _may_heal(report: AuditReport) -> bool:

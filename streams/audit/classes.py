@@ -3,7 +3,8 @@
 In flight is proven, never the remainder: the rollout group has not committed past the prompt, or
 the log-prob group has not committed past the trajectory, or the scored record lies at or above the
 position that the trainer recorded with its last step, in a group that is still open. A sample that
-none of this and no ending explains is lost.
+none of this and no ending explains is lost, unless its group may have ended in a record of `steps`
+that cannot be read.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ class Classes:
             self._counts["in flight", "logprob"] += 1
         elif flags & SCORED_ONCE and is_training and self._waits(table.scored_at[slot]):
             self._counts["in flight", "trainer"] += 1
+        elif is_training and self._fold.ledger.may_be_closed(table.keys[table.group_of[slot]]):
+            self._counts["unread", ""] += 1
         elif flags & SCORED_ONCE:
             self._lost(slot, "scored, below the trainer's positions, its group open")
         elif flags & ROLLED_OUT:
@@ -245,6 +248,7 @@ class Classes:
             evaluated=self._sum("evaluated"),
             dead_lettered=self._sum("dead"),
             lost=self._sum("lost"),
+            unread=self._sum("unread"),
             dropped=self._by("dropped"),
             in_flight=self._by("in flight"),
             expired=self._sum("expired"),

@@ -21,7 +21,7 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
-from streams.audit.ledger import Ledger
+from streams.audit.ledger import Ledger, UnreadStep
 from streams.audit.replayed import Replay
 from streams.audit.report import Breaches, BreachKind
 from streams.audit.rows import PromptRow, Rows, ScoredRow, TrajectoryRow
@@ -75,9 +75,9 @@ class AuditFold:
         # By group of the table and sample: topic and place of each record that a letter is about.
         self._buried: dict[tuple[int, int], set[tuple[str, int]]] = {}
 
-    def apply(self, event: Event, position: Position) -> None:
+    def apply(self, event: Event | UnreadStep, position: Position) -> None:
         """Take an event of a small topic; those that prove nothing are passed by."""
-        if position.topic == STEPS.name:
+        if isinstance(event, UnreadStep) or position.topic == STEPS.name:
             self.ledger.apply(event)
             if self.ledger.fresh:
                 self._measure_fresh()
@@ -88,12 +88,14 @@ class AuditFold:
         elif isinstance(event, PolicyPublished):
             self.versions.published(event)
 
-    def foresee(self, event: Event) -> None:
+    def foresee(self, event: Event | UnreadStep) -> None:
         """Take of an event of `steps` which version it made; every one, before `apply`.
 
         Versions that were used may be newer than the steps that this audit accounts for.
         """
-        if isinstance(event, TrainerStarted | StepCompleted | RedoDrifted):
+        if isinstance(event, UnreadStep):
+            self.versions.num_unread += 1
+        elif isinstance(event, TrainerStarted | StepCompleted | RedoDrifted):
             self.versions.ledger(event)
 
     def add(self, rows: Rows) -> None:

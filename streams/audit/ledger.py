@@ -25,9 +25,18 @@ from schemas.events import (
 from streams.audit.report import Breaches, BreachKind
 from streams.audit.table import MAX_SAMPLES, TRAINED, Table, group_key, group_name, place_of
 from streams.fencing import EpochGate
+from streams.record import Position
 from streams.topics import SCORED
 
 _INT32 = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadStep:
+    """In place of an event: a record of `steps` that may be one, and that cannot be read."""
+
+    position: Position
+    detail: str  # its schema's fingerprint, and what is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +72,27 @@ class Ledger:
         self.num_trained_twice = 0
         self.num_masked = 0
         self.num_void = 0
+        self._num_unread = 0
+        self._is_unread_newest = False  # no closed set was read behind an unreadable record
+        self._is_gap = False  # an unreadable record lies behind the newest step
 
     @property
     def reasons(self) -> list[str]:
         """Why groups were dropped; a closed group's `-n` means the reason n - 1."""
         return list(self._reasons)
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event | UnreadStep) -> None:
         """Take one event of `steps`."""
-        if not self._gate.admits(event):
+        if isinstance(event, UnreadStep):
+            self._unread(event)
+        elif not self._gate.admits(event):
             self.num_void += 1
         elif isinstance(event, StepCompleted):
             self._step(event)
         elif isinstance(event, TrainerHeartbeat):
             self.trainer_state = event.state
         elif isinstance(event, GroupsDropped):
-            self._recorded = event.closed
+            self._record(event.closed)
             for group in event.groups:
                 self._drop(group)
         elif isinstance(event, TrainerStarted):
@@ -90,8 +104,23 @@ class Ledger:
         elif isinstance(event, StepsRedone):
             self.redone.append(event)
 
+    def may_be_closed(self, number: int) -> bool:
+        """Whether an unreadable record may have closed a group that no event closed.
+
+        One that the newest closed set leaves out, read behind that record, is open.
+        """
+        if not self._num_unread:
+            return False
+        recorded = self._recorded
+        is_recorded = number < recorded.watermark or number in recorded.above
+        return is_recorded or self._is_unread_newest
+
     def check_closed_set(self, breaches: Breaches) -> None:
-        """Hold the newest recorded closed set against the groups that events closed."""
+        """Hold the newest recorded closed set against the groups that events closed.
+
+        A group of the set that no event closed was closed by a record that cannot be read, if there
+        is one.
+        """
         table, watermark = self._table, self._recorded.watermark
         closed = {
             key
@@ -102,6 +131,8 @@ class Ledger:
         recorded = set(self._recorded.above)
         for number in sorted(above - recorded):
             self._wrong_set(breaches, number, "the set leaves it out")
+        if self._num_unread:
+            return
         for number in sorted(recorded - above):
             self._wrong_set(breaches, number, "no event closed it")
         num_missing = watermark - (len(closed) - len(above))
@@ -116,6 +147,15 @@ class Ledger:
     def _wrong_set(self, breaches: Breaches, number: int, says: str) -> None:
         breaches.add(BreachKind.CLOSED_SET, str(number), f"in the newest closed set: {says}")
 
+    def _unread(self, step: UnreadStep) -> None:
+        self._num_unread += 1
+        self._is_unread_newest = self._is_gap = True
+        self._breaches.add(BreachKind.UNREADABLE_STEP, str(step.position), step.detail)
+
+    def _record(self, closed: ClosedGroups) -> None:
+        self._recorded = closed
+        self._is_unread_newest = False
+
     def _claim(self, event: TrainerStarted) -> None:
         self.run = event.run
         self.bound = _bound(event.config)
@@ -128,11 +168,11 @@ class Ledger:
         if event.step <= self.last_step:
             self._breaches.add(BreachKind.STEP_TWICE, name, f"again in epoch {event.epoch}")
             return
-        if event.step != self.last_step + 1:
+        if event.step != self.last_step + 1 and not self._is_gap:
             detail = f"comes after step {self.last_step}" if self.last_step else "is the first one"
             self._breaches.add(BreachKind.STEP_MISSING, name, detail)
         before = self._hashes.get(self.last_step)
-        if before is not None and event.previous_hash not in before:
+        if before is not None and event.previous_hash not in before and not self._is_gap:
             detail = f"started from {event.previous_hash[:12]}, made before: {_short(before)}"
             self._breaches.add(BreachKind.HASH_CHAIN, name, detail)
         if self.bound is None:
@@ -140,16 +180,17 @@ class Ledger:
             self._breaches.add(BreachKind.NO_BOUND, name, detail)
         self.last_step = event.step
         self._number(name, event.policy_version)
+        self._is_gap = False
         self._hashes[event.step] = {event.weight_hash}
         self._hashes.pop(event.step - 2, None)
-        self._recorded = event.closed
+        self._record(event.closed)
         self.positions = {p.partition: p.offset for p in event.positions if p.topic == SCORED.name}
         self.steps[event.step] = Trained(event.policy_version - 1, self.bound)
         self._samples(event)
 
     def _number(self, name: str, version: int) -> None:
         """Versions are numbered without gaps: staleness is counted in them."""
-        if self.policy_version >= 0 and version != self.policy_version + 1:
+        if self.policy_version >= 0 and version != self.policy_version + 1 and not self._is_gap:
             detail = f"made version {version}, the one before is {self.policy_version}"
             self._breaches.add(BreachKind.VERSION_CHAIN, name, detail)
         self.policy_version = version

@@ -29,6 +29,7 @@ class BreachKind(StrEnum):
     CLOSED_TWICE = "closed twice"  # [G2] a group in two steps, or dropped twice
     CLOSED_SET = "closed set"  # [G2] the recorded set is not what the events closed
     STEP_TWICE = "step twice"  # [G3] two valid records for one step
+    UNREADABLE_STEP = "unreadable step"  # [G1] a record of `steps` that may end samples
     STEP_MISSING = "step missing"  # [G3] step numbers have a gap
     HASH_CHAIN = "hash chain"  # [G3] a step started from other weights than were made before
     VERSION_CHAIN = "version chain"  # [G4] a step made another version than the next one
@@ -137,6 +138,7 @@ class AuditReport:
     evaluated: int
     dead_lettered: int
     lost: int
+    unread: int = 0  # that may have ended in a record of `steps` that cannot be read
     dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
     in_flight: Mapping[str, int] = field(default_factory=dict)  # by the role that has it next
     expired: int = 0  # evaluations whose trajectory retention has removed
@@ -180,11 +182,12 @@ class AuditReport:
             num_killed: processes that the caller saw die; None leaves them out.
         """
         killed = "" if num_killed is None else f"{num_killed} processes killed, "
+        unread = f"unread {self.unread:,}, " if self.unread else ""
         dead = f"dead-lettered {self.dead_lettered:,}, " if self.dead_lettered else ""
         return (
             f"{killed}{self.issued:,} samples issued: trained {self.trained:,}, "
             f"dropped {sum(self.dropped.values()):,}, {dead}evaluated {self.evaluated:,}, "
-            f"in flight {sum(self.in_flight.values()):,}; "
+            f"{unread}in flight {sum(self.in_flight.values()):,}; "
             f"lost {self.lost:,}, trained twice {self.trained_twice:,} (read from the log)"
         )
 
@@ -201,6 +204,7 @@ class AuditReport:
             ("trained twice", self.trained_twice, ""),
         ]
         extras = [
+            ("  unread", self.unread, "whose end may be in a step that cannot be read"),
             ("  expired", self.expired, "evaluations that retention removed"),
             ("unproven", self.unproven, "trained records that retention removed"),
             ("duplicates", self.duplicates, "later records of a sample, skipped by every reader"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from schemas.binary import DecodeError
+from schemas.binary import NO_TEXTS, DecodeError, SchemaTexts
 from schemas.events import Prompt, ScoredTrajectory, Trajectory
 from schemas.skim import Skimmer
 from streams.audit.replayed import Replay
@@ -70,22 +70,28 @@ class Rows:
 
 
 class Sieve:
-    """Turns records of one of the three large topics into rows."""
+    """Turns records of one of the three large topics into rows.
 
-    def __init__(self, topic: str) -> None:
+    Args:
+        schemas: of the bus that they come from.
+    """
+
+    def __init__(self, topic: str, schemas: SchemaTexts = NO_TEXTS) -> None:
         self._topic = topic
+        self._schemas = schemas
         self._skim = Skimmer(*_SKIMMERS[topic])
 
     def rows(self, raws: Sequence[RawRecord]) -> Rows:
         """A row for each record, or its header's word for it."""
         found = Rows(self._topic)
-        skim, add, put = self._skim, found.rows.append, found.places.append
+        skim, schemas = self._skim, self._schemas
+        add, put = found.rows.append, found.places.append
         for raw in raws:
             _, partition, offset = raw.position
             if REPLAY_HEADER in raw.headers:
                 self._replayed(found, raw)
             try:
-                add(skim(raw.value))
+                add(skim(raw.value, schemas))
                 put(partition << OFFSET_BITS | offset)  # `place_of`, for what a log does have
             except DecodeError:
                 found.unreadable.append((*_from_header(raw), place_of(partition, offset)))

@@ -46,7 +46,7 @@ class OwnSource(Closing):
             for topic in LARGE
             if (firsts := of_topic(beginnings, topic.name))
         }
-        self._sieves = {name: Sieve(name) for name in self._tails}
+        self._sieves = {name: Sieve(name, bus.schemas()) for name in self._tails}
 
     def rows(self, ends: Offsets) -> Iterator[Rows]:
         """See `Source`."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -39,13 +39,21 @@ class TopicRow:
 
 
 def apply(
-    bootstrap: str, run: str, plan: TopicPlan, options: Mapping[str, str] = NO_OPTIONS
+    bootstrap: str,
+    run: str,
+    plan: TopicPlan,
+    options: Mapping[str, str] = NO_OPTIONS,
+    schemas: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Create what is missing and publish the schemas; returns the full names of new topics.
 
     Settings of topics that exist are left alone but for two: `flush.messages` follows the plan
     where it asks for it, and the retention of payloads is lengthened. It is never shortened: an
     operator may have lengthened it, and records would go.
+
+    Args:
+        schemas: texts of other releases that are published beside our own, for records of theirs
+            that are about to be written into the run.
 
     Raises:
         TopicMismatchError: a topic has another number of partitions; nothing was created.
@@ -65,7 +73,7 @@ def apply(
         if plan.fsync and found:
             admin.alter_configs([ConfigResource("TOPIC", name, {FLUSH: "1"}) for name in found])
         _lengthen(admin, run, plan, found)
-        _publish_schemas(bootstrap, f"{run}.{SCHEMAS.name}", options)
+        _publish_schemas(bootstrap, f"{run}.{SCHEMAS.name}", options, schemas)
 
     asked(bootstrap, options, ask)
     return tuple(created)
@@ -172,9 +180,11 @@ def _num_records(admin: KafkaAdminClient, partitions: Mapping[str, int]) -> dict
     return held
 
 
-def _publish_schemas(bootstrap: str, topic: str, options: Mapping[str, str]) -> None:
+def _publish_schemas(
+    bootstrap: str, topic: str, options: Mapping[str, str], more: Collection[str]
+) -> None:
     """Key: fingerprint as it stands on the wire, in hex. Value: the schema's JSON text."""
-    texts = [schema_text(event.__name__) for event in EVENTS]
+    texts = [*more, *(schema_text(event.__name__) for event in EVENTS)]
     published = _keys(bootstrap, topic, options)
     missing = {fingerprint(text).hex().encode(): text.encode() for text in texts}
     missing = {key: text for key, text in missing.items() if key not in published}

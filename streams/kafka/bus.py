@@ -23,7 +23,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from streams.bus import Closing
-from streams.errors import TopicMismatchError
+from streams.catalogue import Catalogue
+from streams.errors import FencedError, TopicMismatchError
 from streams.kafka.consumer import KafkaGroupConsumer, committed_at, stable
 from streams.kafka.errors import NO_TOPIC, Outage, broker_error, error_of, lost_transaction, until
 from streams.kafka.feed import ASK_S, Feed
@@ -104,6 +105,7 @@ class KafkaBus(Closing):
         self._outage_s = outage_s
         # Kept: a temporary client is collected before its futures resolve.
         self._admin = self._client(AdminClient, {})
+        self._catalogue = Catalogue(self)
 
     def _client(self, kind: Any, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401
         common = {"bootstrap.servers": self._bootstrap, "log_level": str(_CRITICAL)}
@@ -138,8 +140,9 @@ class KafkaBus(Closing):
                 client.init_transactions(ASK_S)
             except KafkaException as err:
                 error = error_of(err)
-                if error.fatal():
-                    raise lost_transaction(error, full_id) from err
+                lost = lost_transaction(error, full_id)
+                if error.fatal() and isinstance(lost, FencedError):
+                    raise lost from err
                 if not error.retriable() or time.monotonic() >= deadline:
                     doing = f"initialising transactional id {full_id}"
                     raise broker_error(error, doing, self._bootstrap) from err
@@ -224,6 +227,10 @@ class KafkaBus(Closing):
         """The id of the cluster."""
         ask = lambda: self._admin.list_topics(timeout=ASK_S)  # noqa: E731
         return str(self._ask(ask, "asking for the cluster's id").cluster_id)
+
+    def schemas(self) -> Catalogue:
+        """Schema texts from the topic `schemas`."""
+        return self._catalogue
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
         """First offset that each partition still has."""

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from streams.bus import Closing, Polled
 from streams.errors import AbortedError, BrokerError, StreamsError
-from streams.kafka.errors import UNTOLD, broker_error, error_of, until
+from streams.kafka.errors import NOISE, UNTOLD, broker_error, error_of, until
 from streams.kafka.feed import ASK_S, Feed
 from streams.parts import Message
 from streams.record import Committed, Partition, RawRecord
@@ -20,6 +20,8 @@ from streams.record import Committed, Partition, RawRecord
 _HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions are paused
 # The group expelled us between its assignment and our question; `lost` follows.
 _EXPELLED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH})
+# Our epoch was raised by a heartbeat whose answer is on its way; the client asks again as well.
+_NOT_YET = NOISE | {KafkaError.STALE_MEMBER_EPOCH}
 UNSERVED_S = 30.0  # in which it follows: some heartbeats, whatever their interval
 
 
@@ -231,7 +233,8 @@ class KafkaGroupConsumer(Closing):
             f"asking for the committed offsets of {', '.join(str(self._feed.ours(t)) for t in tps)}"
         )
         try:
-            found = until(deadline, lambda: stable(self._client, tps), doing, self._feed.bootstrap)
+            ask = lambda: stable(self._client, tps)  # noqa: E731
+            found = until(deadline, ask, doing, self._feed.bootstrap, _NOT_YET)
         except StreamsError as err:
             cause = err.__cause__
             if isinstance(cause, KafkaException) and error_of(cause).code() in _EXPELLED:

@@ -160,10 +160,11 @@ class KafkaProducer(Closing):
         with self._judged():
             try:
                 self._open(stretches, itertools.chain((first,), left), None)
-            except (KafkaException, StreamsError):
+            except (KafkaException, FencedError, OutcomeUnknownError):
                 raise
             except BaseException:  # of who makes the records: they end here, and so does this
-                self._abort()
+                if (reason := self._abort()) is not None:
+                    self._ended = lost_transaction(reason, self._id)
                 raise
             self._settle(stretches, {}, None, time.monotonic() + self._commit_s)
 

@@ -19,7 +19,16 @@ from streams.record import Outgoing
 class _Stretch:
     """One partition's part of a transaction; `held` is its newest record, not sent yet."""
 
-    __slots__ = ("_first", "_last", "error", "held", "num_messages", "number", "topic")
+    __slots__ = (
+        "_first",
+        "_is_unplaced",
+        "_last",
+        "error",
+        "held",
+        "num_messages",
+        "number",
+        "topic",
+    )
 
     def __init__(self, topic: str, held: Outgoing, number: int) -> None:
         self.topic = topic  # as the client names it
@@ -29,13 +38,17 @@ class _Stretch:
         self.error: Any = None  # the client's, of a message that was refused
         self._first: int | None = None
         self._last: int | None = None
+        self._is_unplaced = False  # a message that was reported has no place
 
     def delivered(self, error: Any, message: Any) -> None:  # noqa: ANN401
         """The client's report of the first or the last message."""
         if error is not None:
             self.error = self.error or error
             return
-        offset = message.offset()  # None: taken for one that came before
+        offset = message.offset()
+        if offset is None:  # taken for one that came before
+            self._is_unplaced = True
+            return
         if self._first is None:
             self._first = offset
         self._last = offset
@@ -47,7 +60,7 @@ class _Stretch:
         Where other writers' records lie between ours, offsets alone do not prove the middle: that
         no batch behind the first is lost is the broker's promise to a client with one in flight.
         """
-        if self._first is None or self._last is None:
+        if self._is_unplaced or self._first is None or self._last is None:
             return False
         return self._last - self._first + 1 >= self.num_messages
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from streams.bus import Closing, GroupConsumer
+from streams.catalogue import Catalogue
 from streams.crash_points import CrashPoint, reach
 from streams.errors import (
     AbortedError,
@@ -224,6 +225,7 @@ class MemoryBus(Closing):
         self._run = run
         self._part_bytes = part_bytes
         self._stable_s = stable_s
+        self._catalogue = Catalogue(self)
 
     def _name(self, name: str) -> str:
         return f"{self._run}.{name}"
@@ -271,6 +273,10 @@ class MemoryBus(Closing):
     def cluster_id(self) -> str:
         """The id of the log."""
         return self._log.cluster_id
+
+    def schemas(self) -> Catalogue:
+        """Schema texts from the topic `schemas`."""
+        return self._catalogue
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
         """First offset that each partition still has."""

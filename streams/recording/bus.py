@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from schemas import SchemaTexts
 from streams.bus import Closing, GroupConsumer, Producer
 from streams.errors import OffsetGoneError, TopicMismatchError
 from streams.record import Committed, Partition, RawRecord
@@ -56,6 +57,10 @@ class RecordingBus(Closing):
     def cluster_id(self) -> str:
         """The id of the cluster that it was recorded from."""
         return self._recording.manifest.cluster_id
+
+    def schemas(self) -> SchemaTexts:
+        """Those that its files hold: whatever was read as an event has its schema beside it."""
+        return self._recording.schemas
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
         """Where recording began."""

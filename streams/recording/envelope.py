@@ -14,13 +14,13 @@ from functools import cache
 from typing import Any
 
 from schemas import DecodeError, decode
-from schemas.avro import HISTORY, fingerprint, schema_text
+from schemas.avro import HISTORY, fingerprint, fingerprint_of_foreign, schema_text
 from schemas.binary import HEADER_BYTES, MARKER
 from schemas.events import EVENTS, Event
 from schemas.tensor import Buffer
 from schemas.varint import long_bytes, read_count, read_length, read_long
 from streams.record import Partition, Position, RawRecord
-from streams.recording.container import Block, Header
+from streams.recording.container import Block, ContainerReader, Header
 from streams.recording.errors import DamagedError, ForeignFileError
 
 FORMAT = 1
@@ -153,6 +153,29 @@ def _known_schemas() -> Mapping[str, str]:
     texts = [path.read_text(encoding="utf-8") for path in sorted(HISTORY.glob("*.avsc"))]
     texts += [schema_text(cls.__name__) for cls in EVENTS]
     return {fingerprint(text).hex(): text for text in texts}
+
+
+def event_schema(reader: ContainerReader, fingerprint: str) -> str:
+    """The writer's schema of the events in a file.
+
+    Args:
+        fingerprint: of that schema, hexadecimal.
+
+    Raises:
+        DamagedError: the schema is not that of a recording, or was changed.
+    """
+    try:
+        fields = json.loads(reader.header.schema)["fields"]
+        text = json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
+    except (KeyError, TypeError, StopIteration) as err:
+        raise DamagedError(f"{reader.name}: its schema has no event") from err
+    print_ = fingerprint_of_foreign(text)
+    if print_ is None or print_.hex() != fingerprint:
+        raise DamagedError(
+            f"{reader.name}: bytes of its header were changed: "
+            "its schema is not the one of its fingerprint"
+        )
+    return text
 
 
 def spliced(raw: RawRecord, kind: Kind) -> list[Buffer]:

@@ -89,8 +89,6 @@ def load(folder: Path) -> Manifest:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as err:
         raise ForeignFileError(_no_manifest(folder)) from err
-    except NotADirectoryError as err:
-        raise ForeignFileError(f"{folder} is a file, not the folder of a recording") from err
     except OSError as err:
         raise DamagedError(f"{path} cannot be read: {err.strerror}") from err
     except (ValueError, RecursionError) as err:

@@ -11,7 +11,6 @@ A recording that was cut opens up to its last whole block, and `problems` says w
 from __future__ import annotations
 
 import heapq
-import json
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,14 +19,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from schemas import DecodeError
-from schemas.avro import fingerprint_of_foreign
 from schemas.events import Event
 from streams.bus import Closing
 from streams.codec import decoded
 from streams.record import Partition, Position, RawRecord, Record
 from streams.recording.ahead import read_ahead
 from streams.recording.container import ContainerReader
-from streams.recording.envelope import OPAQUE, Kind, records_of
+from streams.recording.envelope import OPAQUE, Kind, event_schema, records_of
 from streams.recording.errors import (
     DamagedError,
     ForeignFileError,
@@ -345,29 +343,6 @@ class Recording(Closing):
         where = "f.topic = ? AND f.partition = ?"
         num = self.index.count(where, [topic, number])
         return f"{num_text(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
-
-
-def event_schema(reader: ContainerReader, fingerprint: str) -> str:
-    """The writer's schema of the events in a file.
-
-    Args:
-        fingerprint: of that schema, hexadecimal.
-
-    Raises:
-        DamagedError: the schema is not that of a recording, or was changed.
-    """
-    try:
-        fields = json.loads(reader.header.schema)["fields"]
-        text = json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
-    except (KeyError, TypeError, StopIteration) as err:
-        raise DamagedError(f"{reader.name}: its schema has no event") from err
-    print_ = fingerprint_of_foreign(text)
-    if print_ is None or print_.hex() != fingerprint:
-        raise DamagedError(
-            f"{reader.name}: bytes of its header were changed: "
-            "its schema is not the one of its fingerprint"
-        )
-    return text
 
 
 def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int], RawRecord]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streams.record import Partition
 from streams.recording.container import Block, ContainerReader, Place
-from streams.recording.envelope import Describer, Kind, records_of
+from streams.recording.envelope import OPAQUE, Describer, Kind, event_schema, records_of
 from streams.recording.errors import DamagedError, ForeignFileError
 from streams.recording.facts import TrainedFact, facts_of, trained_by
 from streams.recording.index import Index, Span, row_of
@@ -47,7 +47,9 @@ def _index_file(
         if kind.file_name != name:
             raise ForeignFileError(f"{name} should be named {kind.file_name}")
         number = index.add_file(kind)
-        describe = Describer({})
+        print_ = kind.fingerprint
+        known = {} if kind.event == OPAQUE else {print_: event_schema(reader, print_)}
+        describe = Describer(known)
         count, end, at = 0, reader.header.size_bytes, 0
         while True:
             try:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas import DecodeError
+from schemas.binary import HEADER_BYTES, MARKER
 from schemas.events import StepCompleted, TrainerHeartbeat, TrainerStarted
 from streams.bus import Bus, Closing
 from streams.codec import decoded
 from streams.errors import DeadlineError
 from streams.record import Partition, RawRecord
+from streams.recording.envelope import Described
 from streams.recording.facts import facts_of
 from streams.recording.selection import Range, Selection
 from streams.recording.writer import RecordingWriter
@@ -150,16 +152,25 @@ class Recorder(Closing):
                 self._ahead.append(raw)
                 continue
             self._num_bytes += len(raw.value)
-            described = self._writer.describe(raw)
+            described = self._described(raw)
             event = described.event
             if isinstance(event, TrainerStarted) and event.epoch > self._epoch:
                 self._epoch, self.trainer_state = event.epoch, ""
             elif isinstance(event, TrainerHeartbeat) and event.epoch == self._epoch:
                 self.trainer_state = event.state
-            if raw.position.topic == SCHEMAS.name:
-                self._writer.learn(raw)
             if self._selection.wants(raw, event, facts_of(event)):
                 self._writer.append(raw, described)
+
+    def _described(self, raw: RawRecord) -> Described:
+        """Also under a schema of another release that was not read yet, or by a predecessor."""
+        described = self._writer.describe(raw)
+        if described.event is not None or raw.value[: len(MARKER)] != MARKER:
+            return described
+        text = self._bus.schemas().get(bytes(raw.value[len(MARKER) : HEADER_BYTES]))
+        if text is None:
+            return described
+        self._writer.learn(text)
+        return self._writer.describe(raw)
 
     def _positions(self) -> dict[Partition, int]:
         """Next offsets to read: what was delivered ahead of the stretch does not count."""
@@ -198,7 +209,7 @@ def groups_of_steps(bus: Bus, steps: Range, deadline_s: float = 60.0) -> frozens
                 raise DeadlineError(f"{STEPS.name}: nothing delivered for {deadline_s:g} s")
             for raw in raws:
                 try:
-                    event = decoded(raw).event
+                    event = decoded(raw, bus.schemas()).event
                 except DecodeError:
                     continue  # recorded as it is; it names no groups
                 if isinstance(event, StepCompleted) and event.step in steps:

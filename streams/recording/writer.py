@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from schemas.avro import fingerprint_of_foreign
+from schemas.avro import fingerprint
 from streams.bus import Closing
 from streams.owner_lock import OwnedError, take
 from streams.record import Partition, RawRecord
@@ -113,11 +113,9 @@ class RecordingWriter(Closing):
         self._rows.append(row_of(file.number, offset, place, raw.timestamp_ms, size, facts))
         self._trained += trained_by(described.event)
 
-    def learn(self, raw: RawRecord) -> None:
-        """Take note of a record of the topic `schemas`: later ones may be written under it."""
-        text = bytes(raw.value).decode("utf-8", "replace")
-        if print_ := fingerprint_of_foreign(text):
-            self._schemas[print_.hex()] = text
+    def learn(self, text: str) -> None:
+        """Take note of a schema of another release: records to come are written under it."""
+        self._schemas[fingerprint(text).hex()] = text
 
     def commit(self, positions: Mapping[Partition, int], first: Mapping[Partition, int]) -> None:
         """From here on everything appended counts.

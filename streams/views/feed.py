@@ -7,6 +7,7 @@ no clock and no bus: `apply` takes one event after another, in the order of its 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,7 +16,7 @@ from schemas import DecodeError
 from schemas.events import Event
 from streams.bus import Bus
 from streams.codec import decoded
-from streams.record import Partition, Record
+from streams.record import Partition, RawRecord, Record
 from streams.topic import Topic
 from streams.topics import (
     DEAD_LETTERS,
@@ -146,26 +147,35 @@ class Feed:
         for topic in topics:
             starts.update(bus.beginnings(topic.name))
         self._reader = bus.reader(starts)
+        self._left: deque[RawRecord] = deque()  # read, and not applied yet
         self.num_unreadable = 0
 
     def poll(self, timeout_s: float) -> int:
-        """Apply what is there; returns how many records that was."""
-        records = self._reader.poll(_BATCH, timeout_s)
-        for raw in records:
+        """Apply what is there; returns how many records that was.
+
+        Raises:
+            StreamsError: the broker cannot be asked. Nothing is passed over: poll again.
+        """
+        self._left.extend(() if self._left else self._reader.poll(_BATCH, timeout_s))
+        schemas, num_records = self._bus.schemas(), len(self._left)
+        while self._left:
             try:
-                record = decoded(raw)
+                record = decoded(self._left[0], schemas)
             except DecodeError:
                 # A view shows what it can; the role that consumes the record dead-letters it.
                 self.num_unreadable += 1
+                self._left.popleft()
                 continue
+            self._left.popleft()
             self._view.apply(record.event)
             self._on_record(record)
-        return len(records)
+        return num_records
 
     def behind(self, ends: Mapping[Partition, int]) -> int:
         """Offsets between here and `ends`, over all partitions; 0: all of them was applied."""
         positions = self._reader.positions()
-        return sum(max(0, end - positions.get(partition, 0)) for partition, end in ends.items())
+        left = sum(max(0, end - positions.get(partition, 0)) for partition, end in ends.items())
+        return left + len(self._left)
 
     def ends(self) -> dict[Partition, int]:
         """Where the watched topics end now."""

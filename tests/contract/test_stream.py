@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.errors import AbortedError, FencedError, RefusedError
+from streams.errors import AbortedError, DeadlineError, FencedError, RefusedError
 from streams.record import Outgoing
 from tests.contract.buses import Cluster
 from tests.contract.polling import P0, P1, read, record, values
@@ -29,18 +29,22 @@ def test_a_stream_is_one_transaction_in_order(cluster: Cluster):
         assert expected == [value for n, value in found if n == number]
 
 
-def test_a_stream_that_breaks_off_never_happened(cluster: Cluster):
-    """What its maker raises is raised, nothing of it is read, and the producer goes on."""
+@pytest.mark.parametrize("error", [LookupError, DeadlineError, AbortedError])
+def test_a_stream_that_breaks_off_never_happened(cluster: Cluster, error: type[Exception]):
+    """What its maker raises is raised, nothing of it is read, and the producer goes on.
+
+    Also where the maker reads another log, or a recording: its errors are those of this layer.
+    """
     cluster.create("t", 1)
     bus = cluster.bus()
 
     def broken() -> Iterator[Outgoing]:
         yield record(b"never")
         yield record(b"nor this")
-        raise LookupError("no more")
+        raise error("no more")
 
     with bus.producer("p") as producer, bus.reader({P0: 0}) as reader:
-        with pytest.raises(LookupError, match="no more"):
+        with pytest.raises(error, match="no more"):
             producer.commit_stream(broken())
         with pytest.raises(ValueError, match="names its partition"):
             producer.commit_stream([Outgoing(topic="t", key=b"k", value=(b"nowhere",))])

@@ -200,4 +200,4 @@ def test_a_monitor_says_which_port_is_taken(broker: str, run_id: str, bus: Kafka
     port = int(broker.rpartition(":")[2])
     config = RunConfig(run=RunSection(id=run_id))
     with pytest.raises(ConfigError, match=f"--port {port} cannot be had"):
-        serve(config, broker, {}, host="127.0.0.1", port=port, say=lambda _: None)
+        serve(config, broker, {}, {}, host="127.0.0.1", port=port, say=lambda _: None)

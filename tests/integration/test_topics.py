@@ -10,12 +10,14 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient
 
-from schemas.avro import fingerprint
+from schemas.avro import fingerprint, schema_text
 from schemas.events import EVENTS
 from streams.errors import BrokerError, TopicMismatchError
 from streams.kafka.admin import apply, broker_version_warning, listing
+from streams.kafka.bus import KafkaBus
 from streams.topic_plan import TopicPlan
 from streams.topics import TOPICS
+from tests.newer_release import newer_text
 from workers.__main__ import main
 
 PLAN = TopicPlan(rollout_workers=2, logprob_workers=1)
@@ -97,6 +99,17 @@ def test_every_schema_is_published_once_under_its_fingerprint(broker: str, run_i
     assert rows["schemas"] == len(EVENTS)
     assert {json.loads(text)["name"] for text in texts.values()} == {e.__name__ for e in EVENTS}
     assert all(key == fingerprint(text).hex() for key, text in texts.items())
+
+
+def test_schemas_of_a_recording_are_published_beside_ours(broker: str, run_id: str) -> None:
+    """Whoever replays a newer release's records brings its schemas; once."""
+    text = newer_text("Prompt")
+    for _ in range(2):
+        apply(broker, run_id, PLAN, schemas=[text, schema_text("Prompt")])
+    with KafkaBus(broker, run_id) as bus:
+        assert text == bus.schemas().get(fingerprint(text))
+    rows = {row.name: row.num_records for row in listing(broker, run_id)}
+    assert rows["schemas"] == len(EVENTS) + 1
 
 
 def test_listing_of_an_unknown_run_shows_every_topic_as_missing(broker: str, run_id: str) -> None:

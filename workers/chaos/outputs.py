@@ -168,7 +168,7 @@ def _events(bus: Bus) -> Iterator[tuple[Event, int]]:
                 records = reader.poll(_BATCH, 0.2)
                 for raw in records:
                     try:
-                        yield decoded(raw).event, raw.timestamp_ms
+                        yield decoded(raw, bus.schemas()).event, raw.timestamp_ms
                     except DecodeError:
                         continue  # the audit counts it
                 if records:

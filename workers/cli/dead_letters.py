@@ -138,7 +138,7 @@ def run_show(args: argparse.Namespace) -> int:
         view = found.view
         letters = [letter for letter in view.letters if is_wanted(letter.event)]
         print(
-            "\n\n".join(whole(view, letter) for letter in letters)
+            "\n\n".join(whole(view, letter, bus.schemas()) for letter in letters)
             or f"no dead letter of {words[0]}"
         )
         if not letters and found.num_unreadable:

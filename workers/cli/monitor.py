@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
         pages = ", ".join(f"{address}/{page}" for page in ("health", "windows", "workers"))
         print(f"monitor of run {config.run.id}: {pages}", file=sys.stderr, flush=True)
 
-    with served(config) as bootstrap:
-        with open_bus(config) as bus:
-            ends = {at: end for topic in SMALL for at, end in bus.ends(topic.name).items()}
-        serve(config, bootstrap, ends, host=args.host, port=args.port, say=say)
+    with served(config) as bootstrap, open_bus(config) as bus:
+        ends = {at: end for topic in SMALL for at, end in bus.ends(topic.name).items()}
+        serve(config, bootstrap, ends, bus.schemas(), host=args.host, port=args.port, say=say)
     return 0

@@ -17,7 +17,7 @@ def fresh_target(args: argparse.Namespace, recording: Recording) -> AbstractCont
     from workers.replay.target import fresh_run, replay_config
 
     config = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap=args.bootstrap)
-    return fresh_run(config, keep=args.keep)
+    return fresh_run(config, schemas=[*recording.schemas.values()], keep=args.keep)
 
 
 def asked(args: argparse.Namespace) -> Asked:

@@ -92,6 +92,10 @@ def run(args: argparse.Namespace) -> int:
                 reaped=frozenset(filter(None, args.reaped.split(","))),
                 beat=watchdog.beat,
             )
+            if is_alone:  # `up` did, with the topics
+                from streams.catalogue import publish_missing
+
+                publish_missing(bus, context.worker)
             role = make_role(context)
             if is_alone and args.role != "trainer":  # the trainer's is the configuration
                 from workers.loop.company import Company

@@ -6,7 +6,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from schemas import DecodeError, decode
+from schemas import DecodeError, SchemaTexts, decode
+from schemas.binary import NO_TEXTS
 from schemas.events import DeadLetter, Tensor, TensorError
 from streams.counted import counted
 from streams.plain_json import plain_json
@@ -54,8 +55,12 @@ def json_line(view: LettersView, letter: Letter) -> str:
     return plain_json(fields | more)
 
 
-def whole(view: LettersView, letter: Letter) -> str:
-    """All fields of a letter, and the record that it is about."""
+def whole(view: LettersView, letter: Letter, schemas: SchemaTexts = NO_TEXTS) -> str:
+    """All fields of a letter, and the record that it is about.
+
+    Args:
+        schemas: of the log that holds them: a newer release's record has become readable since.
+    """
     event = letter.event
     lines = [
         f"{field.name}: {_short(getattr(event, field.name))}"
@@ -66,7 +71,7 @@ def whole(view: LettersView, letter: Letter) -> str:
     lines.append(f"when: {_when(event)} UTC")
     lines.append(f"group: {state}" + (f" ({state.dropped.detail})" if state.dropped else ""))
     lines.append(f"record at {letter.origin}, {letter.num_bytes} bytes:")
-    return visible("\n".join([*lines, *(f"  {line}" for line in _origin(event))]))
+    return visible("\n".join([*lines, *(f"  {line}" for line in _origin(event, schemas))]))
 
 
 def hex_dump(data: bytes) -> Iterator[str]:
@@ -96,9 +101,9 @@ def _when(event: DeadLetter) -> str:
     return utc_text(event.at_ms)
 
 
-def _origin(event: DeadLetter) -> Iterator[str]:
+def _origin(event: DeadLetter, schemas: SchemaTexts) -> Iterator[str]:
     try:
-        decoded = decode(event.value)
+        decoded = decode(event.value, schemas)
     except DecodeError as err:
         yield f"no event: {err}"
         yield from hex_dump(event.value[:DUMP_BYTES])

@@ -44,7 +44,7 @@ class Company:
         self._context = context
         self._history = context.bus.ends(STEPS.name)[_STEPS]
         self._reader = context.bus.reader({_STEPS: max(0, self._history - TAIL)})
-        self._foreign = ForeignRecords(context.worker)
+        self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._log = get_log(context.role, context.worker, context.instance)
         self._epoch = -1  # of the claim that was compared
         self._is_over = False  # the trainer is done, and has made all steps that we know of

@@ -19,7 +19,7 @@ class ControlFollower:
     def __init__(self, bus: Bus) -> None:
         self.desired: ControlState | None = None
         self._reader = bus.reader(bus.beginnings(CONTROL.name))
-        self._foreign = ForeignRecords(CONTROL.name)
+        self._foreign = ForeignRecords(CONTROL.name, bus.schemas())
         self._next = 0.0
 
     def poll(self) -> ControlFollower:

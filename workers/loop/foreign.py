@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from schemas import DecodeError
+from schemas import DecodeError, SchemaTexts
 from schemas.events import Event
 from streams.codec import decoded
 from streams.record import RawRecord, Record
@@ -21,10 +21,12 @@ class ForeignRecords:
 
     Args:
         reader: who reads, for the log.
+        schemas: of the bus that it reads from.
     """
 
-    def __init__(self, reader: str) -> None:
+    def __init__(self, reader: str, schemas: SchemaTexts) -> None:
         self.log = Log({"reader": reader})
+        self._schemas = schemas
         self.num = 0
         self.newest = ""  # position and what is wrong
 
@@ -32,7 +34,7 @@ class ForeignRecords:
         """The records that decode, in order."""
         for raw in raws:
             try:
-                record = decoded(raw)
+                record = decoded(raw, self._schemas)
             except DecodeError as err:
                 self.note(raw, str(err))
             else:

@@ -282,7 +282,7 @@ class StageLoop:
     def _begin(self, raw: RawRecord) -> None:
         event: Event | None = None
         try:
-            record = decoded(raw)
+            record = decoded(raw, self._bus.schemas())
             event = record.event
             self._stage.begin(record)
         except (ValueError, RecursionError) as err:  # the latter of JSON that is nested too deep
@@ -303,7 +303,7 @@ class StageLoop:
         self, raw: RawRecord, reason: Reason, detail: str, *, with_bytes: bool = True
     ) -> Finished:
         try:
-            sample = sample_of(decoded(raw).event)
+            sample = sample_of(decoded(raw, self._bus.schemas()).event)
         except DecodeError:
             sample = None
         letter = dead_letter(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas import DecodeError
+from schemas import DecodeError, SchemaTexts
+from schemas.binary import NO_TEXTS
 from streams.codec import decoded
+from streams.errors import StreamsError
 from streams.parts import Assembler, Message
 from streams.record import Partition
 from streams.topic import Topic
@@ -42,10 +44,15 @@ class Answer:
 
 
 class Monitor:
-    """Folds the small topics of one run; belongs to one thread."""
+    """Folds the small topics of one run; belongs to one thread.
 
-    def __init__(self, run: str, health: HealthWatch) -> None:
+    Args:
+        schemas: of the run's bus, for records of other releases.
+    """
+
+    def __init__(self, run: str, health: HealthWatch, schemas: SchemaTexts = NO_TEXTS) -> None:
         self._run = run
+        self._schemas = schemas
         self._health = health
         self._windows = WindowsView()
         self._assembler = Assembler()
@@ -66,8 +73,8 @@ class Monitor:
         if raw is None:
             return
         try:
-            event = decoded(raw).event
-        except DecodeError:
+            event = decoded(raw, self._schemas).event
+        except (DecodeError, StreamsError):  # the latter: nobody to ask for its schema
             self._num_unreadable += 1
             return
         self._num_records += 1

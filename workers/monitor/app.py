@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from schemas import SchemaTexts
 from streams.errors import BrokerError, ConfigError
 from streams.parts import Message
 from streams.record import Partition
@@ -36,6 +37,7 @@ def serve(
     config: RunConfig,
     bootstrap: str,
     ends: Mapping[Partition, int],
+    schemas: SchemaTexts,
     *,
     host: str,
     port: int,
@@ -45,6 +47,7 @@ def serve(
 
     Args:
         ends: where the small topics end now: read up to there, the monitor knows the run.
+        schemas: of the run's bus.
         port: 0: a free one.
         say: told the address, once it answers.
 
@@ -53,7 +56,7 @@ def serve(
         BrokerError: Faust ended by itself.
     """
     port = _port(host, port)
-    monitor = Monitor(config.run.id, HealthWatch(config))
+    monitor = Monitor(config.run.id, HealthWatch(config), schemas)
     with tempfile.TemporaryDirectory(prefix="rlstreams-monitor-") as folder:
         asyncio.run(_served(_app(config, bootstrap, host, port, folder), monitor, ends, say))
 

@@ -41,7 +41,7 @@ class PolicyLedger:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._reader: Reader | None = None
-        self._foreign = ForeignRecords(STEPS.name)
+        self._foreign = ForeignRecords(STEPS.name, bus.schemas())
         self._hashes = VersionHashes()
 
     def poll(self) -> Mapping[int, str]:

@@ -101,7 +101,7 @@ class PolicyFollower:
 
     def __init__(self, bus: Bus, *, every_s: float = 0.005) -> None:
         self.view = PolicyView()
-        self._foreign = ForeignRecords(POLICY_VERSIONS.name)
+        self._foreign = ForeignRecords(POLICY_VERSIONS.name, bus.schemas())
         self._ledger = PolicyLedger(bus)
         self._reader = bus.reader({Partition(POLICY_VERSIONS.name, 0): 0})
         self._every_s = every_s

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from schemas import SchemaTexts
 from schemas.events import EVALUATE, NO_VERSION, Prompt
 from streams.bus import Bus
 from streams.codec import decoded
@@ -52,10 +53,12 @@ class Issued:
     Args:
         seed: of the run; every prompt carries it.
         num_partitions: of the topic: a group's number modulo it is the group's partition.
+        schemas: of the bus that the records come from.
     """
 
-    def __init__(self, seed: int, num_partitions: int) -> None:
+    def __init__(self, seed: int, num_partitions: int, schemas: SchemaTexts) -> None:
         self._seed = seed
+        self._schemas = schemas
         self._num_partitions = num_partitions
         self._frames: set[bytes] = set()  # that a prompt began with
         self._groups: dict[int, _Group] = {}  # torn so far
@@ -159,7 +162,7 @@ class Issued:
     def _check_frame(self, raw: RawRecord) -> None:
         frame = bytes(raw.value[:_FRAME_BYTES])
         if frame not in self._frames:
-            event = decoded(raw).event
+            event = decoded(raw, self._schemas).event
             if not isinstance(event, Prompt):
                 raise ValueError(f"a {type(event).__name__}, not a Prompt")
             self._frames.add(frame)
@@ -189,7 +192,7 @@ class Issued:
 
     def _prompt(self, raw: RawRecord, group_id: str, sample: int, place: int) -> Prompt:
         """Of this run, in the partition of its number or row, `place`."""
-        prompt = decoded(raw).event
+        prompt = decoded(raw, self._schemas).event
         assert isinstance(prompt, Prompt)  # its frame says so
         expected: list[tuple[str, object, object]] = [
             ("group_id", group_id, prompt.group_id),
@@ -256,7 +259,7 @@ def find_prompt(bus: Bus, group_id: str, num_partitions: int, deadline_s: float)
     for raw in _records(bus, start, deadline_s):
         if raw.headers.get(ID_HEADER, b"").startswith(wanted):
             try:
-                event = decoded(raw).event
+                event = decoded(raw, bus.schemas()).event
             except ValueError:
                 continue  # the very record that could not be read; a sibling names the row too
             if isinstance(event, Prompt) and event.group_id == group_id:

@@ -73,7 +73,7 @@ class PromptsWorker:
         self._num_rows = len(train)
         self._order = Order(config.run.seed, self._num_rows)
         self._ledger = Ledger(config.prompts.max_replacements)
-        self._foreign = ForeignRecords(context.worker)
+        self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._reporter = Reporter(context)
         self._poll_s = poll_s
         self._draining = False
@@ -86,7 +86,7 @@ class PromptsWorker:
     def _connect(self, context: Context) -> None:
         bus, deadline_s = context.bus, self._config.deadlines.commit_s
         self._num_partitions = bus.partitions(PROMPTS.name)
-        self._issued = Issued(self._config.run.seed, self._num_partitions)
+        self._issued = Issued(self._config.run.seed, self._num_partitions, bus.schemas())
         # The producer comes first: it fences a predecessor, whose records are final from here on.
         self._producer = bus.producer(context.transactional_id)
         read_issued(bus, self._issued, deadline_s, self._foreign.note)

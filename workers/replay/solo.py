@@ -43,13 +43,14 @@ class Outputs(Closing):
     def __init__(self, bus: Bus, topics: Sequence[str]) -> None:
         starts = {p: at for topic in topics for p, at in bus.beginnings(topic).items()}
         self._reader = bus.reader(starts)
+        self._schemas = bus.schemas()
 
     def poll(self, timeout_s: float) -> list[Record[Event]]:
         """New records that are events."""
         found = []
         for raw in self._reader.poll(_BATCH_RECORDS, timeout_s):
             try:
-                found.append(decoded(raw))
+                found.append(decoded(raw, self._schemas))
             except DecodeError:
                 continue  # a foreign writer's: the comparison misses the event and says so
         return found

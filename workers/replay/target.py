@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,11 +67,14 @@ def replay_config(recording: Recording, *, run_id: str, folder: str, bootstrap: 
 
 
 @contextmanager
-def fresh_run(config: RunConfig, *, keep: bool = False) -> Iterator[Target]:
+def fresh_run(
+    config: RunConfig, *, schemas: Collection[str] = (), keep: bool = False
+) -> Iterator[Target]:
     """The run, its topics made and empty; an embedded broker runs while this is open.
 
     Args:
         config: of the fresh run.
+        schemas: that the recording holds: roles read it as they read the run.
         keep: leave the embedded broker running.
 
     Raises:
@@ -90,7 +93,8 @@ def fresh_run(config: RunConfig, *, keep: bool = False) -> Iterator[Target]:
             stack.enter_context(visited(broker))
         bus = stack.enter_context(open_bus(config))
         _refuse_used(bus, config)  # before its topics are touched
-        apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
+        options = client_options(config)
+        apply(bootstrap_of(config), config.run.id, topic_plan(config), options, schemas)
         if keep and not config.broker.bootstrap:
             keep_running(broker)
         target = Target(config=config, bus=bus, config_file=folder / CONFIG_FILE)

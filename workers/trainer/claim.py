@@ -57,7 +57,7 @@ def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStar
         FencedError: somebody else made the same producer meanwhile.
     """
     ledger = Ledger()
-    foreign = ForeignRecords(context.worker)
+    foreign = ForeignRecords(context.worker, bus.schemas())
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         read_to_end(bus, reader, ledger, foreign)
         if not _is_known_dead(context, ledger):
@@ -104,7 +104,7 @@ def read_ledger(bus: Bus, reads: str) -> Ledger:
     """
     ledger = Ledger()
     with bus.reader(bus.beginnings(STEPS_PARTITION.topic)) as reader:
-        read_to_end(bus, reader, ledger, ForeignRecords(reads))
+        read_to_end(bus, reader, ledger, ForeignRecords(reads, bus.schemas()))
     return ledger
 
 

@@ -103,7 +103,7 @@ def _prompts(bus: Bus, start: Mapping[Partition, int], end: int) -> Iterator[Pro
                 )
             for raw in raws:
                 try:
-                    event = decoded(raw).event
+                    event = decoded(raw, bus.schemas()).event
                 except DecodeError:
                     continue  # its siblings name the group too
                 if isinstance(event, Prompt) and event.purpose == TRAIN:

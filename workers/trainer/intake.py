@@ -64,7 +64,8 @@ class Intake:
         self._hashes = hashes
         self._reporter = reporter
         self._routers = routers
-        self._foreign = ForeignRecords(context.worker)
+        self._foreign = ForeignRecords(context.worker, bus.schemas())
+        self._schemas = bus.schemas()
         self._limit_bytes = context.config.trainer.buffer_mb * 1_000_000
         offsets = _start_offsets(bus, start)
         # Held back until the old dead letters are read; empty from then on.
@@ -135,7 +136,7 @@ class Intake:
     def _sample(self, raw: RawRecord, now_s: float) -> None:
         scored: ScoredTrajectory | None = None
         try:
-            event = decoded(raw).event
+            event = decoded(raw, self._schemas).event
             if not isinstance(event, ScoredTrajectory):
                 raise ValueError(f"a {type(event).__name__} lies in {raw.position}")  # noqa: TRY004, TRY301
             scored = event

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from schemas import SchemaTexts
 from schemas.events import ScoredTrajectory
 from streams.bus import Bus
 from streams.codec import decoded
@@ -52,18 +53,21 @@ class Payloads:
         if missing:
             raws = fetch(self._bus, missing, while_waiting=self._while_waiting)
             for raw in raws:
-                self.put(payload_of(raw))
+                self.put(payload_of(raw, self._bus.schemas()))
         return [self._held.pop(position) for position in positions]
 
 
-def payload_of(raw: RawRecord) -> Payload:
+def payload_of(raw: RawRecord, schemas: SchemaTexts) -> Payload:
     """Decode a record of scored-trajectories.
+
+    Args:
+        schemas: of the bus that it was read from.
 
     Raises:
         DecodeError: not one of our events.
         RecordGoneError: another kind of event lies there.
     """
-    event = decoded(raw).event
+    event = decoded(raw, schemas).event
     if not isinstance(event, ScoredTrajectory):
         raise RecordGoneError(f"{raw.position} holds a {type(event).__name__}")
     return Payload(raw=raw, scored=event)

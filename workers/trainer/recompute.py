@@ -55,7 +55,7 @@ def recompute(bus: Bus, config: RunConfig, *, from_step: int = 0) -> Iterator[Re
     """
     ledger = Ledger()
     with bus.reader({STEPS_PARTITION: 0}) as reader:
-        read_to_end(bus, reader, ledger, ForeignRecords("recompute"))
+        read_to_end(bus, reader, ledger, ForeignRecords("recompute", bus.schemas()))
     section = config.trainer
     device, gpus = nearest_devices("trainer.device", section.device, section.ranks)
     training = Training(
@@ -70,8 +70,8 @@ def recompute(bus: Bus, config: RunConfig, *, from_step: int = 0) -> Iterator[Re
         if from_step:
             _load(config, ledger, training, from_step)
         for fact in plan_redo(ledger, from_step):
-            event, raws = read_step(bus, fact)
-            redone = redo_step(training, ledger, fact, event, raws)
+            event, payloads = read_step(bus, fact)
+            redone = redo_step(training, ledger, fact, event, payloads)
             yield Recomputed(
                 step=fact.step, weight_hash=redone.weight_hash, recorded_hash=fact.weight_hash
             )

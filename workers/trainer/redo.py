@@ -23,7 +23,7 @@ from workers.config.load import from_json
 from workers.trainer.checkpoint import PassedOver
 from workers.trainer.fetch import RecordGoneError, fetch
 from workers.trainer.ledger import Ledger, StepFact
-from workers.trainer.payloads import payload_of
+from workers.trainer.payloads import Payload, payload_of
 from workers.trainer.training import Trained, Training
 
 T = TypeVar("T")
@@ -101,9 +101,9 @@ def redo(
     num_done = num_equal = 0
     last: Unequal | None = None
     for fact in facts:
-        event, raws = read_step(bus, fact, while_waiting)
-        used(raws)
-        redone: Trained = yield compute(redo_step, training, ledger, fact, event, raws)
+        event, payloads = read_step(bus, fact, while_waiting)
+        used([payload.raw for payload in payloads])
+        redone: Trained = yield compute(redo_step, training, ledger, fact, event, payloads)
         is_equal = redone.weight_hash == fact.weight_hash
         num_done, num_equal = num_done + 1, num_equal + is_equal
         last = None
@@ -126,15 +126,17 @@ def redo(
 
 def read_step(
     bus: Bus, fact: StepFact, while_waiting: Callable[[int], None] = lambda _: None
-) -> tuple[StepCompleted, list[RawRecord]]:
-    """A step's event, and the records of its samples in batch order.
+) -> tuple[StepCompleted, list[Payload]]:
+    """A step's event, and its samples in batch order.
 
     Raises:
         OffsetGoneError, RecordGoneError: retention removed what redo needs.
+        DecodeError: what lies there is not one of our events.
     """
     event = _event(bus, fact, while_waiting)
     positions = [Position(SCORED.name, s.partition, s.offset) for s in event.samples]
-    return event, fetch(bus, positions, while_waiting=while_waiting)
+    raws = fetch(bus, positions, while_waiting=while_waiting)
+    return event, [payload_of(raw, bus.schemas()) for raw in raws]
 
 
 def redo_step(
@@ -142,7 +144,7 @@ def redo_step(
     ledger: Ledger,
     fact: StepFact,
     event: StepCompleted,
-    raws: Sequence[RawRecord],
+    payloads: Sequence[Payload],
 ) -> Trained:
     """One step again, as its event has it. Computes; touches no log.
 
@@ -150,7 +152,6 @@ def redo_step(
         RedoError: another batch than recorded.
     """
     training.configure(from_json(ledger.claims[fact.epoch].config).trainer)
-    payloads = [payload_of(raw) for raw in raws]
     redone = training.train(payloads, event.masked, event.policy_version - 1, event.micro_batches)
     if redone.batch_hash != event.batch_hash:
         raise RedoError(
@@ -189,7 +190,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def _event(bus: Bus, fact: StepFact, while_waiting: Callable[[int], None]) -> StepCompleted:
     (raw,) = fetch(bus, [fact.position], while_waiting=while_waiting)
-    event = decoded(raw).event
+    event = decoded(raw, bus.schemas()).event
     if not isinstance(event, StepCompleted) or event.step != fact.step:
         raise RecordGoneError(f"{fact.position} does not hold StepCompleted({fact.step})")
     return event

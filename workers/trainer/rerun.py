@@ -19,7 +19,6 @@ from torch import Tensor
 from schemas.events import StepCompleted, TrainerStarted
 from streams.bus import Bus
 from streams.errors import ConfigError
-from streams.record import RawRecord
 from streams.topics import SCORED
 from workers.config.load import from_json
 from workers.config.run import RunConfig
@@ -32,7 +31,7 @@ from workers.trainer.facts import versions
 from workers.trainer.fetch import RecordGoneError
 from workers.trainer.ledger import Ledger, StepFact
 from workers.trainer.parallel.team import team_of
-from workers.trainer.payloads import Payload, payload_of
+from workers.trainer.payloads import Payload
 from workers.trainer.redo import differences, read_step, redo_step
 from workers.trainer.rerun_findings import Finding, compare, differing
 from workers.trainer.restore import objection
@@ -137,8 +136,7 @@ def _rerun(
     training, recorded = ready.training, ready.recorded
     changed = None if change is None else change(recorded)
     _redo_before(bus, ready)
-    event, raws = _recorded(bus, ready.facts[-1])
-    payloads = [payload_of(raw) for raw in raws]
+    event, payloads = _recorded(bus, ready.facts[-1])
     state = _State(training, event.step - 1)
     training.configure(recorded.trainer)
     again = _train(training, event, payloads)
@@ -216,8 +214,8 @@ def _ready(
 def _redo_before(bus: Bus, ready: _Ready) -> None:
     """The steps between the checkpoint and the one that is asked for."""
     for fact in ready.facts[:-1]:
-        event, raws = _recorded(bus, fact)
-        redone = redo_step(ready.training, ready.ledger, fact, event, raws)
+        event, payloads = _recorded(bus, fact)
+        redone = redo_step(ready.training, ready.ledger, fact, event, payloads)
         if redone.weight_hash != fact.weight_hash:
             raise RerunError(
                 f"step {fact.step}, on the way from {ready.started_from}, gave weights "
@@ -226,7 +224,7 @@ def _redo_before(bus: Bus, ready: _Ready) -> None:
             )
 
 
-def _recorded(bus: Bus, fact: StepFact) -> tuple[StepCompleted, Sequence[RawRecord]]:
+def _recorded(bus: Bus, fact: StepFact) -> tuple[StepCompleted, Sequence[Payload]]:
     """A step's event and its samples.
 
     Raises:

@@ -86,7 +86,7 @@ class TrainerWorker:
             reporter=self._reporter,
             routers=training.routers,
         )
-        self._foreign = ForeignRecords(context.worker)
+        self._foreign = ForeignRecords(context.worker, bus.schemas())
         pulls = Partition(POLICY_PULLS.name, 0)
         self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
         self._state = "redo"

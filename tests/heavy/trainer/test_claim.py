@@ -266,10 +266,10 @@ def test_a_long_ledger_may_take_longer_than_the_deadline_of_one_silence(
     bus.at_poll = later
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         whole, reader.poll = reader.poll, lambda *_: whole(1, 0.0)  # type: ignore[method-assign]
-        read_to_end(bus, reader, Ledger(), ForeignRecords("test"))
+        read_to_end(bus, reader, Ledger(), ForeignRecords("test", bus.schemas()))
         assert reader.positions() == bus.ends(STEPS.name)
 
         reader.seek({STEPS_PARTITION: 0})
         reader.poll = lambda *_: later() or []  # type: ignore[method-assign]
         with pytest.raises(DeadlineError, match=r"steps\[0\].*at offset 0 of 10"):
-            read_to_end(bus, reader, Ledger(), ForeignRecords("test"))
+            read_to_end(bus, reader, Ledger(), ForeignRecords("test", bus.schemas()))

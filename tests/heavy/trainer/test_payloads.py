@@ -141,4 +141,4 @@ def test_what_was_let_go_is_read_again_by_position(tmp_path: Path) -> None:
     positions = [Position(SCORED.name, ref.partition, ref.offset) for ref in step.samples]
     raws = fetch(MemoryBus(log, "demo"), positions)
     assert [Partition(SCORED.name, 0)] * 2 == [record.partition for record in raws]
-    assert step.batch_hash == batch_hash([payload_of(record) for record in raws])
+    assert step.batch_hash == batch_hash([payload_of(record, {}) for record in raws])

@@ -230,7 +230,7 @@ def test_a_sample_of_which_nothing_is_learnt_is_nobodys_fault(tmp_path: Path) ->
     log = make_log()
     MemoryBus(log, "demo").producer("logprob.0").commit(records)
     raws = MemoryBus(log, "demo").reader(MemoryBus(log, "demo").beginnings(SCORED.name))
-    payloads = [payload_of(raw) for raw in raws.poll(10, 0.0)]
+    payloads = [payload_of(raw, {}) for raw in raws.poll(10, 0.0)]
     masked = [MaskedSegment(group_id="0", sample=0, segment=1, staleness=3)]
     found = training.try_train(payloads, masked, 3)
     assert [culprit.index for culprit in found] == [1]

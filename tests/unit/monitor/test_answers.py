@@ -58,4 +58,4 @@ def test_without_faust_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     config = RunConfig(run=RunSection(id="run"))
 
     with pytest.raises(ConfigError, match=r"pip install 'rlstreams\[monitor\]'"):
-        serve(config, "127.0.0.1:1", {}, host="127.0.0.1", port=0, say=print)
+        serve(config, "127.0.0.1:1", {}, {}, host="127.0.0.1", port=0, say=print)

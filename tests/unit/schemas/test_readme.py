@@ -11,6 +11,7 @@ from schemas import encode
 from schemas.avro import FOLDER
 from schemas.shapes import to_plain
 from tests.factories import one_of_each
+from tests.newer_release import newer_text, newer_value
 
 
 def reader() -> dict[str, Any]:
@@ -29,6 +30,15 @@ def test_every_event_is_read():
     for name, event in one_of_each().items():
         expected = (f"rlstreams.{name}", to_plain(event))
         assert expected == page["read_event"](b"".join(encode(event)), schemas)
+
+
+def test_an_event_of_a_newer_release_is_read():
+    """With the texts that the topic `schemas` holds."""
+    page = reader()
+    schemas = page["load_schemas"](FOLDER, [newer_text("Prompt")])
+    event = one_of_each()["Prompt"]
+    expected = ("rlstreams.Prompt", to_plain(event) | {"mood": "bright"})
+    assert expected == page["read_event"](newer_value(event), schemas)
 
 
 def test_split_records_are_joined():

@@ -12,6 +12,7 @@ from streams.kafka import consumer as module
 from streams.kafka.consumer import KafkaGroupConsumer
 from streams.kafka.errors import Outage
 from streams.kafka.feed import Feed
+from streams.record import Committed, Partition
 
 Callback = Callable[[object, list[TopicPartition]], None]
 GIVEN = [TopicPartition("run.prompts", 3)]
@@ -59,6 +60,23 @@ def test_a_loss_that_follows_is_all_there_is_to_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "UNSERVED_S", 0.0)
     consumer.poll(1, 0.0)
     assert [[]] == client.assigned
+
+
+def test_an_epoch_that_is_about_to_arrive_is_asked_with_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its heartbeat's answer is on the way: the group knows the member, and tells the position."""
+    client, consumer = member()
+    answers = [KafkaError.STALE_MEMBER_EPOCH, KafkaError.STALE_MEMBER_EPOCH]
+
+    def committed(tps: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        if answers:
+            raise KafkaException(KafkaError(answers.pop()))
+        return [TopicPartition(tp.topic, tp.partition, 17) for tp in tps]
+
+    monkeypatch.setattr(client, "committed", committed)
+    client.events = ["assign"]
+    assert {Partition("prompts", 3): Committed(offset=17)} == consumer.poll(1, 0.0).assigned
 
 
 def test_partitions_that_stay_ours_without_a_position_end_the_member(

@@ -1,0 +1,58 @@
+"""Writers' schemas that are not in the package: who wrote them is not known, so reading must end.
+
+Avro allows schemas under which a few bytes take for ever: a type that holds itself recurses as deep
+as a record is long, and an array whose items take no bytes may name any number of them. No event
+of ours has either; rather than crash or hang, their records are unreadable.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from schemas.avro import parsing_form
+
+
+@cache
+def writer_schema(text: str) -> Any:  # noqa: ANN401  (fastavro's own untyped form)
+    """A foreign schema text as fastavro reads with it.
+
+    Raises:
+        ValueError, SchemaParseException: no schema, or one under which reading may not end.
+    """
+    form = parsing_form(text)
+    _least_bytes(form, {})
+    return form
+
+
+def _least_bytes(schema: Any, names: dict[str, int | None]) -> int:  # noqa: ANN401
+    """The fewest bytes that a value takes. `names`: of types so far; None: still being looked at.
+
+    Raises:
+        ValueError: see `writer_schema`.
+    """
+    if isinstance(schema, str):
+        known = names.get(schema, 0 if schema == "null" else 1)
+        if known is None:
+            raise ValueError(f"type {schema} holds itself")
+        return known
+    if isinstance(schema, list):  # a union: its branch comes first
+        return 1 + min(_least_bytes(branch, names) for branch in schema)
+    kind = schema["type"]
+    if kind in ("array", "map"):
+        inner = schema["items" if kind == "array" else "values"]
+        if not _least_bytes(inner, names) and kind == "array":
+            raise ValueError(f"items of an array take no bytes: {inner}")
+        return 1
+    return _least_of_named(schema, names) if "name" in schema else _least_bytes(kind, names)
+
+
+def _least_of_named(schema: Any, names: dict[str, int | None]) -> int:  # noqa: ANN401
+    """Of a record, an enum or a fixed."""
+    name = schema["name"]
+    names[name] = None
+    least = int(schema.get("size", 1))
+    if "fields" in schema:
+        least = sum(_least_bytes(field["type"], names) for field in schema["fields"])
+    names[name] = least
+    return least

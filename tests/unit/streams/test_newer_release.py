@@ -1,0 +1,174 @@
+"""Audit, views, recorder and whole logs read what a newer release wrote."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from schemas.events import StepCompleted
+from streams.audit.auditor import audit
+from streams.codec import outgoing
+from streams.errors import BrokerError
+from streams.memory.bus import MemoryBus
+from streams.parts import Message
+from streams.record import Partition
+from streams.recording import Recording
+from streams.recording.bus import RecordingBus
+from streams.recording.index import INDEX_FILE
+from streams.recording.recorder import groups_of_steps
+from streams.recording.selection import Range, Selection
+from streams.replay import BusLog, RecordedLog
+from streams.topics import DEAD_LETTERS, STEPS, TRAJECTORIES
+from streams.views.feed import Feed, Views
+from tests import factories
+from tests.logs import made_log
+from tests.newer_release import hand_over, newer, newer_value, publish
+from tests.unit.recording.test_recorder import World
+from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
+from workers.chaos.outputs import read_outputs
+from workers.config.run import RunConfig
+from workers.letters.read import read_letters
+from workers.letters.text import whole
+from workers.monitor.answers import Monitor
+from workers.monitor.health import HealthWatch
+
+ROOT = Path(__file__).parents[3]
+
+
+class NewerRun(Run):
+    """Every record of it is under a schema that this release does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        publish(self.bus)
+        self._pen = hand_over(self._pen)
+        self.publish(1)
+        self.issue()
+        self.roll_out()
+        self.train(0, self.score())
+
+
+def test_audit() -> None:
+    """Skimmed topics, and the small ones."""
+    report = audit(NewerRun().bus, settle_s=0)
+    assert (report.breach_counts, report.unreadable) == ({}, 0)
+    assert (report.issued, report.trained) == (NUM_GROUPS * SIZE, SIZE)
+    assert report.in_flight == {"trainer": (NUM_GROUPS - 1) * SIZE}
+
+
+def test_views() -> None:
+    """Live view, report, metrics: all have the same feed."""
+    bus = NewerRun().bus
+    views = Views()
+    feed = Feed(bus, views)
+    while feed.behind(feed.ends()):
+        feed.poll(0.0)
+    assert (0, 1) == (feed.num_unreadable, len(views.state.run.steps))
+
+
+def test_a_view_that_cannot_ask_passes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record whose schema cannot be looked up now waits for the next poll, and so do others."""
+    bus = NewerRun().bus
+    views = Views()
+    feed = Feed(bus, views, (TRAJECTORIES,))
+    ends = bus.ends
+
+    def away(topic: str) -> dict[Partition, int]:
+        raise BrokerError(f"nobody to ask for the end of {topic}")
+
+    monkeypatch.setattr(bus, "ends", away)
+    with pytest.raises(BrokerError, match="schemas"):
+        feed.poll(0.0)
+    monkeypatch.setattr(bus, "ends", ends)
+    assert feed.behind(feed.ends()) >= NUM_GROUPS * SIZE
+    assert NUM_GROUPS * SIZE == feed.poll(0.0)
+    assert (0, 0) == (feed.num_unreadable, feed.behind(feed.ends()))
+
+
+def test_logs() -> None:
+    """What Python, inspect and export read through."""
+    run = NewerRun()
+    with BusLog(run.bus, "run") as log:
+        assert [1] == [record.event.step for record in log.read(StepCompleted)]
+    assert "rollout-0" in read_outputs(run.bus)._times
+    assert {"0"} == groups_of_steps(run.bus, Range(first=1, last=1))
+
+
+def test_letters() -> None:
+    """A letter of a worker that could not read it shows the record, once its schema is there."""
+    bus = MemoryBus(made_log(), "run")
+    letter = factories.dead_letter(value=newer_value(factories.prompt()))
+    bus.producer("pen").commit([outgoing(DEAD_LETTERS, letter)])
+    publish(bus)
+    view = read_letters(bus, 10.0, keep_bytes=lambda _: True).view
+    (told,) = view.letters
+    assert "Prompt" in whole(view, told, bus.schemas())
+    assert "no event" in whole(view, told)
+
+
+def test_monitor() -> None:
+    """Given the schemas of a bus, for Faust has none."""
+    bus = MemoryBus(made_log(), "run")
+    publish(bus)
+    monitor = Monitor("run", HealthWatch(RunConfig()), bus.schemas())
+    value = newer_value(factories.groups_dropped())
+    monitor.take(Message(Partition(STEPS.name, 0), 0, b"", value, {}, 0))
+    assert (1, 0) == tuple(monitor.windows().body[name] for name in ("records", "unreadable"))
+
+
+def record(world: World, *, num_times: int) -> None:
+    """Newer trajectories, recorded by that many processes, one after the other."""
+    with world.bus.producer("pen") as pen:
+        for number in range(num_times):
+            samples = [factories.trajectory(group_id=str(number), sample=n) for n in range(2)]
+            pen.commit([newer(outgoing(TRAJECTORIES, sample)) for sample in samples])
+            world.record(seal=number + 1 == num_times)
+
+
+def test_recordings(tmp_path: Path) -> None:
+    """Typed, by every process that goes on with one; and readable in it without the topic."""
+    world = World(tmp_path / "rec")
+    publish(world.bus)
+    record(world, num_times=3)
+    assert world.on_the_log() == world.recorded()
+    with Recording(world.folder) as recording:
+        assert {"trajectories": "Trajectory"} == {
+            file.kind.partition.topic: file.kind.event
+            for file in recording.files
+            if file.kind.partition.topic == TRAJECTORIES.name
+        }
+        assert 2 == len(list(recording.index.by_id("2")))
+        views = Views()
+        feed = Feed(RecordingBus(recording), views, (TRAJECTORIES,))
+        assert (6, 0) == (feed.poll(0.0), feed.num_unreadable)
+
+
+def test_a_recording_of_a_few_topics(tmp_path: Path) -> None:
+    """Its schemas are looked up, though nobody asked to record the topic."""
+    world = World(tmp_path / "rec")
+    publish(world.bus)
+    with world.bus.producer("pen") as pen:
+        pen.commit([newer(outgoing(TRAJECTORIES, factories.trajectory()))])
+    world.record(Selection(topics=frozenset({TRAJECTORIES.name})))
+    with RecordedLog(world.folder) as log:
+        assert [record.event for record in log.read_topic(TRAJECTORIES)]
+
+
+def test_an_index_that_is_made_anew(tmp_path: Path) -> None:
+    """Finds the samples again by the schema in the file's own header."""
+    world = World(tmp_path / "rec")
+    publish(world.bus)
+    record(world, num_times=1)
+    (world.folder / INDEX_FILE).unlink()
+    with Recording(world.folder) as recording:
+        assert 2 == len(list(recording.index.by_id("0")))
+
+
+def test_every_reader_asks_for_schemas() -> None:
+    """`decoded` without them would call a newer record a stranger's."""
+    calls = re.compile(r"(?<![.\w])decoded?\((?:raw|record|event\.value|raw\.value)\)")
+    files = [*(ROOT / "streams").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]
+    found = [str(file) for file in files if calls.search(file.read_text("utf-8"))]
+    assert found == []

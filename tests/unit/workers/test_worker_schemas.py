@@ -1,0 +1,43 @@
+"""A worker that joins a run by itself leaves its schemas there before its first record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from schemas.avro import fingerprint, schema_text
+from streams.memory.bus import MemoryBus
+from tests.logs import made_log
+from workers import bootstrap
+from workers.__main__ import main
+from workers.context import Context
+from workers.loop import runtime
+
+EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
+PROMPT = schema_text("Prompt")
+
+
+@pytest.mark.parametrize(("alone", "published"), [(True, PROMPT), (False, None)])
+def test_a_worker_publishes_its_schemas(
+    monkeypatch: pytest.MonkeyPatch, alone: bool, published: str | None
+) -> None:
+    """Unless `up` started it, which published them with the topics."""
+    log = made_log("demo")
+    seen: list[str | None] = []
+
+    def make_role(context: Context) -> object:
+        seen.append(MemoryBus(log, "demo").schemas().get(fingerprint(PROMPT)))
+        return SimpleNamespace(done=True, turn=None, drain=None, close=lambda: None)
+
+    monkeypatch.setattr(bootstrap, "open_bus", lambda _config: MemoryBus(log, "demo"))
+    monkeypatch.setattr(bootstrap, "make_role", make_role)
+    monkeypatch.setattr(bootstrap, "await_broker", lambda *_: None)
+    monkeypatch.setattr("workers.loop.agreement.check_alone", lambda _config: None)
+    monkeypatch.setattr(runtime.Stop, "on_signals", lambda _self: None)
+    monkeypatch.setattr(runtime.Stop, "when_closed", lambda _self, _fd: None)
+    supervised = [] if alone else ["--supervisor-fd", "0"]
+    words = ["worker", "trainer", "--config", str(EXAMPLE), *supervised]
+    assert main(words) == 0
+    assert seen == [published]
