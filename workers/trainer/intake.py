@@ -37,6 +37,7 @@ class Intake:
     """Feeds `Admission` and `Payloads`; collects dead letters of what cannot be trained on.
 
     Args:
+        max_tokens: of a sample that the model takes.
         start: where a predecessor's last step stood.
         hashes: weight hash of every version that the ledger knows, kept up to date by its owner;
             None: samples are not held to it.
@@ -52,6 +53,7 @@ class Intake:
         payloads: Payloads,
         *,
         vocab_size: int,
+        max_tokens: int,
         start: tuple[PartitionPosition, ...],
         hashes: Mapping[int, str] | None = None,
         reporter: Reporter | None = None,
@@ -60,7 +62,7 @@ class Intake:
         self._context = context
         self._admission = admission
         self._payloads = payloads
-        self._vocab_size = vocab_size
+        self._vocab_size, self._max_tokens = vocab_size, max_tokens
         self._hashes = hashes
         self._reporter = reporter
         self._routers = routers
@@ -134,7 +136,7 @@ class Intake:
             if not isinstance(event, ScoredTrajectory):
                 raise ValueError(f"a {type(event).__name__} lies in {raw.position}")  # noqa: TRY004, TRY301
             scored = event
-            validate(scored, self._vocab_size)
+            validate(scored, self._vocab_size, self._max_tokens)
             if self._hashes is not None:
                 check_versions(scored, self._hashes)
             if self._context.config.trainer.loss.kl_coef:

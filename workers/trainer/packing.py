@@ -207,10 +207,9 @@ def recorded_routes(
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
     """Its experts [tokens - 1, layers, top_k] and which rows of them are recorded, if any are."""
     experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
-    return (
-        None if experts is None else experts.numpy(),
-        None if mask is None else mask.numpy(),
-    )
+    if experts is None:
+        return None, None
+    return experts.numpy(), None if mask is None else mask.numpy()
 
 
 def is_sampled(segment: Segment) -> bool:

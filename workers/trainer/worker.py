@@ -80,6 +80,7 @@ class TrainerWorker:
             self._admission,
             self._payloads,
             vocab_size=training.vocab_size,
+            max_tokens=training.max_tokens,
             start=self._ledger.positions,
             hashes=self._ledger.hashes,
             reporter=self._reporter,

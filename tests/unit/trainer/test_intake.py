@@ -8,71 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import DeadLetter, Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
+from schemas.events import Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
 from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
 from streams.record import Outgoing, Partition
 from streams.topics import DEAD_LETTERS, PROMPTS, SCORED
 from tests import factories
-from tests.logs import made_log
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.loop.reporter import Reporter
-from workers.trainer.admission import Admission
-from workers.trainer.intake import Intake
-from workers.trainer.payloads import Payloads
-
-VOCAB_SIZE = 1000
-HASHES = {1: "b1" * 32, 2: factories.HASH}
-
-
-class Site:
-    """A log, and one trainer's intake after another."""
-
-    def __init__(self) -> None:
-        log = made_log()
-        self.bus = MemoryBus(log, "run")
-        self._pen = self.bus.producer("test")
-        self.context = Context(
-            config=RunConfig(), bus=self.bus, role="trainer", ordinal=0, instance="t"
-        )
-        self.start()
-
-    def start(self, at: tuple[PartitionPosition, ...] = ()) -> None:
-        """A trainer of its own, as after a restart."""
-        self.admission = Admission(self.context.config.trainer)
-        self.reporter = Reporter(self.context)
-        self.intake = Intake(
-            self.context,
-            self.bus,
-            self.admission,
-            Payloads(self.bus, lambda: None),
-            vocab_size=VOCAB_SIZE,
-            start=at,
-            hashes=HASHES,
-            reporter=self.reporter,
-        )
-
-    def sends(self, *records: Outgoing | ScoredTrajectory | DeadLetter) -> None:
-        self._pen.commit([self._record(record) for record in records])
-
-    def _record(self, record: Outgoing | ScoredTrajectory | DeadLetter) -> Outgoing:
-        if isinstance(record, Outgoing):
-            return record
-        return outgoing(SCORED if isinstance(record, ScoredTrajectory) else DEAD_LETTERS, record)
-
-    def take(self) -> list[DeadLetter]:
-        """Read all there is, write the letters as the trainer does; those of this call."""
-        for _ in range(4):
-            self.intake.poll(0.0)
-        letters, self.intake.letters = self.intake.letters, []
-        self._pen.commit([outgoing(DEAD_LETTERS, letter) for letter in letters])
-        return letters
-
-    def dead(self) -> list[str]:
-        """Group and sample of every training sample that the planner knows to be dead."""
-        groups = self.admission._groups.values()
-        return sorted(f"{g.group_id}/{s}" for g in groups for s in g.lost)
+from tests.unit.trainer.intake_site import HASHES, Site
 
 
 def scored(sample: int, group: str = "7", **changes: Any) -> ScoredTrajectory:
