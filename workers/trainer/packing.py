@@ -249,7 +249,7 @@ def _token_counts(
     for scored, segments in zip(samples, kept, strict=True):
         for score in scored.scores:
             segment = scored.trajectory.segments[score.segment]
-            if score.segment in segments:
+            if score.segment in segments and is_sampled(segment):
                 staleness[policy_version - segment.policy_version] += len(segment.token_ids)
                 anchors[score.anchor] += len(segment.token_ids)
     by_staleness = {str(age): num for age, num in sorted(staleness.items())}
