@@ -7,7 +7,7 @@ letters that exist at startup are read first, so that none is written twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from schemas.events import DeadLetter, PartitionPosition, ScoredTrajectory
 from streams.bus import Bus
@@ -73,7 +73,10 @@ class Intake:
         self._history = bus.ends(DEAD_LETTERS.name)
         has_letters = any(offsets[p] < end for p, end in self._history.items())
         self._later = {p: at for p, at in offsets.items() if has_letters and p.topic == SCORED.name}
-        self._buried: set[Position] = set()  # origins of letters that are in the topic
+        # By origin, where its letter lies; None: it is due, or was not read back yet.
+        self._buried: dict[Position, Position | None] = {}
+        self._bus = bus
+        self._ends: Mapping[Partition, int] = {}  # of scored-trajectories, when they were asked for
         self._reader = bus.reader({p: at for p, at in offsets.items() if p not in self._later})
         self._size = PollSize(min(POLL_BYTES, self._limit_bytes))
         self.letters: list[DeadLetter] = []
@@ -107,11 +110,32 @@ class Intake:
         )
         if payload.raw.position not in self._buried:
             self.letters.append(letter)
-            self._buried.add(payload.raw.position)
+            self._buried[payload.raw.position] = None
 
     def positions(self) -> Mapping[Partition, int]:
         """Next offsets to read."""
         return {**self._reader.positions(), **self._later}
+
+    def low_watermarks(self, closing: Iterable[str] = ()) -> dict[Partition, int]:
+        """Per partition the lowest offset that a successor must read again.
+
+        Of letters those too whose records it will meet again: else it would write them once more.
+        Letters of other records are forgotten.
+
+        Args:
+            closing: groups that the event which carries the answer closes.
+        """
+        low = self._admission.low_watermarks(self.positions(), closing)
+        self._buried = {
+            origin: letter
+            for origin, letter in self._buried.items()
+            if origin.offset >= low.get(Partition(origin.topic, origin.partition), 0)
+        }
+        for letter in self._buried.values():
+            if letter is not None:
+                partition = Partition(letter.topic, letter.partition)
+                low[partition] = min(letter.offset, low.get(partition, letter.offset))
+        return low
 
     @property
     def num_foreign(self) -> int:
@@ -164,7 +188,7 @@ class Intake:
         # group of ours is told in any case: nothing else would say that it was there.
         if raw.position not in self._buried and (is_news or not is_ours(letter)):
             self.letters.append(letter)
-            self._buried.add(raw.position)
+            self._buried[raw.position] = None
 
     def _dead(self, raw: RawRecord, now_s: float) -> None:
         for record in self._foreign.readable([raw]):
@@ -172,10 +196,22 @@ class Intake:
                 letter = record.event
                 self._admission.dead(DeadSample.of(letter, raw.position), now_s)
                 if letter.origin_topic == SCORED.name:
-                    self._buried.add(origin_of(letter))
+                    self._note(origin_of(letter), raw.position)
             return
         if self._reporter is not None:  # it names no sample of ours, and stays where it is
             self._reporter.count(foreign_records=1)
+
+    def _note(self, origin: Position, letter: Position) -> None:
+        """A letter about `origin` was read; of several the first one counts."""
+        if self._buried.get(origin) is None and self._is_there(origin):
+            self._buried[origin] = letter
+
+    def _is_there(self, origin: Position) -> bool:
+        """Whether there is such a record: a stranger's letter may name any."""
+        partition = Partition(origin.topic, origin.partition)
+        if origin.offset >= self._ends.get(partition, 0):
+            self._ends = self._bus.ends(SCORED.name)
+        return 0 <= origin.offset < self._ends.get(partition, 0)
 
 
 def origin_of(letter: DeadLetter) -> Position:

@@ -211,7 +211,7 @@ class TrainerWorker:
         self._next_drop = 0.0
         self._drop()  # a restart goes on behind what the letters are about
         step = self._step + 1
-        low = self._admission.low_watermarks(self._intake.positions(), plan.group_ids)
+        low = self._intake.low_watermarks(plan.group_ids)
         positions = [
             PartitionPosition(topic=p.topic, partition=p.number, offset=offset)
             for p, offset in sorted(low.items())

@@ -71,6 +71,13 @@ class Site:
         self._pen.commit([outgoing(DEAD_LETTERS, letter) for letter in letters])
         return letters
 
+    def recorded(self) -> tuple[PartitionPosition, ...]:
+        """What a step that is recorded now says of where its successor is to read from."""
+        return tuple(
+            PartitionPosition(topic=p.topic, partition=p.number, offset=offset)
+            for p, offset in sorted(self.intake.low_watermarks().items())
+        )
+
     def dead(self) -> list[str]:
         """Group and sample of every training sample that the planner knows to be dead."""
         groups = self.admission._groups.values()

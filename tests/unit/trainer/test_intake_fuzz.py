@@ -95,15 +95,22 @@ def frame(num_bytes: int) -> bytes:
     return bytes.fromhex("28b52ffdc058") + declared + bytes.fromhex("09000041")
 
 
+def _sized(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(data)
+
+
 def _unsized(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(write_content_size=False).compress(data)
+
+
+_WRAPS: list[Callable[[bytes], bytes]] = [bytes, _sized, _unsized]
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
     """Any tensor at all: what its fields say need not be what its bytes are."""
     data = draw(st.binary(max_size=60))
-    wrap = draw(st.sampled_from([bytes, zstandard.ZstdCompressor().compress, _unsized]))
+    wrap = draw(st.sampled_from(_WRAPS))
     return Tensor(
         dtype=draw(st.sampled_from([*DTYPES, "bfloat16", ""])),
         shape=draw(SHAPES),
