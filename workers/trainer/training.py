@@ -264,10 +264,9 @@ class Training:
             if borders == batch.borders:
                 raise SampleTooLargeError(sum(borders[:failed]), told)
 
-    def save(self, store: CheckpointStore, manifest: Manifest, keep: int) -> None:
-        """Write a checkpoint of the present state; keep the newest `keep`."""
+    def save(self, store: CheckpointStore, manifest: Manifest) -> None:
+        """Write a checkpoint of the present state."""
         store.save(manifest, self.learner.weights(), self.learner.optimizer_tensors())
-        store.prune(keep, manifest.epoch)
 
     def restore(self, store: CheckpointStore, manifest: Manifest) -> None:
         """Go back to a checkpoint.

@@ -10,6 +10,7 @@ from typing import Any
 from schemas.events import PartitionPosition, PullRequested, TrainerStarted
 from streams.bus import Bus
 from streams.crash_points import CrashPoint, reach
+from streams.errors import BrokerError, FencedError, OutcomeUnknownError
 from streams.record import Partition
 from streams.topics import POLICY_PULLS
 from workers.context import Context
@@ -27,10 +28,11 @@ from workers.trainer.payloads import Payload, Payloads
 from workers.trainer.recovery import Recovery
 from workers.trainer.redo import Life, Redone, drift_error
 from workers.trainer.training import Culprit, Trained, Training
-from workers.weights.channel import WeightError, WeightServer
+from workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
 DROP_EVERY_S = 0.25
+_OF_COMMITS = (BrokerError, FencedError, OutcomeUnknownError)  # to ask once more would not help
 
 
 class TrainerWorker:
@@ -98,7 +100,27 @@ class TrainerWorker:
         self._done = False
 
     def turn(self) -> None:
-        """Read new records, commit drops, serve pulls, advance the step, and report."""
+        """Read new records, commit drops, serve pulls, advance the step, and report.
+
+        Raises:
+            FencedError: a successor took over, whatever was met because of it.
+        """
+        try:
+            self._turn()
+        except _OF_COMMITS:
+            raise
+        except Exception as err:
+            # Who slept may find files removed, records expired, deadlines over. If somebody took
+            # over meanwhile, that is the reason.
+            try:
+                self._prove()
+            except FencedError as fenced:
+                raise fenced from err
+            except Exception as other:  # noqa: BLE001  (the first error says what happened)
+                err.add_note(f"whether it was replaced could not be asked: {other}")
+            raise
+
+    def _turn(self) -> None:
         reach(CrashPoint.POLL_BEFORE)
         self._intake.poll(POLL_S)
         reach(CrashPoint.POLL_AFTER)
@@ -204,7 +226,8 @@ class TrainerWorker:
         self._log.info("published", policy_version=self._version, hash=manifest.weight_hash[:12])
 
     def _checkpoint(self) -> Life[None]:
-        yield from self._recovery.save(self._ledger.epoch, self._step, self._version)
+        epoch = self._ledger.epoch
+        yield from self._recovery.save(epoch, self._step, self._version, self._prove)
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
         """Commit the step; from here on it is done."""
@@ -288,12 +311,7 @@ class TrainerWorker:
     def _live_on(self) -> None:
         if self._done or (self._waits_for is not None and not self._waits_for.done()):
             return
-        try:
-            result = self._waits_for.result() if self._waits_for is not None else None
-        except (FileNotFoundError, WeightError):
-            # A successor removes what we had not finished: if there is one, that is the reason.
-            self._office.prove(self._state, self._step + 1)
-            raise
+        result = self._waits_for.result() if self._waits_for is not None else None
         try:
             self._waits_for = self._life.send(result)
         except StopIteration:
@@ -316,6 +334,9 @@ class TrainerWorker:
     def _tell(self, state: str, detail: str) -> None:
         self._state = state
         self._reporter.state({"training": "working", "done": "stopped"}.get(state, state), detail)
+
+    def _prove(self) -> None:
+        self._office.prove(self._state, self._step + 1)
 
     def _heartbeat(self) -> None:
         self._office.heartbeat(self._state, self._step + 1)
