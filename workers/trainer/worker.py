@@ -163,17 +163,8 @@ class TrainerWorker:
                 yield None
                 continue
             self._tell("training", f"step {self._step + 1}")
-            payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
-            yield self._compute(self._server.before_change)
-            trained: Trained | tuple[Culprit, ...] = yield self._compute(
-                self._training.try_train, payloads, plan.masked, plan.policy_version
-            )
-            if not isinstance(trained, Trained):
-                self._set_aside(plan, payloads, trained)
-                yield from self._publish()  # as it was: its server may have let go of it
-                continue
-            self._complete(plan, trained)
-            self._recovery.used(payload.raw for payload in payloads)
+            yield from self._train(plan)
+            # Also where there was no step: its server may have let go of the version.
             yield from self._publish()
         self._next_drop = 0.0
         self._drop()  # what is decided is told; what is open stays open
@@ -186,6 +177,20 @@ class TrainerWorker:
         self._tell("done", "")
         self._heartbeat()
         self._done = True
+
+    def _train(self, plan: Plan) -> Life[None]:
+        """A step, or the drop of groups that no step can take. Behind it no payload is held: until
+        the next plan may be long."""
+        payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
+        yield self._compute(self._server.before_change)
+        trained: Trained | tuple[Culprit, ...] = yield self._compute(
+            self._training.try_train, payloads, plan.masked, plan.policy_version
+        )
+        if isinstance(trained, Trained):
+            self._complete(plan, trained)
+            self._recovery.used(payload.raw for payload in payloads)
+        else:
+            self._set_aside(plan, payloads, trained)
 
     def _redo(self) -> Life[None]:
         """Report the redone steps. If weights differ, stop, or go on under a new version."""

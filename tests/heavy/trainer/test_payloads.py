@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
+from schemas.events import ClosedGroups, DeadLetter, ScoredTrajectory, Trajectory
 from streams.memory.bus import MemoryBus
 from streams.record import Partition, Position, RawRecord
 from streams.topics import SCORED
@@ -18,7 +20,8 @@ from tests.heavy.trainer.trainer_stand import (
     turn_until,
 )
 from workers.trainer.fetch import PollSize, fetch
-from workers.trainer.payloads import batch_hash, payload_of
+from workers.trainer.packing import MicroBatch
+from workers.trainer.payloads import Payload, batch_hash, payload_of
 from workers.trainer.worker import TrainerWorker
 
 LIMIT_BYTES = 1_000_000
@@ -80,3 +83,29 @@ def test_what_was_let_go_is_read_again_by_position(tmp_path: Path) -> None:
     raws = fetch(MemoryBus(log, "demo"), positions)
     assert [Partition(SCORED.name, 0)] * 2 == [record.partition for record in raws]
     assert step.batch_hash == batch_hash([payload_of(record) for record in raws])
+
+
+def living() -> list[object]:
+    """What holds a sample's bytes, of every kind that the trainer makes."""
+    gc.collect()
+    kinds = (Payload, ScoredTrajectory, Trajectory, MicroBatch, DeadLetter)
+    return [found for found in gc.get_objects() if isinstance(found, kinds)]
+
+
+def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) -> None:
+    """Trained, dropped, late, a copy or refused: the next step may be minutes away."""
+    before = len(living())
+    log, config = make_log(), make_config(tmp_path, trainer__max_staleness=9, trainer__steps=9)
+    trainer = make_trainer(log, config)
+    refused = scored(2, 1, 0, reward=float("nan"))
+    send(log, *(scored(group, n, 0) for group in (0, 1) for n in range(2)), scored(1, 0, 0))
+    send(log, scored(2, 0, 0), refused)
+    del refused
+    run_steps(log, trainer, 2)
+    late = trainer._admission.num_late
+    send(log, scored(0, 1, 0))
+    turn_until(trainer, lambda: trainer._admission.num_late > late)
+    turn_until(trainer, lambda: trainer._state == "waiting")
+    assert ClosedGroups(watermark=3) == trainer._admission.closed
+    assert before == len(living())
+    trainer.close()
