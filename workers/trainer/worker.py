@@ -246,6 +246,8 @@ class TrainerWorker:
         ]
         closed = self._admission.closed_after(plan.group_ids)
         self._office.step_completed(step, plan, trained, closed, positions)
+        # A sample may have come since, of which the plan knew a letter alone.
+        self._payloads.release(self._admission.positions_of(plan.group_ids))
         self._admission.close(plan.group_ids)
         self._step, self._version = step, plan.policy_version + 1
         self._ledger.hashes[self._version] = trained.weight_hash
