@@ -36,7 +36,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Contiguous tokens by one author under one policy version."""
+    """Contiguous tokens by one author under one policy version.
+
+    One of the policy may have no tokens: a request that was cut before its first one. It counts for
+    nothing: neither its version nor its score is of any token.
+    """
 
     author: str  # "prompt", "policy" or "environment"
     token_ids: Tensor  # int32 [tokens]

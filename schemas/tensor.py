@@ -14,6 +14,7 @@ Buffer = bytes | bytearray | memoryview
 
 DTYPES = ("uint8", "uint16", "int32", "int64", "float32", "float16")
 CODECS = ("raw", "zstd")
+MAX_AXES = 16
 _ZSTD_LEVEL = 1
 _NUMPY = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 
@@ -56,7 +57,9 @@ class Tensor:
         """The array with its shape; of a decoded record it is read-only, and a view where raw.
 
         Raises:
-            TensorError: unknown dtype or codec, corrupt compressed bytes, or a wrong length.
+            TensorError: unknown dtype or codec, corrupt compressed bytes, or a wrong length. Never
+                more is unpacked than dtype and shape ask for; whether that is too much for the
+                field that it is in, the caller has to say before.
         """
         dtype = _NUMPY.get(self.dtype)
         if dtype is None:
@@ -64,6 +67,8 @@ class Tensor:
         shape = self.shape
         if self.codec == "raw" and len(shape) == 1 and len(self.data) == shape[0] * dtype.itemsize:
             return np.frombuffer(self.data, dtype)
+        if len(shape) > MAX_AXES:
+            raise TensorError(f"tensor shape has {len(shape)} axes, at most {MAX_AXES} are known")
         if shape and min(shape) < 0:
             raise TensorError(f"tensor shape {self.shape} has a negative axis")
         num_bytes = prod(self.shape) * dtype.itemsize
@@ -73,7 +78,10 @@ class Tensor:
                 f"tensor of {self.dtype} {self.shape} needs {num_bytes} bytes, got {len(data)}"
             )
         array = np.frombuffer(data, dtype)
-        return array if len(self.shape) == 1 else array.reshape(self.shape)
+        try:
+            return array if len(self.shape) == 1 else array.reshape(self.shape)
+        except ValueError as err:  # no elements, and axes beyond what an array can have
+            raise TensorError(f"tensor of {self.dtype} {self.shape}: {err}") from err
 
     def _uncompressed(self, num_bytes: int) -> Buffer:
         if self.codec != "zstd":
@@ -82,13 +90,14 @@ class Tensor:
             # The decompressor would believe the frame header and allocate what it says.
             declared = zstandard.frame_content_size(self.data)
             if declared != num_bytes:
+                told = f"declares {declared}" if declared >= 0 else "does not say how many it has"
                 raise TensorError(
-                    f"tensor of {self.dtype} {self.shape} needs {num_bytes} bytes, "
-                    f"its frame declares {declared}"
+                    f"tensor of {self.dtype} {self.shape} needs {num_bytes} bytes, its frame {told}"
                 )
-            return zstandard.ZstdDecompressor().decompress(self.data)
-        except zstandard.ZstdError as err:
-            raise TensorError(f"tensor of {self.dtype} {self.shape}: {err}") from err
+            return zstandard.ZstdDecompressor().decompress(self.data, allow_extra_data=False)
+        except (zstandard.ZstdError, MemoryError, OverflowError) as err:
+            told = str(err) or "more than there is memory for"
+            raise TensorError(f"tensor of {self.dtype} {self.shape}: {told}") from err
 
     def __len__(self) -> int:
         """Length of the first axis; 0 for a scalar shape."""

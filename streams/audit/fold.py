@@ -273,7 +273,7 @@ class AuditFold:
         base, bound = trained.base_version, trained.bound
         oldest: int | None = None
         for index, (author, tokens, version) in enumerate(segments):
-            if author != b"policy" or index in masked:
+            if author != b"policy" or index in masked or not tokens:
                 continue
             staleness = base - version
             self.staleness[staleness] += tokens

@@ -164,6 +164,28 @@ def test_a_server_removes_nothing_newer_than_its_own(tmp_path: Path) -> None:
     assert list(successor.versions()) == [1, 2, 3]
 
 
+def test_a_server_that_slept_leaves_what_its_successor_is_writing(tmp_path: Path) -> None:
+    """It published nothing before it slept: its first version comes behind the successor's."""
+    slept, successor = FileWeightServer(tmp_path, 2), FileWeightServer(tmp_path, 2)
+    slept.open(1)
+    successor.open(2)
+    successor.publish(0, weights(0))
+    writing: list[Path] = []
+
+    def rename(self: Path, target: Path) -> None:
+        writing.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", rename)  # and there it stands
+        successor.publish(1, weights(1))
+    slept.publish(0, weights(0))
+    assert [True] == [path.exists() for path in writing]
+    third = FileWeightServer(tmp_path, 2)
+    third.open(3)
+    third.publish(0, weights(0))
+    assert [False] == [path.exists() for path in writing]
+
+
 def test_a_request_is_answered_at_once(tmp_path: Path) -> None:
     """Serving, refusing and closing never wait for a worker."""
     server = FileWeightServer(tmp_path, keep=1)

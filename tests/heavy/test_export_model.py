@@ -54,7 +54,7 @@ def stand(folder: Path, name: str, lora: LoraSection = LORA) -> Stand:
     trained = training(model, lora)
     began, made = trained.model_hash, learned(trained, range(2))
     manifest = Manifest(run="r", epoch=1, step=2, policy_version=2, weight_hash=made)
-    trained.save(CheckpointStore(folder / "checkpoints"), manifest, keep=1)
+    trained.save(CheckpointStore(folder / "checkpoints"), manifest)
     log = made_log("r")
     bus = MemoryBus(log, "r")
     events = [

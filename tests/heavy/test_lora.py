@@ -80,7 +80,7 @@ def test_a_checkpoint_in_between_changes_nothing(name: str, tmp_path: Path) -> N
     at_two = learned(first, range(2))
     store = CheckpointStore(tmp_path / "checkpoints")
     manifest = Manifest(run="r", epoch=1, step=2, policy_version=2, weight_hash=at_two)
-    first.save(store, manifest, keep=1)
+    first.save(store, manifest)
     second = training(folder)
     second.restore(store, manifest)
     assert at_two == second.weight_hash == weight_hash(second.learner.weights())
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_another_kind_is_refused(
     at_one = learned(first, range(1))
     store = CheckpointStore(tmp_path / "checkpoints")
     manifest = Manifest(run="r", epoch=1, step=1, policy_version=1, weight_hash=at_one)
-    first.save(store, manifest, keep=1)
+    first.save(store, manifest)
     second = training(folder, read)
     with pytest.raises(ValueError, match=r"written under another trainer\.lora"):
         second.restore(store, manifest)

@@ -122,6 +122,7 @@ class Site:
             Admission(self.config.trainer),
             Payloads(self.bus, lambda: None),
             vocab_size=16,
+            max_tokens=100,
             start=(),
             hashes={0: weight_hash},
         )

@@ -104,12 +104,7 @@ class LogprobStage:
         if trajectory.purpose != TRAIN:
             self._passed.append(Finished(raw=record.raw))
             return
-        check_trajectory(trajectory, self._scorer.vocab_size)
-        if num_tokens(trajectory) > self._scorer.max_tokens:
-            raise ValueError(
-                f"segments hold {num_tokens(trajectory)} tokens, "
-                f"the scorer takes {self._scorer.max_tokens}"
-            )
+        check_trajectory(trajectory, self._scorer.vocab_size, self._scorer.max_tokens)
         if not self._pending:
             self._pending_since = time.monotonic()
         self._pending.append(Record(event=trajectory, raw=record.raw))

@@ -13,6 +13,7 @@ from streams.topics import PROMPTS
 from workers.context import Context
 
 MAX_DETAIL = 4000  # characters
+_MAX_ID = 64  # the same; no run's id is as long, and brokers refuse a record with a long key
 # A training group's number without leading zeros, or an evaluation's version and row.
 _NAMED = re.compile(r"(0|[1-9][0-9]*|e[0-9]+-[0-9]+)/(0|[1-9][0-9]{0,8})/[0-9]+")
 _NOBODY = ("", -1)
@@ -54,7 +55,7 @@ def dead_letter(
     """
     group_id, number = (sample.group_id, sample.sample) if sample else _named(raw)
     return DeadLetter(
-        group_id=group_id,
+        group_id=group_id[:_MAX_ID],
         sample=number,
         purpose=sample.purpose if sample else _purpose(raw),
         row=sample.row if sample else -1,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from schemas.events import EVALUATE, NO_VERSION, TRAIN, Prompt, Segment, Tensor, Trajectory
 from streams.group_ids import evaluation_id, issue_number
@@ -16,6 +18,9 @@ AUTHORS = ("prompt", "policy", "environment")
 # weight their squares still fit it: the gradient's norm has room. Nobody is paid more than this.
 MAX_REWARD = 1e9
 LOGPROB_ROUNDING = 1e-4  # how far above 0 a log-prob may lie, nats
+MAX_ROUTES = 4096  # layers x top_k; the largest models have some 500
+_INTEGERS = ("uint8", "uint16", "int32", "int64")
+_FLOATS = ("float32", "float16")
 _READ_ID: dict[str, Callable[[str], object]] = {TRAIN: issue_number, EVALUATE: evaluation_id}
 
 
@@ -41,21 +46,28 @@ def check_prompt(prompt: Prompt) -> None:
         raise ValueError(f"metadata must be a JSON object, got {prompt.metadata[:80]!r}")
 
 
-def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
+def check_trajectory(trajectory: Trajectory, vocab_size: int, max_tokens: int) -> None:
     """Return if every number of it is usable.
+
+    A tensor is unpacked only once its shape is known to be that of its field: a few compressed
+    bytes may declare any size.
+
+    Args:
+        max_tokens: that the model takes.
 
     Raises:
         ValueError: names the field, the place and the value: an id that no run gives, a reward that
             `check_reward` refuses, a sample number outside of its group, an unknown author, ids
-            outside of the vocabulary, log-probs that are missing, NaN, infinite or above 0, lengths
-            that disagree, a policy segment without a version or another with one, no policy token
-            or one with nothing before it, routed experts of another shape, or an expert twice in a
-            row.
+            outside of the vocabulary, more tokens than `max_tokens`, log-probs that are missing,
+            NaN, infinite or above 0, lengths that disagree, a policy segment without a version or
+            another with one, no policy token or one with nothing before it, routed experts of
+            another shape, an expert twice in a row, or a mask of experts that are not there.
     """
     _check_identity(trajectory)
     check_reward("reward", trajectory.reward)
     for name, part in trajectory.reward_parts.items():
         check_reward(f"reward_parts[{name!r}]", part)
+    num_tokens = _count_tokens(trajectory, max_tokens)
     for index, segment in enumerate(trajectory.segments):
         _check_segment(f"segments[{index}]", segment, vocab_size)
     authors = [s.author for s in trajectory.segments if len(s.token_ids)]
@@ -63,8 +75,22 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int) -> None:
         raise ValueError("segments: none by the policy has tokens")
     if authors[0] == "policy":
         raise ValueError("segments: the first token is the policy's, with nothing to condition on")
-    if trajectory.routed_experts is not None:
-        _check_experts(trajectory, sum(len(s.token_ids) for s in trajectory.segments) - 1)
+    _check_experts(trajectory.routed_experts, trajectory.routed_experts_mask, num_tokens - 1)
+
+
+def _count_tokens(trajectory: Trajectory, max_tokens: int) -> int:
+    """By the shapes alone."""
+    for index, segment in enumerate(trajectory.segments):
+        ids = segment.token_ids
+        if len(ids.shape) != 1 or ids.shape[0] < 0 or ids.dtype not in _INTEGERS:
+            raise ValueError(
+                f"segments[{index}].token_ids must be integers [tokens], "
+                f"got {ids.dtype} {list(ids.shape)}"
+            )
+    num_tokens = sum(len(segment.token_ids) for segment in trajectory.segments)
+    if num_tokens > max_tokens:
+        raise ValueError(f"segments hold {num_tokens} tokens, the model takes {max_tokens}")
+    return num_tokens
 
 
 def _check_identity(sample: Prompt | Trajectory) -> None:
@@ -85,8 +111,6 @@ def _check_segment(name: str, segment: Segment, vocab_size: int) -> None:
     if segment.author not in AUTHORS:
         raise ValueError(f"{name}.author must be one of {AUTHORS}, got {segment.author!r}")
     ids = segment.token_ids.numpy()
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"{name}.token_ids must be integers [tokens], got {ids.dtype} {ids.shape}")
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(outside):
         at = int(outside[0])
@@ -124,29 +148,44 @@ def check_logprobs(name: str, tensor: Tensor, num_tokens: int) -> None:
     Raises:
         ValueError: names field, place and value.
     """
-    values = tensor.numpy()
-    if values.shape != (num_tokens,) or values.dtype.kind != "f":
-        raise ValueError(
-            f"{name} must be floats [{num_tokens}], got {values.dtype} {list(values.shape)}"
-        )
+    values = floats_of(name, tensor, num_tokens)
     unusable = np.flatnonzero(~(np.isfinite(values) & (values <= LOGPROB_ROUNDING)))
     if len(unusable):
         at = int(unusable[0])
         raise ValueError(f"{name}[{at}] must be finite and at most 0, got {values[at]}")
 
 
-def _check_experts(trajectory: Trajectory, num_rows: int) -> None:
-    assert trajectory.routed_experts is not None
-    shape = trajectory.routed_experts.shape
+def floats_of(name: str, tensor: Tensor, num_tokens: int) -> npt.NDArray[Any]:
+    """Floats `[num_tokens]`.
+
+    Raises:
+        ValueError: it is another tensor, or damaged; names the field.
+    """
+    if tensor.shape != (num_tokens,) or tensor.dtype not in _FLOATS:
+        raise ValueError(
+            f"{name} must be floats [{num_tokens}], got {tensor.dtype} {list(tensor.shape)}"
+        )
+    return tensor.numpy()
+
+
+def _check_experts(experts: Tensor | None, mask: Tensor | None, num_rows: int) -> None:
+    if experts is None:
+        if mask is not None:
+            raise ValueError("routed_experts_mask is there, routed_experts is not")
+        return
+    shape = experts.shape
     if len(shape) != 3 or shape[0] != num_rows:
         raise ValueError(f"routed_experts has shape {shape}, [{num_rows}, layers, top_k]")
-    if trajectory.routed_experts.dtype not in ("uint8", "uint16"):
-        raise ValueError(f"routed_experts is {trajectory.routed_experts.dtype}")
-    mask = trajectory.routed_experts_mask
-    if mask is not None and mask.shape != (num_rows,):
-        raise ValueError(f"routed_experts_mask must be [{num_rows}], got {list(mask.shape)}")
+    if min(shape) < 0 or shape[1] * shape[2] > MAX_ROUTES:
+        raise ValueError(f"routed_experts has shape {shape}: at most {MAX_ROUTES} for a token")
+    if experts.dtype not in ("uint8", "uint16"):
+        raise ValueError(f"routed_experts is {experts.dtype}")
+    if mask is not None and (mask.shape != (num_rows,) or mask.dtype != "uint8"):
+        raise ValueError(
+            f"routed_experts_mask must be uint8 [{num_rows}], got {mask.dtype} {list(mask.shape)}"
+        )
     recorded = mask.numpy().astype(bool) if mask is not None else np.ones(num_rows, bool)
-    ranked = np.sort(trajectory.routed_experts.numpy(), axis=-1)
+    ranked = np.sort(experts.numpy(), axis=-1)
     twice = np.argwhere(ranked[..., 1:] == ranked[..., :-1])
     twice = twice[recorded[twice[:, 0]]]
     if len(twice):

@@ -166,6 +166,8 @@ class Admission:
     def give_back(self, plan: Plan, refused: Mapping[str, tuple[str, str]]) -> None:
         """`plan` could not be trained: its groups are open again, and some are to be dropped.
 
+        Their payloads are held again, those too that were let go and read once more.
+
         Args:
             refused: reason and detail by group, of those that no step can take.
         """
@@ -173,6 +175,7 @@ class Admission:
             group = self._groups[group_number(group_id)]
             group.is_planned = False
             group.refusal = refused.get(group_id)
+            self._released.difference_update(s.position for s in group.living.values())
 
     def close(self, group_ids: Iterable[str]) -> None:
         """`steps` says that these groups are trained or dropped: forget them.

@@ -27,6 +27,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"(\d{6,})-(\d{8,})")
 _TEMPORARY = ".tmp-"
+_LEFT_OVER = re.compile(r"\.tmp-(?:removed-)?(\d{6,})-\d{8,}")
 
 
 class CheckpointError(Exception):
@@ -159,7 +160,9 @@ class CheckpointStore:
 
         By epoch first: after a damaged one was passed over, the steps of the next epoch count up
         from below it, and what was just written must stay. Checkpoints of epochs above `epoch`,
-        the caller's, are not its to judge: a stopped trainer that woke up leaves them alone.
+        the caller's, are not its to judge: a stopped trainer that woke up leaves them alone. Call
+        it only after a commit that came after the save: so whoever takes over starts from what was
+        just written, and needs none of those removed here.
 
         Raises:
             ValueError: `keep` is below 1.
@@ -205,17 +208,21 @@ class CheckpointStore:
         # Renamed first: a checkpoint that is half removed must not look like one.
         doomed = self._folder / f"{_TEMPORARY}removed-{name}"
         shutil.rmtree(doomed, ignore_errors=True)
-        if (self._folder / name).exists():
+        with contextlib.suppress(FileNotFoundError):  # not there, or not any more
             (self._folder / name).rename(doomed)
-            shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
-    def clean(self) -> None:
+    def clean(self, epoch: int) -> None:
         """Remove left-overs of writers that died; one that only slept finds its folder gone.
 
-        Only for the owner of the newest epoch: nobody else's may be in the making.
+        Args:
+            epoch: the caller's own, by its claim. Those of later ones may be in the making: it may
+                itself have slept.
         """
         for path in self._folder.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(path, ignore_errors=True)
+            found = _LEFT_OVER.fullmatch(path.name)
+            if found and int(found[1]) <= epoch:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _epoch_and_step(name: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ letters that exist at startup are read first, so that none is written twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from schemas.events import DeadLetter, PartitionPosition, ScoredTrajectory
 from streams.bus import Bus
@@ -37,6 +37,7 @@ class Intake:
     """Feeds `Admission` and `Payloads`; collects dead letters of what cannot be trained on.
 
     Args:
+        max_tokens: of a sample that the model takes.
         start: where a predecessor's last step stood.
         hashes: weight hash of every version that the ledger knows, kept up to date by its owner;
             None: samples are not held to it.
@@ -52,6 +53,7 @@ class Intake:
         payloads: Payloads,
         *,
         vocab_size: int,
+        max_tokens: int,
         start: tuple[PartitionPosition, ...],
         hashes: Mapping[int, str] | None = None,
         reporter: Reporter | None = None,
@@ -60,7 +62,7 @@ class Intake:
         self._context = context
         self._admission = admission
         self._payloads = payloads
-        self._vocab_size = vocab_size
+        self._vocab_size, self._max_tokens = vocab_size, max_tokens
         self._hashes = hashes
         self._reporter = reporter
         self._routers = routers
@@ -73,7 +75,10 @@ class Intake:
         has_letters = any(offsets[p] < end for p, end in self._history.items())
         self._later = {p: at for p, at in offsets.items() if has_letters and p.topic == SCORED.name}
         self._old_ends = {**bus.ends(SCORED.name), **self._history}  # of what lay there at start
-        self._buried: set[Position] = set()  # origins of letters that are in the topic
+        # By origin, where its letter lies; None: it is due, or was not read back yet.
+        self._buried: dict[Position, Position | None] = {}
+        self._bus = bus
+        self._ends: Mapping[Partition, int] = {}  # of scored-trajectories, when they were asked for
         self._reader = bus.reader({p: at for p, at in offsets.items() if p not in self._later})
         self._size = PollSize(min(POLL_BYTES, self._limit_bytes))
         self.letters: list[DeadLetter] = []
@@ -111,11 +116,32 @@ class Intake:
         )
         if payload.raw.position not in self._buried:
             self.letters.append(letter)
-            self._buried.add(payload.raw.position)
+            self._buried[payload.raw.position] = None
 
     def positions(self) -> Mapping[Partition, int]:
         """Next offsets to read."""
         return {**self._reader.positions(), **self._later}
+
+    def low_watermarks(self, closing: Iterable[str] = ()) -> dict[Partition, int]:
+        """Per partition the lowest offset that a successor must read again.
+
+        Of letters those too whose records it will meet again: else it would write them once more.
+        Letters of other records are forgotten.
+
+        Args:
+            closing: groups that the event which carries the answer closes.
+        """
+        low = self._admission.low_watermarks(self.positions(), closing)
+        self._buried = {
+            origin: letter
+            for origin, letter in self._buried.items()
+            if origin.offset >= low.get(Partition(origin.topic, origin.partition), 0)
+        }
+        for letter in self._buried.values():
+            if letter is not None:
+                partition = Partition(letter.topic, letter.partition)
+                low[partition] = min(letter.offset, low.get(partition, letter.offset))
+        return low
 
     @property
     def num_foreign(self) -> int:
@@ -140,7 +166,7 @@ class Intake:
             if not isinstance(event, ScoredTrajectory):
                 raise ValueError(f"a {type(event).__name__} lies in {raw.position}")  # noqa: TRY004, TRY301
             scored = event
-            validate(scored, self._vocab_size)
+            validate(scored, self._vocab_size, self._max_tokens)
             if self._hashes is not None:
                 check_versions(scored, self._hashes)
             if self._context.config.trainer.loss.kl_coef:
@@ -168,7 +194,7 @@ class Intake:
         # group of ours is told in any case: nothing else would say that it was there.
         if raw.position not in self._buried and (is_news or not is_ours(letter)):
             self.letters.append(letter)
-            self._buried.add(raw.position)
+            self._buried[raw.position] = None
 
     def _dead(self, raw: RawRecord, now_s: float) -> None:
         for record in self._foreign.readable([raw]):
@@ -176,10 +202,22 @@ class Intake:
                 letter = record.event
                 self._admission.dead(DeadSample.of(letter, raw.position), now_s)
                 if letter.origin_topic == SCORED.name:
-                    self._buried.add(origin_of(letter))
+                    self._note(origin_of(letter), raw.position)
             return
         if self._reporter is not None:  # it names no sample of ours, and stays where it is
             self._reporter.count(foreign_records=1)
+
+    def _note(self, origin: Position, letter: Position) -> None:
+        """A letter about `origin` was read; of several the first one counts."""
+        if self._buried.get(origin) is None and self._is_there(origin):
+            self._buried[origin] = letter
+
+    def _is_there(self, origin: Position) -> bool:
+        """Whether there is such a record: a stranger's letter may name any."""
+        partition = Partition(origin.topic, origin.partition)
+        if origin.offset >= self._ends.get(partition, 0):
+            self._ends = self._bus.ends(SCORED.name)
+        return 0 <= origin.offset < self._ends.get(partition, 0)
 
 
 def origin_of(letter: DeadLetter) -> Position:

@@ -207,10 +207,9 @@ def recorded_routes(
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
     """Its experts [tokens - 1, layers, top_k] and which rows of them are recorded, if any are."""
     experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
-    return (
-        None if experts is None else experts.numpy(),
-        None if mask is None else mask.numpy(),
-    )
+    if experts is None:
+        return None, None
+    return experts.numpy(), None if mask is None else mask.numpy()
 
 
 def is_sampled(segment: Segment) -> bool:
@@ -250,7 +249,7 @@ def _token_counts(
     for scored, segments in zip(samples, kept, strict=True):
         for score in scored.scores:
             segment = scored.trajectory.segments[score.segment]
-            if score.segment in segments:
+            if score.segment in segments and is_sampled(segment):
                 staleness[policy_version - segment.policy_version] += len(segment.token_ids)
                 anchors[score.anchor] += len(segment.token_ids)
     by_staleness = {str(age): num for age, num in sorted(staleness.items())}

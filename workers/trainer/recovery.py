@@ -119,10 +119,16 @@ class Recovery:
             self._log.info("checkpoint_early", step=step, reason=reason)
         return bool(reason)
 
-    def save(self, epoch: int, step: int, policy_version: int) -> Life[None]:
+    def save(
+        self, epoch: int, step: int, policy_version: int, prove: Callable[[], None]
+    ) -> Life[None]:
         """Write a checkpoint of the present weights, unless there is one of their step.
 
-        Call it only after the step's commit: a checkpoint is never ahead of the log.
+        Call it only after the step's commit: a checkpoint is never ahead of the log. Older ones are
+        removed only by who is still the owner behind it.
+
+        Args:
+            prove: commits something.
         """
         if self.saved_step == step:
             return
@@ -133,7 +139,8 @@ class Recovery:
             policy_version=policy_version,
             weight_hash=self._training.weight_hash,
         )
-        keep = self._section.checkpoints_kept
-        yield self._compute(self._training.save, self._store, manifest, keep)
+        yield self._compute(self._training.save, self._store, manifest)
         self.saved_step = step
         self._span.clear()
+        prove()
+        yield self._compute(self._store.prune, self._section.checkpoints_kept, epoch)

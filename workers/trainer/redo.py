@@ -104,11 +104,13 @@ def redo(
         event, payloads = read_step(bus, fact, while_waiting)
         used([payload.raw for payload in payloads])
         redone: Trained = yield compute(redo_step, training, ledger, fact, event, payloads)
-        is_equal = redone.weight_hash == fact.weight_hash
+        actual = redone.weight_hash
+        del event, payloads, redone  # before the next step's are read
+        is_equal = actual == fact.weight_hash
         num_done, num_equal = num_done + 1, num_equal + is_equal
         last = None
         if not is_equal:
-            last = Unequal(step=fact.step, expected=fact.weight_hash, actual=redone.weight_hash)
+            last = Unequal(step=fact.step, expected=fact.weight_hash, actual=actual)
             if fact.step >= ledger.drifted_step:
                 unequal.append(last)
         if unequal and stop_at_unequal:

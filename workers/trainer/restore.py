@@ -47,8 +47,12 @@ def objection(run: str, ledger: Ledger, manifest: Manifest) -> str:
 
 
 def restore(store: CheckpointStore, run: str, ledger: Ledger, training: Training) -> Restored:
-    """Load the newest checkpoint that is whole and confirmed, or stay at the model folder."""
-    store.clean()
+    """Load the newest checkpoint that is whole and confirmed, or stay at the model folder.
+
+    Args:
+        ledger: with the caller's own claim as its newest.
+    """
+    store.clean(ledger.epoch)
     unfit: dict[str, str] = {}  # whole and confirmed, and yet not this model's
 
     def against(manifest: Manifest) -> str:

@@ -20,7 +20,7 @@ from streams.crash_points import CrashPoint, reach
 from streams.errors import ConfigError
 from workers.config.trainer import TrainerSection
 from workers.engines.base import CPU
-from workers.engines.folder import read_config, vocab_size_of
+from workers.engines.folder import read_config, token_limit, vocab_size_of
 from workers.engines.model import FLOAT32, configure_torch, load_model, numerics_of, weights_of
 from workers.engines.one_order import NoOrderError
 from workers.engines.recompute import recompute_activations
@@ -94,7 +94,8 @@ class Training:
             numerics = configure_torch(
                 threads, device, fused=True, in_one_order=section.redo != "tolerate"
             )
-            self.vocab_size = vocab_size_of(read_config(folder))
+            config = read_config(folder)
+            self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
             self._section = section
             model = load_model(folder, dtype)
             mask = check_scoring(model, self.vocab_size)
@@ -263,10 +264,9 @@ class Training:
             if borders == batch.borders:
                 raise SampleTooLargeError(sum(borders[:failed]), told)
 
-    def save(self, store: CheckpointStore, manifest: Manifest, keep: int) -> None:
-        """Write a checkpoint of the present state; keep the newest `keep`."""
+    def save(self, store: CheckpointStore, manifest: Manifest) -> None:
+        """Write a checkpoint of the present state."""
         store.save(manifest, self.learner.weights(), self.learner.optimizer_tensors())
-        store.prune(keep, manifest.epoch)
 
     def restore(self, store: CheckpointStore, manifest: Manifest) -> None:
         """Go back to a checkpoint.

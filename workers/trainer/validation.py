@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from schemas.events import TRAIN, DeadLetter, ScoredTrajectory, Segment, SegmentScore
 from workers.config.across import MIN_TEMPERATURE
 from workers.engines.routes import RouterShape, check_routes
-from workers.loop.validation import check_logprobs, check_trajectory, is_group_number
+from workers.loop.validation import (
+    check_logprobs,
+    check_trajectory,
+    floats_of,
+    is_group_number,
+)
 
+MAX_TEMPERATURE = 1e30  # in float32 it is finite, and so is what is divided by it
 ANCHORS = ("sampled", "nearby", "behavior")
 
 
-def validate(scored: ScoredTrajectory, vocab_size: int) -> None:
-    """Return if every number that the trainer will use is usable.
+def validate(scored: ScoredTrajectory, vocab_size: int, max_tokens: int) -> None:
+    """Return if every number that the trainer will use is usable, and every tensor whole.
+
+    Args:
+        max_tokens: that the model takes.
 
     Raises:
         ValueError: as `check_trajectory`; also scores that are not one per policy segment in order,
             an unknown anchor, one of another version than it says, log-probs of another length or
-            that are no log-probs, a temperature of 0 or next to it.
+            that are no log-probs, a temperature of 0, next to it, or infinite in float32.
     """
-    check_trajectory(scored.trajectory, vocab_size)
+    check_trajectory(scored.trajectory, vocab_size, max_tokens)
     for index, segment in enumerate(scored.trajectory.segments):
         is_policy = segment.author == "policy"
-        is_usable = math.isfinite(segment.temperature) and segment.temperature >= MIN_TEMPERATURE
+        is_usable = MIN_TEMPERATURE <= segment.temperature <= MAX_TEMPERATURE
         if is_policy and not is_usable:
             raise ValueError(
                 f"segments[{index}].temperature must be at least {MIN_TEMPERATURE:g} to train on, "
-                f"got {segment.temperature}"
+                f"and at most {MAX_TEMPERATURE:g}, got {segment.temperature}"
             )
     _check_scores(scored)
 
@@ -140,5 +148,5 @@ def _check_scores(scored: ScoredTrajectory) -> None:
 def _check_optional(name: str, score: SegmentScore, num_tokens: int) -> None:
     if score.reference_logprobs is not None:
         check_logprobs(f"{name}.reference_logprobs", score.reference_logprobs, num_tokens)
-    if score.entropy is not None and score.entropy.shape != (num_tokens,):
-        raise ValueError(f"{name}.entropy must be [{num_tokens}], got {list(score.entropy.shape)}")
+    if score.entropy is not None:
+        floats_of(f"{name}.entropy", score.entropy, num_tokens)

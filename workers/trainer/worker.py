@@ -10,6 +10,7 @@ from typing import Any
 from schemas.events import PartitionPosition, PullRequested, TrainerStarted
 from streams.bus import Bus
 from streams.crash_points import CrashPoint, reach
+from streams.errors import BrokerError, FencedError, OutcomeUnknownError
 from streams.record import Partition
 from streams.topics import POLICY_PULLS
 from workers.context import Context
@@ -27,11 +28,12 @@ from workers.trainer.payloads import Payload, Payloads
 from workers.trainer.recovery import Recovery
 from workers.trainer.redo import Life, Redone, drift_error
 from workers.trainer.training import Culprit, Trained, Training
-from workers.weights.channel import WeightError, WeightServer
+from workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
 DROP_EVERY_S = 0.25
 _REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
+_OF_COMMITS = (BrokerError, FencedError, OutcomeUnknownError)  # to ask once more would not help
 
 
 class TrainerWorker:
@@ -81,6 +83,7 @@ class TrainerWorker:
             self._admission,
             self._payloads,
             vocab_size=training.vocab_size,
+            max_tokens=training.max_tokens,
             start=self._ledger.positions,
             hashes=self._ledger.hashes,
             reporter=self._reporter,
@@ -98,7 +101,27 @@ class TrainerWorker:
         self._done = False
 
     def turn(self) -> None:
-        """Read new records, commit drops, serve pulls, advance the step, and report."""
+        """Read new records, commit drops, serve pulls, advance the step, and report.
+
+        Raises:
+            FencedError: a successor took over, whatever was met because of it.
+        """
+        try:
+            self._turn()
+        except _OF_COMMITS:
+            raise
+        except Exception as err:
+            # Who slept may find files removed, records expired, deadlines over. If somebody took
+            # over meanwhile, that is the reason.
+            try:
+                self._prove()
+            except FencedError as fenced:
+                raise fenced from err
+            except Exception as other:  # noqa: BLE001  (the first error says what happened)
+                err.add_note(f"whether it was replaced could not be asked: {other}")
+            raise
+
+    def _turn(self) -> None:
         reach(CrashPoint.POLL_BEFORE)
         num_old = self._intake.poll(POLL_S)
         if self._state in ("redo", "waiting"):  # else something else is to come forward
@@ -143,17 +166,8 @@ class TrainerWorker:
                 yield None
                 continue
             self._tell("training", f"step {self._step + 1}")
-            payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
-            yield self._compute(self._server.before_change)
-            trained: Trained | tuple[Culprit, ...] = yield self._compute(
-                self._training.try_train, payloads, plan.masked, plan.policy_version
-            )
-            if not isinstance(trained, Trained):
-                self._set_aside(plan, payloads, trained)
-                yield from self._publish()  # as it was: its server may have let go of it
-                continue
-            self._complete(plan, trained)
-            self._recovery.used(payload.raw for payload in payloads)
+            yield from self._train(plan)
+            # Also where there was no step: its server may have let go of the version.
             yield from self._publish()
         self._next_drop = 0.0
         self._drop()  # what is decided is told; what is open stays open
@@ -165,6 +179,20 @@ class TrainerWorker:
         self._tell("done", "")
         self._heartbeat()
         self._done = True
+
+    def _train(self, plan: Plan) -> Life[None]:
+        """A step, or the drop of groups that no step can take. Behind it no payload is held: until
+        the next plan may be long."""
+        payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
+        yield self._compute(self._server.before_change)
+        trained: Trained | tuple[Culprit, ...] = yield self._compute(
+            self._training.try_train, payloads, plan.masked, plan.policy_version
+        )
+        if isinstance(trained, Trained):
+            self._complete(plan, trained)
+            self._recovery.used(payload.raw for payload in payloads)
+        else:
+            self._set_aside(plan, payloads, trained)
 
     def _redo(self) -> Life[None]:
         """Report the redone steps. If weights differ, stop, or go on under a new version."""
@@ -209,7 +237,8 @@ class TrainerWorker:
         if self._recovery.saved_step == self._step:
             return
         self._tell("saving", f"a checkpoint of step {self._step}")
-        yield from self._recovery.save(self._ledger.epoch, self._step, self._version)
+        epoch = self._ledger.epoch
+        yield from self._recovery.save(epoch, self._step, self._version, self._prove)
         self._reporter.count(checkpoints=1)
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
@@ -217,13 +246,15 @@ class TrainerWorker:
         self._next_drop = 0.0
         self._drop()  # a restart goes on behind what the letters are about
         step = self._step + 1
-        low = self._admission.low_watermarks(self._intake.positions(), plan.group_ids)
+        low = self._intake.low_watermarks(plan.group_ids)
         positions = [
             PartitionPosition(topic=p.topic, partition=p.number, offset=offset)
             for p, offset in sorted(low.items())
         ]
         closed = self._admission.closed_after(plan.group_ids)
         self._office.step_completed(step, plan, trained, closed, positions)
+        # A sample may have come since, of which the plan knew a letter alone.
+        self._payloads.release(self._admission.positions_of(plan.group_ids))
         self._admission.close(plan.group_ids)
         self._step, self._version = step, plan.policy_version + 1
         self._ledger.hashes[self._version] = trained.weight_hash
@@ -294,12 +325,7 @@ class TrainerWorker:
     def _live_on(self) -> None:
         if self._done or (self._waits_for is not None and not self._waits_for.done()):
             return
-        try:
-            result = self._waits_for.result() if self._waits_for is not None else None
-        except (FileNotFoundError, WeightError):
-            # A successor removes what we had not finished: if there is one, that is the reason.
-            self._office.prove(self._state, self._step + 1)
-            raise
+        result = self._waits_for.result() if self._waits_for is not None else None
         try:
             self._waits_for = self._life.send(result)
         except StopIteration:
@@ -329,6 +355,9 @@ class TrainerWorker:
             self._reporter.count(fetched_records=num_records)
             self._context.beat()
         self._heartbeat()
+
+    def _prove(self) -> None:
+        self._office.prove(self._state, self._step + 1)
 
     def _heartbeat(self) -> None:
         self._office.heartbeat(self._state, self._step + 1)

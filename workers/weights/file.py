@@ -12,6 +12,7 @@ unfinished file was deleted at the successor's first version.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 CHANNEL = "file"
 _HASH_DIGITS = 12  # in a file's name; the whole hash is in its header
 _PATTERN = "v*-*.safetensors"
+_EPOCH = re.compile(r"-e(\d+)\.tmp$")  # at the end of an unfinished file's name
 
 
 def file_name(policy_version: int, weight_hash: str) -> str:
@@ -65,10 +67,12 @@ class FileWeightServer:
         self._folder = Path(folder).resolve()
         self._keep = keep
         self._newest: int | None = None  # of those that we published
+        self._epoch = 0
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def open(self, epoch: int) -> None:
-        """Nothing to do: a folder serves whoever can read it."""
+        """Whose unfinished files are whose is told by the epoch; a folder serves whoever reads."""
+        self._epoch = epoch
 
     def publish(
         self,
@@ -92,7 +96,7 @@ class FileWeightServer:
         existing = _files(self._folder).get(policy_version)
         target = self._folder / file_name(policy_version, manifest.weight_hash)
         if existing is None:
-            _write(target, weights, manifest)
+            _write(target, weights, manifest, self._epoch)
         elif existing != target:
             raise WeightError(
                 f"policy version {policy_version} was published as {existing.name}; "
@@ -103,8 +107,11 @@ class FileWeightServer:
         return manifest
 
     def _clean(self) -> None:
+        """A later epoch's may be in the making: we may have slept."""
         for torn in self._folder.glob("*.tmp"):
-            torn.unlink(missing_ok=True)
+            epoch = _EPOCH.search(torn.name)
+            if epoch is None or int(epoch[1]) <= self._epoch:
+                torn.unlink(missing_ok=True)
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The folder's absolute path."""
@@ -137,11 +144,13 @@ class FileWeightServer:
         """Nothing to release: the files stay."""
 
 
-def _write(target: Path, weights: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
+def _write(
+    target: Path, weights: Mapping[str, torch.Tensor], manifest: Manifest, epoch: int
+) -> None:
     from safetensors.torch import save_file
 
     # A process id is unique on one machine only, and the folder may be shared.
-    temporary = target.with_suffix(f".{secrets.token_hex(8)}.tmp")
+    temporary = target.with_suffix(f".{secrets.token_hex(8)}-e{epoch}.tmp")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     metadata = {
         "policy_version": str(manifest.policy_version),

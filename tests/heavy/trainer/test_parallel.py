@@ -84,7 +84,7 @@ def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path
         run="r", epoch=1, step=2, policy_version=2, weight_hash=weight_hash(two.learner.weights())
     )
     saved = hashes(two)
-    two.save(store, manifest, keep=1)
+    two.save(store, manifest)
     two.learner.step(batch_of(2))
     expected = hashes(two)
     begin(two, folder)
@@ -95,7 +95,7 @@ def test_a_checkpoint_knows_no_ranks(two: Training, folder: Path, tmp_path: Path
     one = Training(folder, SECTION, threads=1, dtype="bfloat16")
     one.restore(store, manifest)
     assert saved == hashes(one)
-    one.save(CheckpointStore(tmp_path / "one"), manifest, keep=1)
+    one.save(CheckpointStore(tmp_path / "one"), manifest)
     two.restore(CheckpointStore(tmp_path / "one"), manifest)
     assert saved == hashes(two)
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+from schemas.events import ClosedGroups, DeadLetter, ScoredTrajectory, Trajectory
 from streams.memory.bus import MemoryBus
 from streams.memory.consumer import MemoryReader
 from streams.record import Partition, Position, RawRecord
 from streams.topics import SCORED
+from tests import factories
 from tests.heavy.trainer.trainer_stand import (
+    DEADLINE_S,
+    bury,
     make_config,
     make_log,
     make_trainer,
@@ -24,7 +31,9 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from workers.loop.stall import StuckError
 from workers.trainer.fetch import PollSize, fetch
-from workers.trainer.payloads import batch_hash, payload_of
+from workers.trainer.packing import MicroBatch
+from workers.trainer.payloads import Payload, batch_hash, payload_of
+from workers.trainer.training import Culprit, Trained, Training
 from workers.trainer.worker import TrainerWorker
 
 LIMIT_BYTES = 1_000_000
@@ -142,3 +151,83 @@ def test_what_was_let_go_is_read_again_by_position(tmp_path: Path) -> None:
     raws = fetch(MemoryBus(log, "demo"), positions)
     assert [Partition(SCORED.name, 0)] * 2 == [record.partition for record in raws]
     assert step.batch_hash == batch_hash([payload_of(record, {}) for record in raws])
+
+
+def living() -> list[object]:
+    """What holds a sample's bytes, of every kind that the trainer makes."""
+    gc.collect()
+    kinds = (Payload, ScoredTrajectory, Trajectory, MicroBatch, DeadLetter)
+    return [found for found in gc.get_objects() if isinstance(found, kinds)]
+
+
+def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) -> None:
+    """Trained, dropped, late, a copy or refused: the next step may be minutes away."""
+    before = len(living())
+    log, config = make_log(), make_config(tmp_path, trainer__max_staleness=9, trainer__steps=9)
+    trainer = make_trainer(log, config)
+    refused = scored(2, 1, 0, reward=float("nan"))
+    send(log, *(scored(group, n, 0) for group in (0, 1) for n in range(2)), scored(1, 0, 0))
+    send(log, scored(2, 0, 0), refused)
+    del refused
+    run_steps(log, trainer, 2)
+    late = trainer._admission.num_late
+    send(log, scored(0, 1, 0))
+    turn_until(trainer, lambda: trainer._admission.num_late > late)
+    turn_until(trainer, lambda: trainer._state == "waiting")
+    assert ClosedGroups(watermark=3) == trainer._admission.closed
+    assert before == len(living())
+    trainer.close()
+
+
+class Counting(Training):
+    """Counts the samples in memory at each step's begin."""
+
+    counts: ClassVar[list[int]] = []
+
+    def train(self, *args: Any) -> Trained:
+        self.counts.append(sum(isinstance(found, Trajectory) for found in living()))
+        return super().train(*args)
+
+
+def test_a_redo_holds_one_step_s_samples_at_a_time(tmp_path: Path) -> None:
+    """It does the steps since a checkpoint one after another, however many there are."""
+    log, config = make_log(), make_config(tmp_path)
+    first = make_trainer(log, config)
+    for group in range(3):
+        send(log, *(scored(group, sample, group) for sample in range(2)))
+        run_steps(log, first, group + 1)
+    bury(first)
+    del first
+    Counting.counts.clear()
+    second = make_trainer(log, config, "two", takeover=True, hardware=Counting)
+    turn_until(second, lambda: second._reporter.policy_version == 3)
+    second.close()
+    assert [2, 2, 2] == Counting.counts
+
+
+class Slow(Training):
+    """A step that takes until it is told."""
+
+    begun, go_on = threading.Event(), threading.Event()
+
+    def try_train(self, *args: Any) -> Trained | tuple[Culprit, ...]:
+        self.begun.set()
+        assert self.go_on.wait(DEADLINE_S)
+        return super().try_train(*args)
+
+
+def test_a_sample_that_comes_while_its_group_is_trained_is_let_go(tmp_path: Path) -> None:
+    """Its letter came first, so the step goes without it; nobody will ask for it again."""
+    log, config = make_log(), make_config(tmp_path, trainer__min_group_samples=1)
+    Slow.begun.clear()
+    Slow.go_on.clear()
+    trainer = make_trainer(log, config, hardware=Slow)
+    send(log, factories.dead_letter(group_id="0", sample=1, row=0), scored(0, 0, 0))
+    turn_until(trainer, Slow.begun.is_set)
+    send(log, scored(0, 1, 0))
+    turn_until(trainer, lambda: trainer._intake.num_samples == 2)
+    Slow.go_on.set()
+    run_steps(log, trainer, 1)
+    assert [["reward"]] == [[absent.reason for absent in step.absent] for step in steps(log)]
+    assert 0 == held_bytes(trainer)
+    trainer.close()

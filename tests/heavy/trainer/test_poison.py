@@ -225,7 +225,7 @@ def test_a_sample_of_which_nothing_is_learnt_is_nobodys_fault(tmp_path: Path) ->
             dataclasses.replace(silent.scores[0], segment=2, proximal_logprobs=empty),
         ),
     )
-    validate(silent, training.vocab_size)
+    validate(silent, training.vocab_size, training.max_tokens)
     records = [outgoing(SCORED, event) for event in (silent, answered(1, 0, [5, BAD]))]
     log = make_log()
     MemoryBus(log, "demo").producer("logprob.0").commit(records)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from schemas.events import PolicyPublished
 from streams.crash_points import CrashPoint, arm
-from streams.errors import FencedError
+from streams.errors import BrokerError, FencedError, OffsetGoneError
 from streams.memory.log import MemoryLog
 from streams.topics import POLICY_VERSIONS, STEPS
 from tests.heavy.trainer.trainer_stand import (
@@ -27,6 +28,8 @@ from tests.heavy.trainer.trainer_stand import (
 from workers.config.run import RunConfig
 from workers.loop.runtime import Exit, exit_status
 from workers.trainer.checkpoint import CheckpointStore
+from workers.trainer.fetch import RecordGoneError
+from workers.trainer.redo import RedoError
 from workers.trainer.worker import TrainerWorker
 from workers.weights.channel import WeightError
 from workers.weights.file import FileWeightChannel
@@ -107,6 +110,100 @@ def test_it_changes_nothing(tmp_path: Path, point: CrashPoint, count: int) -> No
     newest = CheckpointStore(tmp_path / "checkpoints").newest(lambda _: "")
     assert newest.manifest is not None
     assert (2, 3) == (newest.manifest.epoch, newest.manifest.step)
+
+
+def test_it_prunes_nothing_once_it_was_replaced(tmp_path: Path) -> None:
+    """It slept with its checkpoint in place and the older one still there: the successor may hold
+    on to either, or be reading it."""
+    log = make_log()
+    config = make_config(
+        tmp_path,
+        trainer__max_staleness=3,
+        trainer__checkpoint_every=1,
+        trainer__checkpoints_kept=1,
+    )
+    send(log, *(scored(group, sample, 0) for group in range(3) for sample in range(2)))
+    zombie = make_trainer(log, config)
+    sleep = Sleep(zombie, CrashPoint.CHECKPOINT_AFTER, 2)
+    arm(sleep)
+    keeping = make_config(tmp_path, trainer__max_staleness=3, trainer__checkpoints_kept=9)
+    with ThreadPoolExecutor(1) as thread:
+        driven = thread.submit(sleep.drive, zombie)
+        assert sleep.asleep.wait(WAIT_S)
+        finish(log, keeping)
+        before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+        sleep.wake.set()
+        error = driven.exception(WAIT_S)
+    zombie.close()
+    assert isinstance(error, FencedError)
+    assert before == ["000001-00000001", "000001-00000002", "000002-00000003"]
+    assert before == sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    "met",
+    [
+        OffsetGoneError("scored-trajectories[0]@0 is gone"),
+        RecordGoneError("scored-trajectories[0]@0 holds no committed record"),
+        RedoError("step 2: its records have another batch hash"),
+        TimeoutError("scored-trajectories[0]@0: nothing was read for 120 s"),
+        SafetensorError("Error while serializing: No such file or directory"),
+        OSError(39, "Directory not empty"),
+    ],
+    ids=lambda met: type(met).__name__,
+)
+def test_whatever_it_meets_when_it_wakes_it_was_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: Exception
+) -> None:
+    """Records have expired, files are gone, deadlines are over; and that is not why it ends."""
+    log, config = make_log(), make_config(tmp_path, trainer__steps=1)
+    zombie = make_trainer(log, config)
+    turn_until(zombie, lambda: zombie._reporter.policy_version == 0)
+
+    def poll(_timeout_s: float) -> None:
+        raise met
+
+    monkeypatch.setattr(zombie._intake, "poll", poll)
+    with pytest.raises(type(met)) as told:
+        zombie.turn()  # nobody took over: that is the reason
+    assert told.value is met
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    finish(log, config)
+    with pytest.raises(FencedError) as fenced:
+        zombie.turn()
+    zombie.close()
+    assert fenced.value.__cause__ is met
+    assert Exit.FENCED == exit_status(fenced.value)
+
+
+def test_what_it_cannot_ask_is_not_the_reason_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the broker does not answer, the first error is told."""
+    log, config = make_log(), make_config(tmp_path)
+    trainer = make_trainer(log, config)
+    asked: list[object] = []
+
+    def fail(error: Exception) -> Callable[..., None]:
+        def raise_it(*args: object) -> None:
+            asked.append(args)
+            raise error
+
+        return raise_it
+
+    monkeypatch.setattr(trainer._intake, "poll", fail(OSError("disk full")))
+    monkeypatch.setattr(trainer._office, "prove", fail(BrokerError("no broker")))
+    with pytest.raises(OSError, match="disk full") as told:
+        trainer.turn()
+    assert ["whether it was replaced could not be asked: no broker"] == getattr(
+        told.value, "__notes__", []
+    )
+    asked.clear()
+    monkeypatch.setattr(trainer._intake, "poll", fail(BrokerError("down")))
+    with pytest.raises(BrokerError, match="down"):
+        trainer.turn()
+    trainer.close()
+    assert 1 == len(asked)  # a broker that failed is not asked once more
 
 
 def check_weights(log: MemoryLog) -> None:

@@ -117,7 +117,7 @@ def test_a_sample_goes_from_policy_to_environment_and_back(tmp_path: Path) -> No
     rollout = make_rollout(stand, engine, environment)
     stand.issue("0", 1)
     (trajectory,) = played(stand, rollout)
-    check_trajectory(trajectory, engine.vocab_size)
+    check_trajectory(trajectory, engine.vocab_size, engine.max_tokens)
     assert ["prompt", "policy", "environment", "policy"] == [s.author for s in trajectory.segments]
     _, first, said, second = trajectory.segments
     assert (NO_VERSION, "", "", None, "") == (

@@ -65,7 +65,7 @@ def test_only_the_policys_segments_are_scored_given_all_before_them(tmp_path: Pa
     event = scored(tmp_path)
     assert [(1, 1), (3, 2)] == [(s.segment, s.policy_version) for s in event.scores]
     assert [3, 2] == [len(s.proximal_logprobs) for s in event.scores]
-    validate(event, VOCAB_SIZE)
+    validate(event, VOCAB_SIZE, 100)
     check_versions(event, {1: f.HASH, 2: f.HASH})
     assert not is_truncated(event.trajectory)
 
@@ -93,10 +93,10 @@ def test_the_loss_holds_the_policys_tokens_alone(tmp_path: Path) -> None:
 def test_tokens_that_no_policy_sampled_may_not_claim_one(wrong: dict[str, object]) -> None:
     """A version or log-probs there would be a mistake of whoever wrote the event."""
     event = two_turns()
-    check_trajectory(event, VOCAB_SIZE)
+    check_trajectory(event, VOCAB_SIZE, 100)
     segments = (*event.segments[:2], environment(4, **wrong), event.segments[3])
     with pytest.raises(ValueError, match=r"segments\[2\] is by environment, and has"):
-        check_trajectory(dataclasses.replace(event, segments=segments), VOCAB_SIZE)
+        check_trajectory(dataclasses.replace(event, segments=segments), VOCAB_SIZE, 100)
 
 
 def test_people_are_told_who_wrote_what() -> None:

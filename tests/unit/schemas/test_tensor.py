@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zstandard
 
 from schemas import Tensor, TensorError, decode, encode
 from schemas.tensor import CODECS, DTYPES
@@ -56,6 +57,8 @@ def test_other_layouts_are_brought_in_order():
         ({"shape": (-3,)}, "negative axis"),
         ({"shape": (1 << 60,)}, "needs"),
         ({"dtype": "float64"}, "dtype 'float64' is unknown"),
+        ({"shape": (0, 1 << 62, 1 << 62), "data": b""}, "too big"),
+        ({"shape": (1,) * 17}, "has 17 axes, at most 16"),
         ({"codec": "lz4"}, "codec 'lz4' is unknown"),
         ({"codec": "zstd"}, r"int32 \(3,\)"),
     ],
@@ -76,6 +79,34 @@ def test_compressed_bytes_of_another_length_are_refused():
     cut = Tensor(dtype="uint8", shape=(1 << 20,), codec="zstd", data=bytes(big.data)[:-3])
     with pytest.raises(TensorError, match="uint8"):
         cut.numpy()
+
+
+def frame(num_bytes: int, body: bytes) -> bytes:
+    """A zstd frame that declares this content (RFC 8878, 3.1.1)."""
+    return bytes.fromhex("28b52ffdc058") + num_bytes.to_bytes(8, "little") + body
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 50, (1 << 63) - 1])
+def test_a_size_that_no_memory_has_is_an_error_of_the_tensor(num_bytes):
+    """Where shape and frame agree on it."""
+    bomb = Tensor(dtype="uint8", shape=(num_bytes,), codec="zstd", data=frame(num_bytes, b"\1\0\0"))
+    with pytest.raises(TensorError, match="uint8"):
+        bomb.numpy()
+
+
+def test_a_frame_is_unpacked_no_further_than_it_declares():
+    """One run of 1000 bytes behind a header that says ten, or nothing; and bytes behind a frame."""
+    run_of_1000 = (1000 << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"A"
+    whole = {"dtype": "uint8", "codec": "zstd"}
+    large = Tensor(**whole, shape=(1000,), data=frame(1000, run_of_1000))
+    assert large.numpy().tolist() == [65] * 1000
+    with pytest.raises(TensorError, match=r"uint8 \(10,\)"):
+        Tensor(**whole, shape=(10,), data=frame(10, run_of_1000)).numpy()
+    untold = zstandard.ZstdCompressor(write_content_size=False).compress(b"A" * 1000)
+    with pytest.raises(TensorError, match="needs 1000 bytes, its frame does not say how many"):
+        Tensor(**whole, shape=(1000,), data=untold).numpy()
+    with pytest.raises(TensorError, match="unused"):
+        Tensor(**whole, shape=(1000,), data=bytes(large.data) + b"junk").numpy()
 
 
 @pytest.mark.parametrize(

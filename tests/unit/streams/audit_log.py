@@ -77,18 +77,18 @@ class Log:
     def roll_out(self, group_id: str, version: int = 0, **changes: Any) -> list[int]:
         """Issued, and answered under `version`."""
         self.rollout_done.update(self.issue(group_id, **_only(changes, "purpose")))
-        segments = (prompt_segment(), policy_segment(version=version))
+        changes.setdefault("segments", (prompt_segment(), policy_segment(version=version)))
         return [
             self.add(
                 "trajectories",
-                trajectory(group_id=group_id, sample=sample, segments=segments, **changes),
+                trajectory(group_id=group_id, sample=sample, **changes),
             )
             for sample in range(SIZE)
         ]
 
-    def score(self, group_id: str, version: int = 0) -> list[SampleRef]:
+    def score(self, group_id: str, version: int = 0, **changes: Any) -> list[SampleRef]:
         """Issued, answered and scored; gives what a step would say of the samples."""
-        offsets = self.roll_out(group_id, version)
+        offsets = self.roll_out(group_id, version, **changes)
         self.logprob_done.update(offsets)
         refs = []
         for sample, offset in enumerate(offsets):

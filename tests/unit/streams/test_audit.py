@@ -13,9 +13,7 @@ from schemas.events import (
     PartitionPosition,
 )
 from streams.audit.report import BreachKind
-from tests.factories import (
-    trainer_started,
-)
+from tests.factories import policy_segment, prompt_segment, trainer_started
 from tests.unit.streams.audit_log import SIZE, change_step, healthy, kinds, step_of
 
 
@@ -115,6 +113,22 @@ def test_a_masked_segment_may_be_too_stale() -> None:
     report = log.report()
     assert kinds(report) == {}
     assert report.masked_segments == SIZE
+
+
+def test_a_segment_without_tokens_trains_nothing() -> None:
+    """An answer that was interrupted before its first token under the old version."""
+    log = healthy()
+    segments = (
+        prompt_segment(),
+        policy_segment(0, version=0, finish_reason="policy_changed"),
+        policy_segment(version=2),
+    )
+    refs = log.score("6", version=2, segments=segments)
+    log.step(3, refs, closed=3)
+    change_step(log, 3, closed=ClosedGroups(watermark=3, above=(6,)))
+    report = log.report()
+    assert kinds(report) == {}
+    assert report.staleness == {0: 3 * SIZE + 3 * SIZE, 1: 3 * SIZE}
 
 
 def test_the_bound_is_that_of_the_claim_before_the_step() -> None:

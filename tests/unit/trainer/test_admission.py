@@ -280,6 +280,18 @@ def test_payloads_are_let_go_from_the_far_end():
     assert planner.low_watermarks({}) == {SCORED: 0}
 
 
+def test_payloads_of_a_plan_that_is_given_back_are_held_again():
+    """Those too that were let go before: they were read once more, and count until they go."""
+    planner = filled(0, 1, groups_per_step=2)
+    assert 4 == len(planner.let_go(0))
+    plan = planner.plan(0)
+    assert plan is not None
+    planner.give_back(plan, {"0": ("memory", "too long")})
+    assert planner.buffered_bytes == 400
+    expected = [Position("scored-trajectories", 0, 101), Position("scored-trajectories", 0, 100)]
+    assert expected == planner.let_go(250)
+
+
 def test_positions_of_groups_are_those_of_their_samples():
     """Whoever closes groups learns which payloads to let go; unknown groups have none."""
     expected = [Position("scored-trajectories", 0, offset) for offset in (200, 201, 0, 1)]

@@ -1,6 +1,7 @@
 """A checkpoint is whole or it is not there, and the ledger chooses."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ def test_what_a_dead_writer_left_is_cleaned(tmp_path):
     (tmp_path / ".tmp-000001-00000004").mkdir()
     (tmp_path / ".tmp-000001-00000004" / "model.safetensors").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
-    store.clean()
+    store.clean(epoch=2)
     found = store.newest(lambda _: "")
     assert found.manifest is not None
     assert (found.manifest.step, found.passed_over) == (3, ())
@@ -166,6 +167,25 @@ def test_a_fenced_writer_prunes_only_its_own_and_older_ones(tmp_path):
     store = store_with(tmp_path, (1, 10), (1, 20), (2, 30), (2, 40))
     assert store.prune(1, epoch=1) == ["000001-00000010"]
     assert names(tmp_path) == ["000001-00000020", "000002-00000030", "000002-00000040"]
+
+
+def test_a_fenced_writer_cleans_only_after_its_own_and_older_ones(tmp_path):
+    """What its successor is writing, or removing, is none of its business."""
+    kept = [".tmp-000002-00000007", ".tmp-removed-000002-00000005", ".tmp-removed-mine"]
+    for name in (*kept, ".tmp-000001-00000006", ".tmp-removed-000001-00000003"):
+        (tmp_path / name).mkdir()
+    CheckpointStore(tmp_path).clean(epoch=1)
+    assert names(tmp_path) == kept
+
+
+def test_what_another_trainer_removes_meanwhile_is_removed(tmp_path, monkeypatch):
+    """A trainer that wakes up and its successor may prune the same one."""
+    store = store_with(tmp_path, (1, 10), (1, 20))
+    (tmp_path / "000001-00000010").rename(tmp_path / "elsewhere")
+    listed = ["000001-00000020", "000001-00000010"]
+    monkeypatch.setattr(CheckpointStore, "_names", lambda _: listed)
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # it was there a moment ago
+    assert store.prune(1, epoch=1) == listed[1:]
 
 
 def test_the_manifest_is_plain_json(tmp_path):

@@ -8,71 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import DeadLetter, Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
+from schemas.events import Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
 from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
 from streams.record import Outgoing, Partition
 from streams.topics import DEAD_LETTERS, PROMPTS, SCORED
 from tests import factories
-from tests.logs import made_log
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.loop.reporter import Reporter
-from workers.trainer.admission import Admission
-from workers.trainer.intake import Intake
-from workers.trainer.payloads import Payloads
-
-VOCAB_SIZE = 1000
-HASHES = {1: "b1" * 32, 2: factories.HASH}
-
-
-class Site:
-    """A log, and one trainer's intake after another."""
-
-    def __init__(self) -> None:
-        log = made_log()
-        self.bus = MemoryBus(log, "run")
-        self._pen = self.bus.producer("test")
-        self.context = Context(
-            config=RunConfig(), bus=self.bus, role="trainer", ordinal=0, instance="t"
-        )
-        self.start()
-
-    def start(self, at: tuple[PartitionPosition, ...] = ()) -> None:
-        """A trainer of its own, as after a restart."""
-        self.admission = Admission(self.context.config.trainer)
-        self.reporter = Reporter(self.context)
-        self.intake = Intake(
-            self.context,
-            self.bus,
-            self.admission,
-            Payloads(self.bus, lambda: None),
-            vocab_size=VOCAB_SIZE,
-            start=at,
-            hashes=HASHES,
-            reporter=self.reporter,
-        )
-
-    def sends(self, *records: Outgoing | ScoredTrajectory | DeadLetter) -> None:
-        self._pen.commit([self._record(record) for record in records])
-
-    def _record(self, record: Outgoing | ScoredTrajectory | DeadLetter) -> Outgoing:
-        if isinstance(record, Outgoing):
-            return record
-        return outgoing(SCORED if isinstance(record, ScoredTrajectory) else DEAD_LETTERS, record)
-
-    def take(self) -> list[DeadLetter]:
-        """Read all there is, write the letters as the trainer does; those of this call."""
-        for _ in range(4):
-            self.intake.poll(0.0)
-        letters, self.intake.letters = self.intake.letters, []
-        self._pen.commit([outgoing(DEAD_LETTERS, letter) for letter in letters])
-        return letters
-
-    def dead(self) -> list[str]:
-        """Group and sample of every training sample that the planner knows to be dead."""
-        groups = self.admission._groups.values()
-        return sorted(f"{g.group_id}/{s}" for g in groups for s in g.lost)
+from tests.unit.trainer.intake_site import HASHES, Site
 
 
 def scored(sample: int, group: str = "7", **changes: Any) -> ScoredTrajectory:
@@ -214,6 +155,63 @@ def test_a_successor_writes_no_letter_twice() -> None:
     assert (["7/0"], 1) == (site.dead(), site.intake.num_samples)
 
 
+BAD: dict[str, Any] = {"trajectory": {"reward": float("nan")}}
+
+
+def test_a_letter_that_a_step_passed_is_not_written_twice() -> None:
+    """It stands below where the step read letters to, its record above where samples are open."""
+    site = Site()
+    rubbish = Outgoing(topic=SCORED.name, key=b"7", value=[b"rubbish"])
+    site.sends(scored(1), scored(0, **BAD), rubbish, scored(0, group="e1-3", **BAD))
+    assert 3 == len(site.take())
+    assert [] == site.take()  # and has read its own letters
+    site.start(site.recorded())
+    assert [] == site.take()
+    assert (["7/0"], 1) == (site.dead(), site.intake.num_samples)
+
+
+def test_a_letter_that_was_not_committed_is_written_by_the_successor() -> None:
+    """Beside one that was."""
+    site = Site()
+    site.sends(scored(1), scored(0, **BAD))
+    assert 1 == len(site.take())
+    site.sends(scored(2, **BAD))
+    positions = site.recorded()
+    site.intake.poll(0.0)
+    assert [2] == [letter.sample for letter in site.intake.letters]  # and then it is killed
+    site.start(positions)
+    assert [2] == [letter.sample for letter in site.take()]
+    site.start(site.recorded())
+    assert [] == site.take()
+
+
+def test_letters_of_records_that_nobody_reads_again_are_forgotten() -> None:
+    """Nor do they hold back where a successor begins."""
+    site = Site()
+    rubbish = Outgoing(topic=SCORED.name, key=b"7", value=[b"rubbish"])
+    site.sends(rubbish, rubbish, scored(0))
+    assert 2 == len(site.take())
+    assert [] == site.take()
+    recorded = {(p.topic, p.partition): p.offset for p in site.recorded()}
+    letters = Partition(DEAD_LETTERS.name, 0)
+    assert site.bus.ends(DEAD_LETTERS.name)[letters] == recorded[letters]
+    assert {} == site.intake._buried
+
+
+@pytest.mark.parametrize(("partition", "offset"), [(0, 10**9), (99, 0), (0, -5)])
+def test_a_letter_about_a_record_that_is_not_there_holds_nobody_back(
+    partition: int, offset: int
+) -> None:
+    """A stranger's: a successor would begin at it for ever, and not at all once it expired."""
+    site = Site()
+    at = {"origin_topic": SCORED.name, "origin_partition": partition, "origin_offset": offset}
+    site.sends(scored(0), factories.dead_letter(group_id="", **at))
+    assert [] == site.take()
+    recorded = {(p.topic, p.partition): p.offset for p in site.recorded()}
+    letters = Partition(DEAD_LETTERS.name, 0)
+    assert site.bus.ends(DEAD_LETTERS.name)[letters] == recorded[letters.topic, 0]
+
+
 def test_positions_stand_at_the_start_until_samples_are_read() -> None:
     """A step that was recorded before must not lose them."""
     site = Site()
@@ -243,11 +241,12 @@ def test_requests_of_operators_are_none_of_its_business() -> None:
     assert (0, []) == (site.intake.num_foreign, site.dead())
 
 
-@pytest.mark.parametrize("group", ["9" * 19, "9" * 5000])
+@pytest.mark.parametrize("group", ["9" * 19, "9" * 5000, "x" * 2_000_000])
 def test_a_group_number_that_no_log_can_hold_stops_nobody(group: str) -> None:
     """Neither in a score nor in a letter; the closed set is written in 64 bits."""
     site = Site()
     site.sends(factories.dead_letter(group_id=group, sample=0), scored(0, group=group))
     letters = site.take()
     assert [(SCORED.name, "validation")] == [(x.origin_topic, x.reason) for x in letters]
+    assert len(letters[0].group_id) <= 64  # the key of its record: brokers refuse long ones
     assert [] == site.dead()

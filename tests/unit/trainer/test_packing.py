@@ -76,6 +76,18 @@ def test_the_ledger_counts_what_is_trained():
     assert batch.anchors == {"nearby": 2, "sampled": 3}
 
 
+def test_a_segment_without_tokens_is_in_no_count():
+    """Of an answer that was interrupted before its first token under the old version."""
+    segments = (
+        prompt_segment([1, 2]),
+        policy_segment([], [], version=0),
+        policy_segment([3, 4], [-0.5, -1.0], version=2),
+    )
+    batch = packed([scored(segments, (score(1, [], anchor="nearby"), score(2, [-0.6, -0.9])))])
+    assert batch.staleness == {"0": 2}
+    assert batch.anchors == {"sampled": 2}
+
+
 def test_a_masked_segment_is_seen_but_not_learnt():
     """Its tokens stay in the sequence and out of the loss and of every count."""
     masked = MaskedSegment(group_id="0", sample=1, segment=1, staleness=9)

@@ -123,4 +123,4 @@ def test_a_prompt_and_an_evaluation_of_ours_pass() -> None:
 def test_a_trajectory_of_no_group_is_refused() -> None:
     """The trainer could close no such group."""
     with pytest.raises(ValueError, match="group_id must be an issue number"):
-        check_trajectory(trajectory(group_id="group"), 1000)
+        check_trajectory(trajectory(group_id="group"), 1000, 100)
