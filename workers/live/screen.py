@@ -129,10 +129,14 @@ def _step_line(point: StepPoint, given: LiveInput) -> str:
 
 
 class LiveView:
-    """Draws on a terminal, prints lines elsewhere. Use it in a `with` block."""
+    """Draws on a terminal, prints lines elsewhere. Use it in a `with` block.
+
+    Once the terminal is gone it prints lines too, from there on.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
+        self._was_terminal = self._console.file.isatty()
         self._live = (
             Live(console=self._console, screen=True, auto_refresh=False)
             if self._console.is_terminal
@@ -160,11 +164,20 @@ class LiveView:
 
     def update(self, given: LiveInput) -> None:
         """Show this now."""
+        lines = tuple(self._lines.new(given))
+        if self._live is not None and self._was_terminal and not self._console.file.isatty():
+            self._leave_screen(self._live)
         if self._live is not None:
             self._live.update(Screen(given), refresh=True)
             return
-        for line in self._lines.new(given):
+        for line in lines:
             self._console.print(Text(visible(line)), soft_wrap=True)
+
+    def _leave_screen(self, live: Live) -> None:
+        self._live = None
+        self._console.quiet = True  # there is nothing to restore
+        live.stop()
+        self._console = Console(force_terminal=False)
 
 
 __all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen", "TopicLag"]

@@ -15,7 +15,7 @@ from workers.live.words import over, redone_lines
 from workers.report.collect import Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.ended import Ended, Outcome
-from workers.supervisor.fleet import Failure
+from workers.supervisor.fleet import LOGS, Failure
 from workers.visible import visible
 
 NAME = "rlstreams"
@@ -33,7 +33,7 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
         f"run {ended.config.run.id}: {ended.outcome}",
         f"report: {written.page}",
         f"curve:  {written.curve}",
-        f"logs:   {Path(ended.config.folder) / 'logs'}",
+        f"logs:   {Path(ended.config.folder) / LOGS}",
         *model_lines(ended.config.folder, state.run.step),
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),

@@ -34,10 +34,11 @@ from workers.problems.files import write_whole
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.ended import Ended
-from workers.supervisor.fleet import Fleet
+from workers.supervisor.fleet import LOGS, Fleet
 from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.interrupts import Interrupts
 from workers.supervisor.keyboard import Keyboard
+from workers.supervisor.output import lasting
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Supervisor
 from workers.supervisor.run_lock import locked_run
@@ -80,6 +81,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(locked_run(folder))
+        stack.enter_context(lasting(folder / LOGS / "up.log"))
         _set_threads(config)
         # It imports torch while the broker starts.
         spawner = make_spawner(has_gpus=config.has_gpus)
