@@ -31,4 +31,5 @@ class Ended:
     failure: Failure | None
     num_killed: int
     kills: Sequence[KillMark] = ()  # those that were asked for
+    is_claimed: bool = True  # a trainer took the run over in this start
     audit: AuditReport

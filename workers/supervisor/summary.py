@@ -12,7 +12,7 @@ from pathlib import Path
 
 from streams.views.feed import EvaluationState, ViewState
 from workers.live.words import over, redone_lines
-from workers.report.collect import Written, kill_marks, write
+from workers.report.collect import CURVE_FILE, PAGE_FILE, Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.fleet import LOGS, Failure
@@ -42,6 +42,10 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
 
 
 def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> Written:
+    folder = Path(ended.config.folder)
+    written = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE)
+    if not ended.is_claimed and written.page.is_file():
+        return written  # of the start before, which got farther
     given = ReportInput(
         run=ended.config.run.id,
         views=state,
@@ -51,7 +55,7 @@ def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], st
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         decode=decode,
     )
-    return write(given, Path(ended.config.folder))
+    return write(given, folder)
 
 
 def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:

@@ -132,6 +132,12 @@ class Watcher:
         return self._views.run.step_target
 
     @property
+    def epoch(self) -> int:
+        """Of the newest claim; 0 before the first."""
+        claims = self._views.run.state.claims
+        return claims[-1].epoch if claims else 0
+
+    @property
     def policy_version(self) -> int:
         """The newest version that the ledger made; -1 before the first claim."""
         return self._views.run.state.policy_version
