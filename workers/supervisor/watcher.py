@@ -199,7 +199,7 @@ class Watcher:
 
     def begin(self) -> None:
         """From here on this start of the run makes the steps; those before are not told again."""
-        self._live.skip_to(self.step)
+        self._live.skip_to(self.state)
 
     def say(self, text: str) -> None:
         """Show a sentence until the next one."""
