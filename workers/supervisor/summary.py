@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -16,9 +13,8 @@ from workers.report.collect import CURVE_FILE, PAGE_FILE, Written, kill_marks, w
 from workers.report.page import ReportInput
 from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.fleet import LOGS, Failure
+from workers.supervisor.next_commands import model_lines, next_commands
 from workers.visible import visible
-
-NAME = "rlstreams"
 
 
 def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> int:
@@ -34,7 +30,7 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
         f"report: {written.page}",
         f"curve:  {written.curve}",
         f"logs:   {Path(ended.config.folder) / LOGS}",
-        *model_lines(ended.config.folder, state.run.step),
+        *model_lines(ended.config.folder, ended.step),
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),
     )
@@ -76,14 +72,6 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
     )
 
 
-def model_lines(folder: str, step: int) -> Sequence[str]:
-    """How to get at the trained model; empty while no step was done."""
-    if not step:
-        return ()
-    named = shlex.quote(folder)
-    return (f"model:  {program_name()} export-model {named} --to {named}/export",)
-
-
 def failure_lines(failure: Failure | None) -> Sequence[str]:
     """Why the run stopped, with the worker's last lines; empty if it did not."""
     if failure is None:
@@ -92,43 +80,6 @@ def failure_lines(failure: Failure | None) -> Sequence[str]:
         f"the run stopped: {visible(failure.reason)}",
         *(f"  {failure.worker} | {visible(line)}" for line in failure.last_lines),
     )
-
-
-def next_commands(ended: Ended) -> Sequence[str]:
-    """Three commands that make sense now."""
-    command, config = ended.command, ended.config
-    program = program_name()
-    resume = f"{program} {ended.resume}"
-    if ended.outcome is Outcome.COMPLETE:
-        resume = f"{program} {command} --resume --steps {config.trainer.steps * 2}"
-    seed = config.run.seed + 1
-    other = f"--run.id {config.run.id}-seed{seed} --run.seed {seed}"
-    if "{id}" not in config.run.dir:  # two runs need two folders
-        other += f" --run.dir {shlex.quote(f'{config.run.dir}-seed{seed}')}"
-    return (
-        resume,
-        f"{program} audit {shlex.quote(config.folder)}",
-        f"{program} {without(command, 'run.id', 'run.seed', 'run.dir')} {other}",
-    )
-
-
-def program_name() -> str:
-    """What to type to run us: the bare name if the shell finds it, else the path that was used."""
-    return NAME if shutil.which(NAME) else shlex.quote(os.path.relpath(sys.argv[0]))
-
-
-def without(words: str, *fields: str) -> str:
-    """The words without these overrides; both `--a.b=x` and `--a.b x` are such."""
-    kept: list[str] = []
-    rest = iter(shlex.split(words))
-    for word in rest:
-        name, is_set, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name in fields:
-            if not is_set:
-                next(rest, None)
-            continue
-        kept.append(word)
-    return shlex.join(kept)
 
 
 def show(*lines: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.events import ControlState
 from streams.audit.auditor import audit
+from streams.audit.report import AuditReport
 from streams.broker.embedded import EmbeddedBroker
 from streams.broker.visits import owned
 from streams.bus import Bus
@@ -33,11 +34,12 @@ from workers.loop.control import RUNNING
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.config_file import configured, refuse_other_run
-from workers.supervisor.ended import Ended
+from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.fleet import LOGS, Fleet
 from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.interrupts import Interrupts
 from workers.supervisor.keyboard import Keyboard
+from workers.supervisor.next_commands import program_name
 from workers.supervisor.output import lasting
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Supervisor
@@ -111,19 +113,34 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
                 )
                 outcome = supervisor.run()
             outlasting(watcher.catch_up, keeper)
-        ended = Ended(
-            config=config,
-            command=asked.command,
-            resume=asked.resume,
-            outcome=outcome,
-            failure=fleet.failure,
-            num_killed=fleet.num_killed,
-            kills=tuple(watcher.kills),
-            is_claimed=watcher.epoch != epoch,
-            audit=audit(bus),
-        )
+        is_claimed = watcher.epoch != epoch
+        ended = _ended(asked, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
         status = summarize(ended, watcher.state, decode)
         return status if sabotage is None else sabotage.conclude(bus, ended, status)
+
+
+def _ended(
+    asked: Asked,
+    outcome: Outcome,
+    fleet: Fleet,
+    watcher: Watcher,
+    report: AuditReport,
+    *,
+    is_claimed: bool,
+) -> Ended:
+    return Ended(
+        config=asked.config,
+        command=asked.command,
+        resume=asked.resume,
+        steps_typed=asked.steps_typed,
+        step=watcher.step,
+        outcome=outcome,
+        failure=fleet.failure,
+        num_killed=fleet.num_killed,
+        kills=tuple(watcher.kills),
+        is_claimed=is_claimed,
+        audit=report,
+    )
 
 
 @contextmanager
@@ -170,7 +187,7 @@ def _refuse_started(bus: Bus, asked: Asked) -> None:
     if is_started and not asked.is_resumed:
         raise ConfigError(
             f"run.id {asked.config.run.id!r} has steps already: continue it with "
-            f"`rlstreams {asked.resume}`, "
+            f"`{program_name()} {asked.resume}`, "
             "or begin another run with `--run.id NAME`"
         )
 
