@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +82,10 @@ def hung_up(workspace: Workspace, drained: Stopped) -> Stopped:
     seen, until_s = "", time.monotonic() + UP_S
     while "\nstep    3/" not in seen:
         assert time.monotonic() < until_s, seen
+        assert process.poll() is None, seen
         if select.select([ours], [], [], 1.0)[0]:
-            seen += os.read(ours, 4096).decode()
+            with suppress(OSError):  # it has ended just now
+                seen += os.read(ours, 4096).decode()
     os.close(ours)  # SIGHUP to the foreground: to `up`, and to all that it has in its session
     since_s = time.monotonic()
     time.sleep(0.5)
