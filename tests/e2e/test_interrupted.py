@@ -27,8 +27,8 @@ DRAIN_S = 60.0
 CTRL_C_S = 240.0
 STEPS = 12
 WORDS = (
-    "--steps", f"{STEPS}", "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16", "--demo.kills=[]",
-    f"--deadlines.drain_s={DRAIN_S:g}",
+    "--steps", f"{STEPS}", "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16",
+    "--demo.kills=[]", f"--deadlines.drain_s={DRAIN_S:g}",
 )  # fmt: skip
 # The first terminal that the leader of a session opens is its own.
 ON_TERMINAL = """
