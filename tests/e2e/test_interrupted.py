@@ -1,18 +1,23 @@
-"""A run that is stopped from outside: by Ctrl-C, and by the death of `up` itself."""
+"""A run stopped from outside: by Ctrl-C, a terminal that hangs up, and the death of `up` itself."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import CONFIG, Workspace
+from tests.e2e.command import CONFIG, UP_S, Workspace
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks for processes in /proc"
@@ -20,10 +25,17 @@ pytestmark = pytest.mark.skipif(
 
 DRAIN_S = 60.0
 CTRL_C_S = 240.0
+STEPS = 12
 WORDS = (
-    "--steps", "8", "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16", "--demo.kills=[]",
-    f"--deadlines.drain_s={DRAIN_S:g}",
+    "--steps", f"{STEPS}", "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16",
+    "--demo.kills=[]", f"--deadlines.drain_s={DRAIN_S:g}",
 )  # fmt: skip
+# The first terminal that the leader of a session opens is its own.
+ON_TERMINAL = """
+import os, sys
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+os.execvp("rlstreams", ["rlstreams", "up", *sys.argv[1:]])
+"""
 GONE_S = 60.0  # a fork server sees its parent's end a moment later
 
 
@@ -59,10 +71,39 @@ def drained(workspace: Workspace) -> Stopped:
 
 
 @pytest.fixture(scope="module")
-def orphaned(workspace: Workspace, drained: Stopped) -> Stopped:
-    """Resumed, and `up` killed after step 4: only its children can end themselves."""
+def hung_up(workspace: Workspace, drained: Stopped) -> Stopped:
+    """Resumed on a terminal, which is gone after a step; whoever ends the session says it again."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, CONFIG, *WORDS, "--resume", "--no-live"],
+        cwd=workspace.folder, env=workspace.environment, stdin=theirs, stdout=theirs,
+        stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    seen, until_s = "", time.monotonic() + UP_S
+    while "\nstep " not in seen:
+        assert time.monotonic() < until_s, seen
+        assert process.poll() is None, seen
+        if select.select([ours], [], [], 1.0)[0]:
+            with suppress(OSError):  # it has ended just now
+                seen += os.read(ours, 4096).decode()
+    os.close(ours)  # SIGHUP to the foreground: to `up`, and to all that it has in its session
+    since_s = time.monotonic()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGHUP)
+    status = process.wait(CTRL_C_S)
+    seconds = time.monotonic() - since_s
+    while (left := workspace.processes()) and time.monotonic() < since_s + seconds + GONE_S:
+        time.sleep(0.05)
+    output = (workspace.folder / "runs/demo/logs/up.log").read_text("utf-8")
+    return Stopped(status=status, output=output, left=left, seconds=seconds)
+
+
+@pytest.fixture(scope="module")
+def orphaned(workspace: Workspace, hung_up: Stopped) -> Stopped:
+    """Resumed, and `up` killed after a step: only its children can end themselves."""
     started = workspace.start_up(*WORDS, "--resume")
-    started.wait_for_step(4)
+    started.wait_for_step(1)  # each drain has made a few, too
     started.signal(signal.SIGKILL)
     since_s = time.monotonic()
     status = started.ended_within(GONE_S)
@@ -90,6 +131,15 @@ def test_ctrl_c_leaves_nobody_behind(drained: Stopped) -> None:
     assert {} == drained.left
 
 
+def test_a_terminal_that_hangs_up_drains(hung_up: Stopped) -> None:
+    """In good order although it is told twice, and to the end: the summary is in a file."""
+    assert 1 == hung_up.status
+    assert "run demo: drained" in hung_up.output
+    assert "lost 0, trained twice 0" in hung_up.output
+    assert "0 processes killed" in hung_up.output
+    assert {} == hung_up.left
+
+
 def test_workers_end_themselves_when_up_is_killed(orphaned: Stopped, workspace: Workspace) -> None:
     """SIGKILL to `up`: its children notice by their pipe, drain and exit; the broker stays."""
     assert -signal.SIGKILL == orphaned.status
@@ -99,12 +149,12 @@ def test_workers_end_themselves_when_up_is_killed(orphaned: Stopped, workspace: 
     assert [] == [log.name for log in logs.glob("*.log") if "Traceback" in log.read_text("utf-8")]
 
 
-def test_what_was_stopped_twice_completes(orphaned: Stopped, workspace: Workspace) -> None:
-    """The third start ends as if nothing had been: every step once, every sample accounted for."""
+def test_what_was_stopped_three_times_completes(orphaned: Stopped, workspace: Workspace) -> None:
+    """The fourth start ends as if nothing had been: every step once, every sample accounted for."""
     done = workspace.up(*WORDS, "--resume")
     assert 0 == done.returncode, done.stdout
     audited = workspace.run("sh", "-c", f"rlstreams audit {CONFIG} --json 2>audit.err")
     assert 0 == audited.returncode, audited.stdout
     report = json.loads(audited.stdout)
-    assert (8, 8 * 4 * 8, 0) == (report["steps"], report["trained"], report["lost"])
+    assert (STEPS, STEPS * 4 * 8, 0) == (report["steps"], report["trained"], report["lost"])
     assert Path(workspace.folder / "runs/demo/report.html").is_file()

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import forkserver
 from pathlib import Path
+
+import pytest
 
 from workers.config.load import resolved_json
 from workers.config.run import RunConfig
-from workers.supervisor.child import ChildSpec, ForkSpawner, PlainSpawner, log_tail
+from workers.supervisor.child import (
+    UNLEARNT,
+    ChildSpec,
+    ForkSpawner,
+    PlainSpawner,
+    _Forked,
+    log_tail,
+)
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> None:
@@ -26,3 +43,57 @@ def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> Non
         assert child.wait(20)
         assert child.poll() == 78
         assert "sead" in log_tail(spec.log)[-1]
+
+
+# A supervisor in little, on its terminal: it is told of signals and goes on.
+SUPERVISOR = """
+import multiprocessing, os, signal, sys, time
+from multiprocessing import forkserver
+from workers.supervisor.child import ForkSpawner, _Forked
+heard = []
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, frame: heard.append(number))
+context = multiprocessing.get_context("forkserver")
+ForkSpawner(context, "tests.heavy.slow_to_import")
+server = forkserver._forkserver._forkserver_pid
+os.killpg(0, signal.SIGINT)  # while it starts
+process = context.Process(target=time.sleep, args=(3600,))
+process.start()
+role = _Forked(process)
+os.killpg(0, signal.SIGINT)
+os.killpg(0, signal.SIGHUP)
+time.sleep(0.5)
+sessions = [os.getsid(pid) == server for pid in (server, role.pid)]
+print(sorted(heard), sessions, server == forkserver._forkserver._forkserver_pid, role.poll())
+role._process.kill()
+"""
+
+
+def test_what_a_terminal_sends_reaches_neither_the_fork_server_nor_what_it_forks() -> None:
+    """Ctrl-C while it still imports, and a hang-up: its children's exit statuses go through it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISOR], cwd=ROOT, start_new_session=True, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("[1, 2, 2] [True, True] True None\n", "")
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_a_worker_lives_on_without_the_fork_server(
+    monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+) -> None:
+    """Nobody learns its exit status any more, but it has not ended before it has."""
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=time.sleep, args=(3600,))
+    process.start()
+    worker = _Forked(process)
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    process.join(20)
+    assert (process.exitcode, worker.poll()) == (UNLEARNT, None)
+    os.kill(worker.pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + 20
+    while worker.poll() is None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert worker.poll() == UNLEARNT

@@ -96,7 +96,13 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.config, [*overrides, f"--trainer.steps={steps}"])
     command = shlex.join(["up", *args.config, *args.overrides])
     return chaos(
-        Asked(config=config, command=command, is_resumed=False, is_live=not args.no_live),
+        Asked(
+            config=config,
+            command=command,
+            is_resumed=False,
+            is_live=not args.no_live,
+            steps_typed=steps,
+        ),
         Wish(
             num_faults=args.kills,
             seed=args.seed,

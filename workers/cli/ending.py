@@ -25,7 +25,9 @@ _NO_FAULT_OF_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def unwound_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `SystemExit` in the block, with 128 and the signal's number.
 
-    A signal that is ignored (`nohup`) stays so. Outside of the main thread nothing changes.
+    A signal that is ignored (`nohup`) stays so. Once one came, a hang-up is ignored: it often comes
+    twice, or behind SIGTERM, and would break off the unwinding. Outside of the main thread nothing
+    changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,6 +44,7 @@ def unwound_by_signals() -> Iterator[None]:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from streams.views.feed import StepPoint
+from streams.views.feed import StepPoint, ViewState
 from workers.live.input import LiveInput, ProcessInfo, TopicLag
 from workers.live.panels import footer, header, learning, problem, queues, workers
 from workers.live.words import KillMark, clock, over
@@ -93,22 +93,23 @@ class PlainLines:
     def __init__(self) -> None:
         self._step = 0
         self._message = ""
-        self._num_points = 0
+        self._is_start_told = False  # how good the model was before training
 
-    def skip_to(self, step: int) -> None:
-        """Tell of the steps after this one only: a run that goes on has told of the others."""
-        self._step = step
+    def skip_to(self, views: ViewState) -> None:
+        """Tell of what comes after this only: a run that goes on has told of the rest."""
+        self._step = views.run.step
+        self._is_start_told = views.evaluation.first is not None
 
     def new(self, given: LiveInput) -> Iterator[str]:
         """What happened since the last call."""
-        curve = given.views.evaluation.curve
         if given.message != self._message:
             self._message = given.message
             yield f"[{clock(given.elapsed_s)}] {given.message}"
-        if len(curve) > self._num_points and not given.views.run.steps:
-            now = curve[-1]
-            yield f"before training: held-out accuracy {now.accuracy:.3f}, {over(now)}"
-        self._num_points = len(curve)
+        first = given.views.evaluation.first
+        if first is not None and not self._is_start_told:
+            self._is_start_told = True
+            if first.policy_version == 0:  # steps may have been quicker than its last answer
+                yield f"before training: held-out accuracy {first.accuracy:.3f}, {over(first)}"
         for step in given.views.run.steps:
             if step.step > self._step:
                 self._step = step.step
@@ -129,10 +130,14 @@ def _step_line(point: StepPoint, given: LiveInput) -> str:
 
 
 class LiveView:
-    """Draws on a terminal, prints lines elsewhere. Use it in a `with` block."""
+    """Draws on a terminal, prints lines elsewhere. Use it in a `with` block.
+
+    Once the terminal is gone it prints lines too, from there on.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
+        self._was_terminal = self._console.file.isatty()
         self._live = (
             Live(console=self._console, screen=True, auto_refresh=False)
             if self._console.is_terminal
@@ -154,17 +159,26 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
 
-    def skip_to(self, step: int) -> None:
+    def skip_to(self, views: ViewState) -> None:
         """Where a run that goes on begins; a screen shows its whole curve all the same."""
-        self._lines.skip_to(step)
+        self._lines.skip_to(views)
 
     def update(self, given: LiveInput) -> None:
         """Show this now."""
+        lines = tuple(self._lines.new(given))
+        if self._live is not None and self._was_terminal and not self._console.file.isatty():
+            self._leave_screen(self._live)
         if self._live is not None:
             self._live.update(Screen(given), refresh=True)
             return
-        for line in self._lines.new(given):
+        for line in lines:
             self._console.print(Text(visible(line)), soft_wrap=True)
+
+    def _leave_screen(self, live: Live) -> None:
+        self._live = None
+        self._console.quiet = True  # there is nothing to restore
+        live.stop()
+        self._console = Console(force_terminal=False)
 
 
 __all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen", "TopicLag"]

@@ -1,9 +1,9 @@
 """One worker process, and the two ways to start it.
 
 Children are forked from a server that has imported the heavy libraries once (`forkserver`), or are
-plain Python processes where that does not exist. Either way a child lives in its own session, so
-Ctrl-C on the terminal does not reach it; it writes to its own log; and it holds one end of a pipe,
-which closes when its supervisor is gone, however that ended.
+plain Python processes where that does not exist. Either way a child lives in its own session, as
+the server does, so Ctrl-C on the terminal does not reach it; it writes to its own log; and it holds
+one end of a pipe, which closes when its supervisor is gone, however that ended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from pathlib import Path
 from typing import Protocol
 
 from streams.tail import tail
+from workers.supervisor.life import Life
+from workers.supervisor.own_session import unheard
 
 PRELOAD = "workers.preload"
+OWN_SESSION = "workers.supervisor.own_session"
 LIGHT_ROLES = frozenset({"prompts"})  # import no torch
+UNLEARNT = 255  # what multiprocessing gives where the fork server is gone, which alone knew it
 TAIL_LINES = 12
 
 
@@ -118,8 +122,9 @@ class ForkSpawner:
         from multiprocessing import forkserver
 
         self._context = context
-        context.set_forkserver_preload([preload])
-        forkserver.ensure_running()
+        context.set_forkserver_preload([OWN_SESSION, preload])
+        with unheard():
+            forkserver.ensure_running()
 
     def spawn(self, spec: ChildSpec) -> Child:
         """See `Spawner`."""
@@ -127,7 +132,8 @@ class ForkSpawner:
         process = self._context.Process(
             target=_forked, args=(spec, theirs), name=spec.worker, daemon=False
         )
-        process.start()
+        with unheard():  # a server that is gone is started again
+            process.start()
         theirs.close()
         pipe_fd = os.dup(ours.fileno())
         ours.close()
@@ -184,6 +190,7 @@ class _Forked:
 
     def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
         self._process = process
+        self._life = Life(self.pid)
 
     @property
     def pid(self) -> int:
@@ -191,7 +198,11 @@ class _Forked:
         return self._process.pid
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        status = self._process.exitcode
+        if status is None or (status == UNLEARNT and self._life.goes_on):
+            return None
+        self._life.close()
+        return status
 
 
 def _forked(spec: ChildSpec, pipe: multiprocessing.connection.Connection) -> None:

@@ -27,8 +27,11 @@ class Ended:
     config: RunConfig
     command: str  # what started it, from `up` on, as typed, but for --steps
     resume: str  # what continues it to the same end
+    steps_typed: int = 0  # by --steps; 0: the configured ones
+    step: int = 0  # the newest one
     outcome: Outcome
     failure: Failure | None
     num_killed: int
     kills: Sequence[KillMark] = ()  # those that were asked for
+    is_claimed: bool = True  # a trainer took the run over in this start
     audit: AuditReport

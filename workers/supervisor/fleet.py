@@ -16,6 +16,7 @@ from workers.supervisor.restart import Action, Decision, RestartPolicy
 
 # Who is drained first: nobody waits for work of somebody who has left.
 DRAIN_ORDER = ("prompts", "rollout", "logprob", "trainer")
+LOGS = "logs"  # folder of theirs, in that of the run
 RECENT = 16  # ends of a worker that its next process is told of
 GRACE_S = 10.0  # beyond drain_s, for a role's last commit and its exit
 
@@ -99,7 +100,7 @@ class Fleet:
         self._config = folder / "config.json"
         self._witness = witness
         self._say = say
-        self._logs = folder / "logs"
+        self._logs = folder / LOGS
         self._logs.mkdir(parents=True, exist_ok=True)
         self.workers = [
             Worker(role, ordinal, self._logs / f"{role}-{ordinal}.log")

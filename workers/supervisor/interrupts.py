@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -13,16 +12,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """The first one drains, the second one kills. Use in a `with`, in the main thread.
 
-    After the block signals mean what they meant before, so that an audit can be interrupted.
+    A terminal that hangs up drains and no more: nobody chose it, and a lost connection tells it
+    more than once, by the shell, by the kernel, and by whoever ends the session.
+    After the block signals mean what they meant before, so that an audit can be interrupted; but
+    a terminal that has hung up interrupts nothing more.
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self._num_asked = 0
+        self._has_hung_up = False
         self._before: dict[signal.Signals, Any] = {}
-        self._terminals: list[int] = []
 
     def __enter__(self) -> Self:
-        self._terminals = [fd for fd in (0, 1, 2) if _is_terminal(fd)]
         for number in _SIGNALS:
             before = signal.getsignal(number)
             if number is signal.SIGHUP and before is signal.SIG_IGN:
@@ -38,23 +39,21 @@ class Interrupts:
         traceback: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            is_over = number is signal.SIGHUP and self._has_hung_up
+            signal.signal(number, signal.SIG_IGN if is_over else handler)
+
+    @property
+    def drains(self) -> bool:
+        """Whether the run is to end, in good order."""
+        return self._has_hung_up or self._num_asked > 0
+
+    @property
+    def kills(self) -> bool:
+        """Whether it is to end at once: somebody has asked twice."""
+        return self._num_asked > 1
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        self.count += 1
         if number == signal.SIGHUP:
-            self._leave_terminal()
-
-    def _leave_terminal(self) -> None:
-        """What it is written to from now on would fail, and the drain with it."""
-        null_fd = os.open(os.devnull, os.O_RDWR)
-        for fd in self._terminals:
-            os.dup2(null_fd, fd)
-        os.close(null_fd)
-
-
-def _is_terminal(fd: int) -> bool:
-    try:
-        return os.isatty(fd)
-    except OSError:
-        return False
+            self._has_hung_up = True
+        else:
+            self._num_asked += 1

@@ -10,7 +10,8 @@ from streams.errors import ConfigError
 
 # Another seed is another order of rows and other samples: not the run that the log tells.
 # Data set, tokenizer and model are compared by content, by the trainer; partitions by the broker.
-FIXED = ("run.seed",)
+# These, and the seed, the trainer would refuse too, but after other roles had begun.
+FIXED = ("run.seed", "model.dtype", "prompts.group_size", "trainer.lora")
 
 
 def changes(before: str, now: str) -> list[tuple[str, object, object]]:
@@ -30,7 +31,8 @@ def changes(before: str, now: str) -> list[tuple[str, object, object]]:
         if old.get(name) != new.get(name)
     ]
     for name, was, is_ in found:
-        if name in FIXED:
+        # What a version before did not know has the value that it computed with: the trainer knows.
+        if name in old and any(f"{name}.".startswith(f"{fixed}.") for fixed in FIXED):
             raise ConfigError(
                 f"{name} is {is_}, but the run was started with {was}: "
                 "restore it, or choose another run.id"

@@ -72,7 +72,7 @@ class Supervisor:
 
     def _advance(self) -> None:
         if self._drain is not None:
-            if self._interrupts.count > 1:
+            if self._interrupts.kills:
                 self._fleet.close()
             self._drain.tick()
         elif self._fleet.failure is not None:
@@ -80,7 +80,7 @@ class Supervisor:
             self._begin_drain(self._fleet.failure.reason)
         elif self._watcher.problem:
             self._fleet.give_up(self._watcher.problem)
-        elif self._interrupts.count:
+        elif self._interrupts.drains:
             self._begin_drain("draining; a second Ctrl-C kills, --resume continues")
         elif self._fleet.is_done("trainer"):
             self._finish()

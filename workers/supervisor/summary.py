@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -12,13 +9,12 @@ from pathlib import Path
 
 from streams.views.feed import EvaluationState, ViewState
 from workers.live.words import over, redone_lines
-from workers.report.collect import Written, kill_marks, write
+from workers.report.collect import CURVE_FILE, PAGE_FILE, Written, kill_marks, write
 from workers.report.page import ReportInput
 from workers.supervisor.ended import Ended, Outcome
-from workers.supervisor.fleet import Failure
+from workers.supervisor.fleet import LOGS, Failure
+from workers.supervisor.next_commands import model_lines, next_commands
 from workers.visible import visible
-
-NAME = "rlstreams"
 
 
 def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> int:
@@ -33,8 +29,8 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
         f"run {ended.config.run.id}: {ended.outcome}",
         f"report: {written.page}",
         f"curve:  {written.curve}",
-        f"logs:   {Path(ended.config.folder) / 'logs'}",
-        *model_lines(ended.config.folder, state.run.step),
+        f"logs:   {Path(ended.config.folder) / LOGS}",
+        *model_lines(ended.config.folder, ended.step),
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),
     )
@@ -42,6 +38,10 @@ def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], 
 
 
 def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> Written:
+    folder = Path(ended.config.folder)
+    written = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE)
+    if not ended.is_claimed and written.page.is_file():
+        return written  # of the start before, which got farther
     given = ReportInput(
         run=ended.config.run.id,
         views=state,
@@ -51,7 +51,7 @@ def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], st
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         decode=decode,
     )
-    return write(given, Path(ended.config.folder))
+    return write(given, folder)
 
 
 def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
@@ -72,14 +72,6 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
     )
 
 
-def model_lines(folder: str, step: int) -> Sequence[str]:
-    """How to get at the trained model; empty while no step was done."""
-    if not step:
-        return ()
-    named = shlex.quote(folder)
-    return (f"model:  {program_name()} export-model {named} --to {named}/export",)
-
-
 def failure_lines(failure: Failure | None) -> Sequence[str]:
     """Why the run stopped, with the worker's last lines; empty if it did not."""
     if failure is None:
@@ -88,43 +80,6 @@ def failure_lines(failure: Failure | None) -> Sequence[str]:
         f"the run stopped: {visible(failure.reason)}",
         *(f"  {failure.worker} | {visible(line)}" for line in failure.last_lines),
     )
-
-
-def next_commands(ended: Ended) -> Sequence[str]:
-    """Three commands that make sense now."""
-    command, config = ended.command, ended.config
-    program = program_name()
-    resume = f"{program} {ended.resume}"
-    if ended.outcome is Outcome.COMPLETE:
-        resume = f"{program} {command} --resume --steps {config.trainer.steps * 2}"
-    seed = config.run.seed + 1
-    other = f"--run.id {config.run.id}-seed{seed} --run.seed {seed}"
-    if "{id}" not in config.run.dir:  # two runs need two folders
-        other += f" --run.dir {shlex.quote(f'{config.run.dir}-seed{seed}')}"
-    return (
-        resume,
-        f"{program} audit {shlex.quote(config.folder)}",
-        f"{program} {without(command, 'run.id', 'run.seed', 'run.dir')} {other}",
-    )
-
-
-def program_name() -> str:
-    """What to type to run us: the bare name if the shell finds it, else the path that was used."""
-    return NAME if shutil.which(NAME) else shlex.quote(os.path.relpath(sys.argv[0]))
-
-
-def without(words: str, *fields: str) -> str:
-    """The words without these overrides; both `--a.b=x` and `--a.b x` are such."""
-    kept: list[str] = []
-    rest = iter(shlex.split(words))
-    for word in rest:
-        name, is_set, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name in fields:
-            if not is_set:
-                next(rest, None)
-            continue
-        kept.append(word)
-    return shlex.join(kept)
 
 
 def show(*lines: str) -> None:

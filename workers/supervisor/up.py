@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.events import ControlState
 from streams.audit.auditor import audit
+from streams.audit.report import AuditReport
 from streams.broker.embedded import EmbeddedBroker
 from streams.broker.visits import owned
 from streams.bus import Bus
@@ -30,14 +31,16 @@ from workers.config.run import RunConfig
 from workers.doctor.diagnose import preflight
 from workers.hub import model_folder
 from workers.loop.control import RUNNING
-from workers.problems.files import write_whole
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
-from workers.supervisor.ended import Ended
-from workers.supervisor.fleet import Fleet
+from workers.supervisor.config_file import configured, refuse_other_run
+from workers.supervisor.ended import Ended, Outcome
+from workers.supervisor.fleet import LOGS, Fleet
 from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.interrupts import Interrupts
 from workers.supervisor.keyboard import Keyboard
+from workers.supervisor.next_commands import program_name
+from workers.supervisor.output import lasting
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Supervisor
 from workers.supervisor.run_lock import locked_run
@@ -45,8 +48,6 @@ from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.summary import show, summarize
 from workers.supervisor.watcher import Watcher
 from workers.tokenizer import Tokenizer
-
-CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +77,8 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
     """
     config = asked.config
     preflight(config, show)
-    folder = Path(config.folder)
-    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        stack.enter_context(locked_run(folder))
+        folder = stack.enter_context(_folder(config))
         _set_threads(config)
         # It imports torch while the broker starts.
         spawner = make_spawner(has_gpus=config.has_gpus)
@@ -87,14 +86,16 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
         _refuse_started(bus, asked)
-        write_whole(folder / CONFIG_FILE, f"{resolved_json(config)}\n".encode())
-        _say_running(bus, config)
         decode = Tokenizer.load(model_folder(config.model.path)).decode
         watcher = Watcher(bus, config, is_live=asked.is_live, decode=decode)
         with watcher, Keyboard() as keyboard:
             watcher.catch_up()
             watcher.begin()
             _say_changes(watcher, config, is_resumed=asked.is_resumed)
+            epoch = watcher.epoch
+            # Nothing was changed before: it may have been refused.
+            stack.enter_context(configured(config, lambda: watcher.epoch))
+            _say_running(bus, config)
             fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
             stack.callback(fleet.close)
             keeper = stack.enter_context(BrokerKeeper(broker, watcher.say)) if broker else None
@@ -112,18 +113,45 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
                 )
                 outcome = supervisor.run()
             outlasting(watcher.catch_up, keeper)
-        ended = Ended(
-            config=config,
-            command=asked.command,
-            resume=asked.resume,
-            outcome=outcome,
-            failure=fleet.failure,
-            num_killed=fleet.num_killed,
-            kills=tuple(watcher.kills),
-            audit=audit(bus),
-        )
+        is_claimed = watcher.epoch != epoch
+        ended = _ended(asked, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
         status = summarize(ended, watcher.state, decode)
         return status if sabotage is None else sabotage.conclude(bus, ended, status)
+
+
+def _ended(
+    asked: Asked,
+    outcome: Outcome,
+    fleet: Fleet,
+    watcher: Watcher,
+    report: AuditReport,
+    *,
+    is_claimed: bool,
+) -> Ended:
+    return Ended(
+        config=asked.config,
+        command=asked.command,
+        resume=asked.resume,
+        steps_typed=asked.steps_typed,
+        step=watcher.step,
+        outcome=outcome,
+        failure=fleet.failure,
+        num_killed=fleet.num_killed,
+        kills=tuple(watcher.kills),
+        is_claimed=is_claimed,
+        audit=report,
+    )
+
+
+@contextmanager
+def _folder(config: RunConfig) -> Iterator[Path]:
+    """The run's folder, which nobody else uses in the block."""
+    folder = Path(config.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked_run(folder):
+        refuse_other_run(config)
+        with lasting(folder / LOGS / "up.log"):
+            yield folder
 
 
 def _set_threads(config: RunConfig) -> None:
@@ -159,7 +187,7 @@ def _refuse_started(bus: Bus, asked: Asked) -> None:
     if is_started and not asked.is_resumed:
         raise ConfigError(
             f"run.id {asked.config.run.id!r} has steps already: continue it with "
-            f"`rlstreams {asked.resume}`, "
+            f"`{program_name()} {asked.resume}`, "
             "or begin another run with `--run.id NAME`"
         )
 

@@ -141,6 +141,12 @@ class Watcher:
         return self._views.run.step_target
 
     @property
+    def epoch(self) -> int:
+        """Of the newest claim; 0 before the first."""
+        claims = self._views.run.state.claims
+        return claims[-1].epoch if claims else 0
+
+    @property
     def policy_version(self) -> int:
         """The newest version that the ledger made; -1 before the first claim."""
         return self._views.run.state.policy_version
@@ -207,7 +213,7 @@ class Watcher:
 
     def begin(self) -> None:
         """From here on this start of the run makes the steps; those before are not told again."""
-        self._live.skip_to(self.step)
+        self._live.skip_to(self.state)
 
     def say(self, text: str) -> None:
         """Show a sentence until the next one."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streams.views.feed import ViewState
+from streams.views.feed import EvaluationState, ViewState
 from tests.unit.report.sample_run import decode, views_at
 from workers.live.curve import Line, chart
 from workers.live.input import LiveInput, ProcessInfo, TopicLag
@@ -192,9 +192,26 @@ def test_a_clock_is_short(seconds: float, expected: str) -> None:
     assert expected == clock(seconds)
 
 
-def test_a_run_that_goes_on_tells_only_of_new_steps() -> None:
+def unevaluated(num_steps: int) -> ViewState:
+    """The held-out rows are still being answered."""
+    return replace(views_at(num_steps), evaluation=EvaluationState())
+
+
+def test_a_run_that_goes_on_tells_only_of_what_is_new() -> None:
     """Each step that an earlier start has told of would be a line again, hundreds of them."""
     lines = PlainLines()
-    lines.skip_to(32)
-    told = [line for line in lines.new(live_input(num_steps=34)) if line.startswith("step ")]
-    assert ["33/60", "34/60"] == [line.split()[1] for line in told]
+    lines.skip_to(views_at(32))
+    told = [line.split()[:2] for line in lines.new(live_input(num_steps=34, message=""))]
+    assert [["step", "33/60"], ["step", "34/60"]] == told
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_how_good_it_was_before_training_is_told_once_known(is_resumed: bool) -> None:
+    """Also where the first steps were quicker than the last answer."""
+    lines = PlainLines()
+    lines.skip_to(unevaluated(2) if is_resumed else ViewState())
+    first = list(lines.new(live_input(views=unevaluated(2), message="")))
+    assert [] == [line for line in first if "before training" in line]
+    told = ["before training: held-out accuracy 0.422, over 64 answers"]
+    assert told == list(lines.new(live_input(num_steps=2, message="")))
+    assert [] == list(lines.new(live_input(num_steps=2, message="")))

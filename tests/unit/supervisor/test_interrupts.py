@@ -16,17 +16,55 @@ from workers.supervisor.interrupts import Interrupts
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_counted_and_later_means_what_it_meant(number: signal.Signals) -> None:
     """Nothing is raised in the loop; the audit behind it can be interrupted again."""
-    before = signal.signal(number, signal.SIG_DFL)  # under nohup a hang-up is ignored
+    before = signal.signal(number, signal.SIG_DFL)
     try:
         with Interrupts() as interrupts:
-            signal.raise_signal(number)
-            signal.raise_signal(number)
-        assert (2, signal.SIG_DFL) == (interrupts.count, signal.getsignal(number))
+            told = [(interrupts.drains, interrupts.kills)]
+            for _ in range(2):
+                signal.raise_signal(number)
+                told.append((interrupts.drains, interrupts.kills))
+        assert [(False, False), (True, False), (True, True)] == told
+        assert signal.SIG_DFL == signal.getsignal(number)
     finally:
         signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kills"),
+    [
+        ((signal.SIGHUP, signal.SIGHUP, signal.SIGHUP), False),
+        ((signal.SIGHUP, signal.SIGTERM), False),  # who ends a session sends both, in any order
+        ((signal.SIGTERM, signal.SIGHUP), False),
+        ((signal.SIGHUP, signal.SIGTERM, signal.SIGTERM), True),
+    ],
+)
+def test_a_hang_up_drains_however_often_it_is_told(
+    numbers: tuple[signal.Signals, ...], kills: bool
+) -> None:
+    """A connection that is lost asks for no kill; nor does it break off the audit later."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
+    try:
+        with Interrupts() as interrupts:
+            for number in numbers:
+                signal.raise_signal(number)
+        signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (True, kills) == (interrupts.drains, interrupts.kills)
+
+
+def test_without_a_hang_up_one_may_come_later() -> None:
+    """It means what it meant before."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with Interrupts():
+            pass
+        assert signal.SIG_DFL == signal.getsignal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_under_nohup_a_hang_up_is_none() -> None:
@@ -37,7 +75,7 @@ def test_under_nohup_a_hang_up_is_none() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert 0 == interrupts.count
+    assert not interrupts.drains
 
 
 # A shell in little: its child is in a group of its own; in the background unless it gets the

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from pathlib import Path
 
 import pytest
 
 from streams.views.evaluation import EvaluationPoint, EvaluationState
 from tests.unit.report.sample_run import audit_report
+from workers.__main__ import parser_of_all, split_overrides
 from workers.config.run import RunConfig, RunSection
 from workers.supervisor.ended import Ended, Outcome
-from workers.supervisor.summary import accuracy_lines, next_commands, program_name, without
+from workers.supervisor.next_commands import model_lines, next_commands, program_name, without
+from workers.supervisor.summary import accuracy_lines
 from workers.supervisor.up import Asked
 
 
@@ -28,11 +32,19 @@ def test_overrides_that_a_new_run_replaces_are_left_out(words: str, kept: str) -
     assert kept == without(words, "run.id", "run.dir")
 
 
-def ended(outcome: Outcome, *, steps_typed: int = 0, folder: str = "runs/{id}") -> Ended:
-    config = RunConfig(run=RunSection(id="mine", dir=folder))
+def ended(
+    outcome: Outcome,
+    *,
+    steps_typed: int = 0,
+    folder: str = "runs/{id}",
+    run_id: str = "mine",
+    command: str = "up my.toml",
+    step: int = 0,
+) -> Ended:
+    config = RunConfig(run=RunSection(id=run_id, dir=folder))
     asked = Asked(
         config=config,
-        command="up my.toml",
+        command=command,
         is_resumed=False,
         is_live=False,
         steps_typed=steps_typed,
@@ -41,6 +53,8 @@ def ended(outcome: Outcome, *, steps_typed: int = 0, folder: str = "runs/{id}") 
         config=config,
         command=asked.command,
         resume=asked.resume,
+        steps_typed=steps_typed,
+        step=step,
         outcome=outcome,
         failure=None,
         num_killed=0,
@@ -65,14 +79,125 @@ def test_what_continues_a_run_goes_on_to_the_steps_that_were_asked_for(
     assert next_commands(ended(outcome, steps_typed=steps_typed))[0].endswith(resume)
 
 
-def test_commands_to_try_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where folders have spaces in their names."""
-    monkeypatch.setattr("sys.argv", ["my tools/rlstreams"])
+def test_a_run_that_came_farther_than_configured_is_offered_more() -> None:
+    """`--resume --steps` of what is done would do nothing."""
+    (resume, *_) = next_commands(ended(Outcome.COMPLETE, step=300))
+    assert resume.endswith("--resume --steps 600")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in; the shell finds nothing."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
+    return tmp_path
+
+
+def script(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_commands_to_try_can_be_pasted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where folders have spaces in their names."""
+    script(here / "my tools/rlstreams")
+    monkeypatch.setattr("sys.argv", ["my tools/rlstreams"])
     commands = next_commands(ended(Outcome.COMPLETE, folder="my runs/one"))
     assert ["my tools/rlstreams"] == shlex.split(program_name())
     assert ["audit", "my runs/one"] == shlex.split(commands[1])[1:]
     assert ["--run.dir", "my runs/one-seed1"] == shlex.split(commands[2])[-2:]
+
+
+def test_the_name_of_the_program_starts_us(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another environment's script of that name is not ours; a shell does not look here."""
+    monkeypatch.setattr("sys.argv", [str(script(here / "rlstreams"))])
+    assert "./rlstreams" == program_name()
+    other = script(here / "other/rlstreams", "#!/other/python\n")
+    monkeypatch.setenv("PATH", str(other.parent))
+    assert "./rlstreams" == program_name()
+    monkeypatch.setenv("PATH", str(here))
+    assert "rlstreams" == program_name()
+    script(other, f'#!/bin/sh\nexec "{sys.executable}" -m workers "$@"\n')
+    monkeypatch.setenv("PATH", str(other.parent))
+    assert "rlstreams" == program_name()
+
+
+def test_started_as_a_module_it_is_named_as_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that Python puts into `argv` is no program."""
+    monkeypatch.setattr("sys.argv", [str(script(here / "workers/__main__.py"))])
+    assert f"{sys.executable} -m workers" == program_name()
+    script(here / "bin/rlstreams")
+    monkeypatch.setenv("PATH", f"{here / 'bin'}:{Path(sys.executable).parent}")
+    assert "python -m workers" == program_name()
+
+
+@pytest.mark.parametrize(
+    ("folder", "there", "run_id", "words"),
+    [
+        ("runs/{id}", [], "mine", "--run.id mine-seed1 --run.seed 1"),
+        ("runs/{id}", ["mine-seed1"], "mine", "--run.id mine-seed2 --run.seed 2"),
+        ("runs/{id}", [], "mine-seed7", "--run.id mine-seed1 --run.seed 1"),
+        ("runs/a", [], "mine", "--run.id mine-seed1 --run.seed 1 --run.dir runs/a-seed1"),
+        ("runs/a", ["a-seed1"], "mine", "--run.id mine-seed2 --run.seed 2 --run.dir runs/a-seed2"),
+        ("runs/{id}", [], "a" * 100, f"--run.id {'a' * 80}-seed1 --run.seed 1"),
+    ],
+)
+def test_a_run_with_another_seed_is_one_that_is_not_there(
+    here: Path, folder: str, there: list[str], run_id: str, words: str
+) -> None:
+    """It goes as far, and is refused neither for its id nor for its folder."""
+    for name in there:
+        (here / "runs" / name).mkdir(parents=True)
+    made = ended(Outcome.COMPLETE, folder=folder, run_id=run_id, steps_typed=5)
+    assert next_commands(made)[-1].endswith(f"up my.toml --steps 5 {words}")
+
+
+def test_a_folder_by_id_that_was_typed_is_kept(here: Path) -> None:
+    """Else the other run would lie elsewhere, perhaps where one is."""
+    made = ended(Outcome.DRAINED, folder="d/{id}", command="up my.toml --run.dir=d/{id}")
+    assert "--run.dir=d/{id}" in shlex.split(next_commands(made)[-1])
+
+
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [("up my.toml --data.train=x", "doctor my.toml --data.train=x"), ("demo", "audit runs/mine")],
+)
+def test_a_run_that_failed_is_looked_at_before_another_is_begun(command: str, last: str) -> None:
+    """Another seed would fail as well; the demo has no file that could be looked at."""
+    assert next_commands(ended(Outcome.FAILED, command=command))[-1].endswith(f" {last}")
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("command", ["up my.toml --data.train='my rows'", "demo --run.id=demo"])
+def test_every_command_is_one(here: Path, outcome: Outcome, command: str) -> None:
+    """The parser takes each as it is printed."""
+    (here / "run/checkpoints/000001-00000005").mkdir(parents=True)
+    made = ended(outcome, command=command, steps_typed=5, folder="my run")
+    lines = (*next_commands(made), *(line.removeprefix("model:") for line in model_lines("run", 5)))
+    program = shlex.split(program_name())
+    for line in lines:
+        words = shlex.split(line)
+        assert program == words[: len(program)]
+        rest, _ = split_overrides(words[len(program) :])
+        parser_of_all().parse_args(rest)
+
+
+def test_the_model_is_offered_where_there_is_one(here: Path) -> None:
+    """Not before the first checkpoint, and never into a folder that is taken."""
+    run = here / "my run"
+    run.mkdir()
+    assert () == model_lines("my run", 5)
+    (run / "checkpoints/000001-00000005").mkdir(parents=True)
+    assert () == model_lines("my run", 0)
+    told = []
+    for name in ("export", "export-5", ""):
+        told += [shlex.split(line)[-3:] for line in model_lines("my run", 5)]
+        script(run / name / "file")
+    assert told == [["my run", "--to", f"my run/{name}"] for name in ("export", "export-5")]
 
 
 def point(version: int, accuracy: float, num_samples: int) -> EvaluationPoint:

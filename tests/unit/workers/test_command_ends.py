@@ -40,6 +40,29 @@ def test_a_signal_unwinds_what_a_command_began(number):
         signal.signal(number, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_hang_up_does_not_break_off_the_unwinding(number):
+    """A lost connection tells it twice, a session's end sends both; a broker is being stopped."""
+    stopped = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def command() -> None:
+        with unwound_by_signals():
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(signal.SIGHUP)
+                stopped.append(True)
+
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command()
+        assert (128 + number, [True]) == (ended.value.code, stopped)
+        assert signal.SIG_DFL == signal.getsignal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_hang_up_that_is_ignored_stays_so():
     """As under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,0 +1,111 @@
+"""What a start that is refused leaves in the run's folder: what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from streams.codec import outgoing
+from streams.errors import ConfigError
+from streams.memory.bus import MemoryBus
+from streams.topics import CONTROL, STEPS
+from tests.factories import step_completed, trainer_started
+from tests.logs import made_log
+from workers.config.load import load, resolved_json
+from workers.config.run import RunConfig, RunSection
+from workers.supervisor import up as module
+from workers.supervisor.config_file import configured, refuse_other_run
+from workers.supervisor.up import Asked, up
+
+DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
+
+
+def config_of(folder: Path, *words: str) -> RunConfig:
+    return load([DEMO], [f"--run.dir={folder / 'run'}", "--run.id=run", *words])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "up.lock"
+    }
+
+
+@pytest.fixture
+def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryBus:
+    """A run of one step, with its folder; `up` finds both."""
+    bus, config = MemoryBus(made_log(), "run"), config_of(tmp_path)
+    with bus.producer("test") as producer:
+        claim = trainer_started(config=resolved_json(config))
+        producer.commit([outgoing(STEPS, event) for event in (claim, step_completed(1))])
+    (tmp_path / "run/logs").mkdir(parents=True)
+    for name in ("config.json", "report.html", "logs/trainer-0.log"):
+        (tmp_path / "run" / name).write_text(f"{resolved_json(config)}\n")
+
+    @contextmanager
+    def given(*_: object, **__: object) -> Iterator[MemoryBus]:
+        yield bus
+
+    @contextmanager
+    def no_broker(_: RunConfig) -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr(module, "_broker", no_broker)
+    monkeypatch.setattr(module, "_topics", lambda _: None)
+    monkeypatch.setattr(module, "open_bus", given)
+    monkeypatch.setattr(module, "make_spawner", lambda **_: None)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("RLSTREAMS_PRELOAD_MODEL", "")
+    return bus
+
+
+@pytest.mark.parametrize(
+    ("words", "is_resumed", "told"),
+    [
+        (["--run.seed=5"], True, "run.seed is 5, but the run was started with 0"),
+        (["--prompts.group_size=4"], True, "prompts.group_size is 4, but"),
+        (["--trainer.lora.rank=4"], True, "trainer.lora.rank is 4, but"),
+        ([], False, "has steps already"),
+        (["--run.id=other"], True, "is the folder of run 'run', and run.id is 'other'"),
+    ],
+)
+def test_a_refused_start_changes_nothing(
+    bus: MemoryBus, tmp_path: Path, words: list[str], is_resumed: bool, told: str
+) -> None:
+    """Neither in the folder nor in the log."""
+    before = files(tmp_path)
+    config = config_of(tmp_path, *words)
+    asked = Asked(config=config, command="up", is_resumed=is_resumed, is_live=False)
+    with pytest.raises(ConfigError, match=told):
+        up(asked)
+    assert before == files(tmp_path)
+    assert not any(bus.ends(CONTROL.name).values())
+
+
+def test_what_the_trainer_refuses_leaves_the_configuration_as_it_was(tmp_path: Path) -> None:
+    """It is written for the processes, and taken back unless a trainer took the run with it."""
+    run = RunSection(id="run", dir=str(tmp_path))
+    before, now = RunConfig(run=run), RunConfig(run=RunSection(id="run", dir=str(tmp_path), seed=1))
+    file, epochs = tmp_path / "config.json", [1]
+    for epoch, config, left in ((1, before, before), (1, now, before), (2, now, now)):
+        file.write_text(resolved_json(before))
+        epochs[:] = [1]
+        with configured(config, lambda: epochs[0]):
+            assert file.read_text() == f"{resolved_json(config)}\n"
+            epochs[:] = [epoch]
+        assert file.read_text().strip() == resolved_json(left)
+
+
+def test_the_configuration_of_a_new_run_stays(tmp_path: Path) -> None:
+    """Also where nothing was claimed: a run that has not begun is the newest start's."""
+    config = RunConfig(run=RunSection(dir=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{")
+    refuse_other_run(config)
+    with configured(config, lambda: 0):
+        pass
+    assert (tmp_path / "config.json").read_text() == f"{resolved_json(config)}\n"

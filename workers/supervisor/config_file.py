@@ -1,0 +1,51 @@
+"""A run folder's `config.json`: what its processes start with, and those who look at it later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from streams.errors import ConfigError
+from streams.run_folder import CONFIG_FILE
+from workers.config.load import read_json, resolved_json
+from workers.config.run import RunConfig
+from workers.problems.files import write_whole
+
+
+def refuse_other_run(config: RunConfig) -> None:
+    """Two runs in one folder would share its broker and remove each other's checkpoints.
+
+    Raises:
+        ConfigError: the folder is another run's; names both.
+    """
+    file = Path(config.folder) / CONFIG_FILE
+    try:
+        owner = read_json(file).run.id
+    except ConfigError:  # there is none, or it was cut short
+        return
+    if owner != config.run.id:
+        raise ConfigError(
+            f"run.dir: {config.folder} is the folder of run {owner!r}, and run.id is "
+            f"{config.run.id!r}: name that run, or another folder"
+        )
+
+
+@contextmanager
+def configured(config: RunConfig, newest_epoch: Callable[[], int]) -> Iterator[None]:
+    """`config.json` is this configuration in the block, and stays so if a trainer took the run.
+
+    A start of a run that goes on, whose trainer was refused or never got as far, leaves the file as
+    it was: it tells what the newest claim is about.
+
+    Args:
+        newest_epoch: of the claims in the log; 0: there is none.
+    """
+    file, epoch = Path(config.folder) / CONFIG_FILE, newest_epoch()
+    before = file.read_bytes() if epoch and file.is_file() else None
+    write_whole(file, f"{resolved_json(config)}\n".encode())
+    try:
+        yield
+    finally:
+        if before is not None and newest_epoch() == epoch:
+            write_whole(file, before)
