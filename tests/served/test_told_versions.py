@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from tests.contract.engine_rigs import collect, long_request, tokens
+from tests.served.test_gate import until_sampling
 from tests.servers.fake_server import VERSIONS, FakeServer
 from tests.servers.markov import Job
 from tests.servers.world import World
-from tests.unit.served.test_gate import until, until_sampling
+from tests.waiting import until
 from workers.engines.base import EngineError, FinishReason, GeneratedSegment, PauseMode
 from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from workers.engines.served.engine import ServedEngine
