@@ -12,7 +12,7 @@ from workers.loop import control, stage
 @pytest.fixture(autouse=True)
 def brief_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A role with nothing to read waits for records; of a log in memory nothing is on its way."""
-    monkeypatch.setattr(stage, "IDLE_S", 0.002)
+    monkeypatch.setattr(stage, "IDLE_S", 0.0005)
     monkeypatch.setattr(control, "EVERY_S", 0.0)
 
 
