@@ -48,7 +48,9 @@ def fingerprint_of_foreign(text: str) -> bytes | None:
     """The same of a text that somebody else may have written; None if it is no schema."""
     try:
         return fingerprint(text)
-    except (ValueError, SchemaParseException):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None  # the parser's own error for a schema that lacks a word is a KeyError
+    except SchemaParseException:
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -56,5 +57,14 @@ class RecordedLog(RunLog):
 
 
 def is_recording(folder: Path | str) -> bool:
-    """Whether a folder holds a recording, whole or not."""
-    return (Path(folder) / MANIFEST_FILE).is_file()
+    """Whether a folder holds a recording, whole or not.
+
+    A checkpoint has a file of the same name, which names its weights.
+    """
+    try:
+        found = json.loads((Path(folder) / MANIFEST_FILE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError, RecursionError):  # who reads it says what is wrong with it
+        return True
+    return not (isinstance(found, dict) and "weight_hash" in found)

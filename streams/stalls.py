@@ -3,7 +3,8 @@
 Samples move downstream: prompts, rollout, logprob, trainer; weights move the other way. The first
 hop, from upstream, that has had work and made no progress within its limit is the blocked one: the
 hops after it merely starve. A worker that is alive and reports that it is working has until the
-deadline of its current work; a silent one has no such allowance.
+deadline of its current work; a silent one has no such allowance. After the last step only the
+trainer has something to do: its checkpoint, and the last version's pulls.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from streams.record import Committed, Partition, Position
 from streams.views.hops import HopsState, OpenSample, WorkerHop
 from streams.views.workers import SILENT_S
 
-SAVE_S = 1800.0  # a checkpoint of tens of billions of weights
 START_S = 600.0  # a large model takes its time to load; until then a role is starting
 _NAMED = 3  # workers and groups that a sentence lists
 
@@ -29,6 +29,7 @@ class Limits:
     stall_s: float
     sample_s: float = 0.0  # a rollout worker's own deadline for one sample
     pull_s: float = 0.0  # for one pull of weights
+    save_s: float = 0.0  # for one checkpoint
     start_s: float = START_S
 
     def of(self, worker: WorkerHop) -> float:
@@ -38,7 +39,7 @@ class Limits:
         if worker.state == "starting":
             return max(self.stall_s, self.start_s)
         if worker.state == "saving":
-            return max(self.stall_s, SAVE_S)
+            return max(self.stall_s, self.save_s)
         return max(self.stall_s, self.pull_s) if worker.state == "pulling" else self.stall_s
 
 
@@ -62,6 +63,9 @@ class Evidence:
     committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
     held: tuple[Held, ...] = ()
     gone: frozenset[str] = frozenset()  # workers without a process, as their supervisor knows
+    # Since when the process of a worker that has not reported yet runs, first or not: what was said
+    # before is a predecessor's. 0 while it is about to be started.
+    starting_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,8 @@ class Inquiry:
             self._logprob,
             self._trainer,
         )
+        if self._state.is_over:
+            steps = (self._held, self._broker, self._end)
         return next((found for step in steps if (found := step()) is not None), None)
 
     def _held(self) -> Blocked | None:
@@ -114,8 +120,9 @@ class Inquiry:
         )
 
     def _broker(self) -> Blocked | None:
-        newest_ms = self._state.newest_report_ms
-        is_silence = self._age_s(newest_ms) > SILENT_S and len(self._state.workers) > 1
+        running = [w for w in self._state.workers if not self._is_starting(w)]
+        newest_ms = max((worker.at_ms for worker in running), default=0)
+        is_silence = self._age_s(newest_ms) > SILENT_S and len(running) > 1
         if not is_silence or self._evidence.gone:
             return None
         return Blocked(
@@ -187,16 +194,27 @@ class Inquiry:
         text += f" ({_range(complete)})" if complete else ""
         return self._blame("trainer", f"{text} is scored or dead-lettered")
 
+    def _end(self) -> Blocked | None:
+        """Whoever else has work now does it for nobody, but for the last evaluation."""
+        starting, trainers = self._evidence.starting_s, self._state.of("trainer")
+        if any(w.state == "stopped" and w.worker not in starting for w in trainers):
+            return None
+        return self._blame(
+            "trainer", f"all {self._state.step} steps are done, and it has not ended"
+        )
+
     def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
         """The hop with its workers, worst first; None if one of them finished something lately."""
         workers = self._worst_first(role)
         if not workers:
             said = f"no {role} worker has ever reported"
+            starting_s = self._evidence.starting_s.items()
+            ages_s = [age_s for worker, age_s in starting_s if worker.rpartition("-")[0] == role]
             return Blocked(
                 hop=hop or role,
                 workers=(),
                 sentence=f"{said}; {text}",
-                is_overdue=self._evidence.waited_s >= self._limits.start_s,
+                is_overdue=min(ages_s, default=self._evidence.waited_s) >= self._limits.start_s,
             )
         if any(self._moves(worker) for worker in workers):
             return None
@@ -222,7 +240,8 @@ class Inquiry:
 
     def _awaits_weights(self, worker: WorkerHop, wanted: int) -> bool:
         """Whether it is alive and waiting for a pull, or for a version that it was not given."""
-        if self._is_silent(worker) or worker.state == "working":
+        is_silent = self._is_silent(worker) or self._is_starting(worker)
+        if is_silent or worker.state == "working":
             return False
         return worker.worker in self._state.pulls or worker.policy_version < wanted
 
@@ -230,15 +249,28 @@ class Inquiry:
         """Whether it finished something within the limit, and still reports."""
         return not self._is_silent(worker) and self._age_s(worker.moved_ms) < self._limits.stall_s
 
+    def _is_starting(self, worker: WorkerHop) -> bool:
+        """Whether a new process of it was started, and has still time to load what it needs."""
+        starting_s = self._evidence.starting_s.get(worker.worker)
+        return starting_s is not None and starting_s < self._limits.start_s
+
     def _is_silent(self, worker: WorkerHop) -> bool:
+        if self._is_starting(worker):
+            return False
         is_old = self._age_s(worker.at_ms) > SILENT_S
         return is_old or worker.worker in self._evidence.gone or worker.state == "stopped"
 
     def _is_overdue(self, worker: WorkerHop) -> bool:
+        if self._is_starting(worker):
+            return False
         limit_s = self._limits.of(worker)
-        if worker.worker in self._state.pulls and worker.state != "working":
+        is_pulled_from = self._state.is_over and worker.role == "trainer"
+        if (worker.worker in self._state.pulls or is_pulled_from) and worker.state != "working":
             limit_s = max(limit_s, self._limits.pull_s)
-        return self._is_silent(worker) or self._age_s(worker.moved_ms) >= limit_s
+        # Nothing is counted while a checkpoint is written, and what was before is none of its time.
+        is_saving = worker.state == "saving"
+        since_ms = max(worker.moved_ms, worker.since_ms) if is_saving else worker.moved_ms
+        return self._is_silent(worker) or self._age_s(since_ms) >= limit_s
 
     def told(self, role: str) -> str:
         """The last reports of `role`'s workers, the worst first."""
@@ -259,6 +291,9 @@ class Inquiry:
     def _about(self, worker: WorkerHop) -> str:
         """One worker: dead, silent, or what it says, since when, and what it pulls."""
         said = " ".join(filter(None, (worker.state, worker.detail)))
+        if self._is_starting(worker):
+            starting_s = self._evidence.starting_s[worker.worker]
+            return f"{worker.worker} was started {starting_s:.0f} s ago and has not reported yet"
         if worker.worker in self._evidence.gone:
             return f"{worker.worker} is not running (last reported: {said})"
         if self._is_silent(worker):
@@ -291,7 +326,7 @@ class Inquiry:
 
     def _trainer_works(self) -> bool:
         return any(
-            w.state in ("working", "saving") or self._is_silent(w)
+            w.state in ("working", "saving") or self._is_silent(w) or self._is_starting(w)
             for w in self._state.of("trainer")
         )
 

@@ -126,6 +126,17 @@ class _Parser(argparse.ArgumentParser):
         given = {"allow_abbrev": False, "formatter_class": Help, **kwargs}
         super().__init__(**given)  # type: ignore[arg-type]
 
+    def error(self, message: str) -> NoReturn:
+        """As argparse does, but where a word is missing that is one of a few, with these."""
+        nested = _nested(self)
+        if nested is not None and message.endswith(f"required: {nested.metavar}"):
+            names = ", ".join(nested.choices)
+            message = (
+                f"{nested.metavar} is missing, one of {names}; `{self.prog} --help` says what each "
+                "does"
+            )
+        super().error(message)
+
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """As argparse does, but with what was meant instead of a long list."""
         if action.choices is None or value in action.choices:
@@ -143,13 +154,21 @@ def _meant(word: str, names: Sequence[str]) -> str:
 
 def _refuse(parser: argparse.ArgumentParser, args: argparse.Namespace, word: str) -> NoReturn:
     """End with the usage of the command that does not know an option or a word."""
-    while nested := [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]:
-        parser = nested[0].choices[getattr(args, nested[0].dest)]
+    while (nested := _nested(parser)) is not None:
+        parser = nested.choices[getattr(args, nested.dest)]
     if not word.startswith("-"):
         parser.error(f"{word} is an unexpected argument")
     known = [name for action in parser._actions for name in action.option_strings]
     option = word.partition("=")[0]
     parser.error(f"there is no option {option}{_meant(option, known)}")
+
+
+def _nested(
+    parser: argparse.ArgumentParser,
+) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
+    """The commands or actions below a command, if it has any."""
+    kind = argparse._SubParsersAction
+    return next((action for action in parser._actions if isinstance(action, kind)), None)
 
 
 class _Version(argparse.Action):

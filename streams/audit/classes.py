@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from schemas.events import NO_VERSION
 from streams.audit.fold import AuditFold
-from streams.audit.report import AuditReport, BreachKind, Redone
+from streams.audit.report import HOLD_IN_A_PART, AuditReport, BreachKind, Redone
 from streams.audit.table import (
     DEAD,
     ISSUED,
@@ -84,6 +84,8 @@ class Classes:
         self._check_measured()
         self._fold.ledger.check_closed_set(self._breaches)
         self._fold.versions.check(self._breaches)
+        if self._fold.replay.is_part:
+            self._breaches.keep_only(HOLD_IN_A_PART)
         return self._report()
 
     def _has(self, flag: int) -> npt.NDArray[np.bool_]:
@@ -207,7 +209,7 @@ class Classes:
             slot = int(at)
             where = Position(SCORED.name, *position_at(table.used_at[slot]))
             step = table.closed[table.group_of[slot]]
-            if where.offset < self._fold.expired.get(Partition(where.topic, where.partition), 0):
+            if where.offset < self._fold.begins(Partition(where.topic, where.partition)):
                 self._num_unproven += 1
                 self._check_unproven(slot, step)
                 continue
@@ -233,7 +235,9 @@ class Classes:
     def _report(self) -> AuditReport:
         fold, ledger = self._fold, self._fold.ledger
         return AuditReport(
-            run=ledger.run,
+            run=ledger.run or fold.replay.run,
+            replay_of=fold.replay.run,
+            is_part=fold.replay.is_part,
             steps=ledger.last_step,
             policy_version=ledger.policy_version,
             issued=sum(self._counts.values()),

@@ -22,6 +22,7 @@ from schemas.events import (
     TrainerStarted,
 )
 from streams.audit.ledger import Ledger
+from streams.audit.replayed import Replay
 from streams.audit.report import Breaches, BreachKind
 from streams.audit.rows import PromptRow, Rows, ScoredRow, TrajectoryRow
 from streams.audit.table import (
@@ -43,6 +44,7 @@ from streams.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 
 DUPLICATES_NAMED = 20
 NO_SLOT = -(1 << 62)
+NEVER = 1 << 62  # no offset is higher
 _UNKNOWN = (0, 0)  # a group without room
 # (group of the table, sample, [(author, tokens, version)]) of a scored record
 _Scored = tuple[int, int, tuple[tuple[bytes, int, int], ...]]
@@ -57,6 +59,7 @@ class AuditFold:
 
     def __init__(self, expired: Mapping[Partition, int] | None = None) -> None:
         self.expired = expired or {}
+        self.replay = Replay()
         self.breaches = Breaches()
         self.table = Table()
         self.ledger = Ledger(self.breaches, self.table)
@@ -95,6 +98,9 @@ class AuditFold:
 
     def add(self, rows: Rows) -> None:
         """Take records of a large topic."""
+        if rows.replay is not None:
+            self.replay.merge(rows.replay)
+            rows = rows.by_origin() if self.replay.is_by_origin else rows
         if rows.topic == PROMPTS.name:
             self._prompts(rows.rows, rows.places)
         elif rows.topic == TRAJECTORIES.name:
@@ -105,6 +111,14 @@ class AuditFold:
             self.num_unreadable += 1
             if group:
                 self._slots(rows.topic, [(group, sample, 0, ())], [place])
+
+    def begins(self, partition: Partition) -> int:
+        """Below this offset nothing of a partition can be known: retention removed it, or it was
+        not recorded.
+        """
+        if self.replay.is_by_origin:
+            return self.replay.first.get(partition, NEVER)
+        return self.expired.get(partition, 0)
 
     def mark_issued(self) -> None:
         """Every group up to the newest one so far must have been seen when the report is made."""

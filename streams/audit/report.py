@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
@@ -44,6 +44,22 @@ class BreachKind(StrEnum):
     BAD_ID = "bad id"  # neither a group number nor an evaluation
 
 
+# What is wrong also where some of the records are missing; the others may be the gap itself.
+HOLD_IN_A_PART = frozenset(
+    {
+        BreachKind.TRAINED_TWICE,
+        BreachKind.TRAINED_AND_DROPPED,
+        BreachKind.CLOSED_TWICE,
+        BreachKind.STEP_TWICE,
+        BreachKind.VERSION_TWICE,
+        BreachKind.TOO_STALE,
+        BreachKind.MISLABELLED,
+        BreachKind.HANGING,
+        BreachKind.BAD_ID,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
     """One broken promise."""
@@ -74,6 +90,12 @@ class Breaches:
         """Note `count` more that are not worth naming."""
         if count:
             self.counts[kind.value] += count
+
+    def keep_only(self, kinds: Collection[BreachKind]) -> None:
+        """Forget all others."""
+        values = {kind.value for kind in kinds}
+        self.counts = Counter({k: n for k, n in self.counts.items() if k in values})
+        self.kept = [breach for breach in self.kept if breach.kind in kinds]
 
     def copy(self) -> Breaches:
         """An independent collection with the same content."""
@@ -129,6 +151,8 @@ class AuditReport:
     named_duplicates: tuple[str, ...] = ()  # the first few of them
     void: int = 0  # events of a superseded epoch
     unreadable: int = 0  # records that could not be decoded
+    replay_of: str = ""  # the recorded run whose records a replay wrote here; empty: no replay
+    is_part: bool = False  # of a replay: only chosen records, or into one role alone
     trainer_state: str = ""  # as its newest heartbeat says; "done" when the run has ended
     breaches: tuple[Breach, ...] = ()  # the first few of each kind
     breach_counts: Mapping[str, int] = field(default_factory=dict)
@@ -185,7 +209,8 @@ class AuditReport:
             ("drifted", self.drifted, "redone steps with different weights"),
         ]
         rows += [row for row in extras if row[1]]
-        lines = [f"audit of run {self.run}, from its topics alone"]
+        what = f"a replay of run {self.replay_of}" if self.replay_of else f"run {self.run}"
+        lines = [f"audit of {what}, from its topics alone"]
         lines += [f"{name:<16}{count:>12,}  {note}".rstrip() for name, count, note in rows]
         lines += [f"  {named}" for named in self.named_duplicates]
         redone = [str(span) for span in self.redone]
@@ -202,6 +227,13 @@ class AuditReport:
         return f"staleness       {shares or 'nothing trained'}, bound {bound}{masked}"
 
     def _verdict(self) -> list[str]:
+        if self.ok and self.is_part:
+            return ["ok as far as a part tells: what was not replayed is not judged"]
+        if self.ok and self.replay_of:
+            return [
+                "ok: every sample accounted for; those in flight without proof: "
+                "a replay has no committed positions"
+            ]
         if self.ok:
             return ["ok: every sample accounted for"]
         lines = [f"{sum(self.breach_counts.values()):,} breaches: {_parts(self.breach_counts)}"]

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 from schemas.binary import DecodeError
 from schemas.events import Prompt, ScoredTrajectory, Trajectory
 from schemas.skim import Skimmer
+from streams.audit.replayed import Replay
 from streams.audit.table import OFFSET_BITS, group_key, place_of
-from streams.record import ID_HEADER, RawRecord
+from streams.record import ID_HEADER, REPLAY_HEADER, RawRecord
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
 
 # What is skimmed of each, in the order of the schema:
@@ -53,6 +54,19 @@ class Rows:
     places: list[int] = field(default_factory=list)
     # Records that cannot be read: (group text, sample, place), as far as their headers tell.
     unreadable: list[tuple[bytes, int, int]] = field(default_factory=list)
+    # Of a replay: what its headers say, and the place in the recorded log by the place here.
+    replay: Replay | None = None
+    origins: dict[int, int] = field(default_factory=dict)
+
+    def by_origin(self) -> Rows:
+        """The same with each record where it lay in the recorded log."""
+        at = self.origins
+        return Rows(
+            self.topic,
+            self.rows,
+            [at.get(place, place) for place in self.places],
+            [(group, sample, at.get(place, place)) for group, sample, place in self.unreadable],
+        )
 
 
 class Sieve:
@@ -68,12 +82,20 @@ class Sieve:
         skim, add, put = self._skim, found.rows.append, found.places.append
         for raw in raws:
             _, partition, offset = raw.position
+            if REPLAY_HEADER in raw.headers:
+                self._replayed(found, raw)
             try:
                 add(skim(raw.value))
                 put(partition << OFFSET_BITS | offset)  # `place_of`, for what a log does have
             except DecodeError:
                 found.unreadable.append((*_from_header(raw), place_of(partition, offset)))
         return found
+
+    def _replayed(self, found: Rows, raw: RawRecord) -> None:
+        found.replay = found.replay or Replay()
+        if (origin := found.replay.take(raw)) is not None:
+            _, partition, offset = raw.position
+            found.origins[place_of(partition, offset)] = place_of(origin.partition, origin.offset)
 
 
 def _from_header(raw: RawRecord) -> tuple[bytes, int]:

@@ -30,6 +30,7 @@ _LEVEL = 1
 _LONGEST_LONG = 10
 _LARGEST_BLOCK = 1 << 31  # a size beyond it is a damaged size
 _HEADER_STEP = 64 * 1024
+_LARGEST_HEADER = 16 << 20  # a schema has some 10 kB
 
 
 class Place(NamedTuple):
@@ -140,13 +141,18 @@ def read_header(file: BinaryIO, name: str) -> Header:
             header = _parse_header(data)
             break
         except IndexError:
-            more = file.read(_HEADER_STEP)
+            if len(data) > _LARGEST_HEADER:
+                raise DamagedError(
+                    f"{name}: its header is damaged: it does not end within "
+                    f"{_LARGEST_HEADER >> 20} MiB"
+                ) from None
+            more = file.read(len(data))
             if not more:
                 raise DamagedError(
                     f"{name} ends at byte {len(data)}, within its header: no record can be read"
                 ) from None
             data += more
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:
             raise DamagedError(f"{name}: its header is damaged: {err}") from err
     if header.codec not in (CODEC, "null"):
         raise ForeignFileError(
@@ -175,7 +181,9 @@ def _parse_header(data: bytes) -> Header:
     if "avro.schema" not in metadata:
         raise ValueError("it has no avro.schema")
     json.loads(metadata["avro.schema"])
-    return Header(metadata=metadata, sync=data[at : at + SYNC_BYTES], size_bytes=at + SYNC_BYTES)
+    header = Header(metadata=metadata, sync=data[at : at + SYNC_BYTES], size_bytes=at + SYNC_BYTES)
+    _ = header.schema, header.codec  # they are text
+    return header
 
 
 def _read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
@@ -191,19 +199,26 @@ class ContainerReader:
     """Blocks of one file, in order or one at a time.
 
     Raises:
-        ForeignFileError, DamagedError: see `read_header`.
+        ForeignFileError: see `read_header`.
+        DamagedError: see there, or the file cannot be opened.
     """
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.name = name or path.name
-        self._file = path.open("rb")
+        try:
+            self._file = path.open("rb")
+        except (OSError, ValueError) as err:  # a name that was changed may be none
+            raise self._unreadable(err) from err
         self._decompressor = zstandard.ZstdDecompressor()
         try:
             self.header = read_header(self._file, self.name)
+            self.size_bytes = self._file.seek(0, io.SEEK_END)
+        except OSError as err:
+            self._file.close()
+            raise self._unreadable(err) from err
         except Exception:
             self._file.close()
             raise
-        self.size_bytes = self._file.seek(0, io.SEEK_END)
 
     def blocks(self, at: int = 0, until: int | None = None) -> Iterator[Block]:
         """From the block that begins at `at` (0: the first) to the last whole one.
@@ -243,8 +258,9 @@ class ContainerReader:
 
     def _block(self, at: int) -> Block | None:
         """None if the file ends within it."""
-        self._file.seek(at)
-        head = self._file.read(2 * _LONGEST_LONG)
+        if at < self.header.size_bytes:
+            raise DamagedError(f"{self.name}: no block begins at byte {at}", at=at)
+        head = self._read(at, 2 * _LONGEST_LONG)
         try:
             num_records, i = read_long(head, 0)
             size, i = read_long(head, i)
@@ -257,23 +273,36 @@ class ContainerReader:
         end = at + i + size + SYNC_BYTES
         if end > self.size_bytes:
             return None
-        self._file.seek(at + i)
-        body = self._file.read(size + SYNC_BYTES)
+        body = self._read(at + i, size + SYNC_BYTES)
         if body[size:] != self.header.sync:
             raise self._damaged(at, end)
         try:
             data = self._uncompressed(body[:size])
-        except zstandard.ZstdError:
+        except (zstandard.ZstdError, MemoryError):
             raise self._damaged(at, end) from None
         return Block(at, end, num_records, data)
+
+    def _read(self, at: int, size: int) -> bytes:
+        try:
+            self._file.seek(at)
+            return self._file.read(size)
+        except OSError as err:
+            raise self._unreadable(err, at) from err
 
     def _uncompressed(self, body: bytes) -> bytes:
         if self.header.codec == "null":
             return body
-        # A foreign writer's frame may not declare its size.
-        if zstandard.frame_content_size(body) < 0:
+        # A foreign writer's frame may not declare its size; one that was changed, any.
+        declared = zstandard.frame_content_size(body)
+        if declared > _LARGEST_BLOCK:
+            raise zstandard.ZstdError(f"a block of {declared} bytes")
+        if declared < 0:
             return self._decompressor.decompressobj().decompress(body)
         return self._decompressor.decompress(body)
+
+    def _unreadable(self, error: OSError | ValueError, at: int = 0) -> DamagedError:
+        why = getattr(error, "strerror", None) or str(error)
+        return DamagedError(f"{self.name} cannot be read at byte {at}: {why}", at=at)
 
     def _damaged(self, at: int, end: int) -> DamagedError:
         return DamagedError(
@@ -288,8 +317,7 @@ class ContainerReader:
         step, overlap = 1 << 20, SYNC_BYTES - 1
         position = max(at, self.header.size_bytes)
         while position < self.size_bytes:
-            self._file.seek(position)
-            found = self._file.read(step + overlap).find(self.header.sync)
+            found = self._read(position, step + overlap).find(self.header.sync)
             if found >= 0:
                 return position + found + SYNC_BYTES
             position += step

@@ -7,6 +7,7 @@ without a union. What does not decode keeps its bytes whole, in a file whose `ev
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,12 +18,13 @@ from schemas.avro import HISTORY, fingerprint, schema_text
 from schemas.binary import HEADER_BYTES, MARKER
 from schemas.events import EVENTS, Event
 from schemas.tensor import Buffer
-from schemas.varint import long_bytes, read_length, read_long
+from schemas.varint import long_bytes, read_count, read_length, read_long
 from streams.record import Partition, Position, RawRecord
 from streams.recording.container import Block, Header
 from streams.recording.errors import DamagedError, ForeignFileError
 
 FORMAT = 1
+_FINGERPRINT = re.compile("[0-9a-f]{16}")
 OPAQUE = "bytes"  # in place of an event's name: values that are no event, or do not decode
 _FIELDS: list[dict[str, Any]] = [
     {"name": "offset", "type": "long", "doc": "of the record, or of its first part"},
@@ -78,6 +80,7 @@ class Kind:
 
         Raises:
             ForeignFileError: an Avro file, but none of a recording, or of a newer format.
+            DamagedError: a fingerprint that is none.
         """
         metadata = {key: value.decode("utf-8", "replace") for key, value in header.metadata.items()}
         if "rlstreams.format" not in metadata:
@@ -94,9 +97,12 @@ class Kind:
             )
         try:
             place = Partition(metadata["rlstreams.topic"], int(metadata["rlstreams.partition"]))
-            return cls(place, metadata["rlstreams.event"], metadata["rlstreams.fingerprint"])
+            found = cls(place, metadata["rlstreams.event"], metadata["rlstreams.fingerprint"])
         except (KeyError, ValueError) as err:
             raise ForeignFileError(f"{name}: its header is incomplete: {err!r}") from err
+        if not _FINGERPRINT.fullmatch(found.fingerprint) and found.event != OPAQUE:
+            raise DamagedError(f"{name}: its header has no fingerprint: {found.fingerprint!r}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,21 +255,21 @@ def _read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
 
 def _read_longs(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
     values: list[int] = []
-    count, at = read_long(data, at)
+    count, at = read_count(data, at)
     while count:
         for _ in range(count):
             value, at = read_long(data, at)
             values.append(value)
-        count, at = read_long(data, at)
+        count, at = read_count(data, at)
     return tuple(values), at
 
 
 def _read_map(data: bytes, at: int) -> tuple[dict[str, bytes], int]:
     items: dict[str, bytes] = {}
-    count, at = read_long(data, at)
+    count, at = read_count(data, at)
     while count:
         for _ in range(count):
             key, at = _read_bytes(data, at)
             items[key.decode()], at = _read_bytes(data, at)
-        count, at = read_long(data, at)
+        count, at = read_count(data, at)
     return items, at

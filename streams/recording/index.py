@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from streams.record import Partition, Position
 from streams.recording.container import Place
 from streams.recording.envelope import Kind
-from streams.recording.errors import DamagedError
+from streams.recording.errors import DamagedError, RecordingError
 from streams.recording.facts import Facts, TrainedFact
 
 INDEX_FILE = "index.sqlite"
@@ -50,6 +52,15 @@ _COLUMNS = (
     " r.attempt, r.purpose, r.step, r.version, r.oldest_version, r.reward, r.mismatch, r.row"
 )
 _BATCH = 1000
+# SQLite holds any type in any column: a file that was changed is found out before it is believed.
+_FITS = {
+    "i": (int,),
+    "t": (str,),
+    "n": (int, type(None)),
+    "o": (str, type(None)),
+    "r": (int, float, type(None)),
+}
+_ENTRY = "iiiiii" + "onnonnnrrn" + "tit"
 _BUSY_S = 30.0
 
 
@@ -89,6 +100,13 @@ class Span:
     next: int
 
 
+class KnownBlock(NamedTuple):
+    """One block of a container file."""
+
+    num_records: int
+    first: int  # offset of its first record
+
+
 class Index:
     """The index of one recording.
 
@@ -116,9 +134,9 @@ class Index:
                 # the files; a live run on the same disk is not made to wait for it.
                 self._db.execute("PRAGMA synchronous = OFF")
                 self._db.execute("PRAGMA journal_mode = DELETE")
-            tables = self._db.execute("SELECT name FROM sqlite_master").fetchall()
+            tables = list(self._rows("SELECT name FROM sqlite_master"))
             if not tables and writable:
-                self._db.executescript(_SCHEMA)
+                self._db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
             elif ("records",) not in tables:
                 raise DamagedError(f"{path.name} is no index of a recording")
         except sqlite3.Error as err:
@@ -128,7 +146,7 @@ class Index:
 
     def add_file(self, kind: Kind) -> int:
         """A number for a new file."""
-        cursor = self._db.execute(
+        cursor = self._write(
             "INSERT INTO files (name, topic, partition, event, fingerprint, size_bytes,"
             " num_records) VALUES (?, ?, ?, ?, ?, 0, 0)",
             (kind.file_name, *kind.partition, kind.event, kind.fingerprint),
@@ -138,33 +156,33 @@ class Index:
 
     def forget_file(self, number: int) -> None:
         """A file that never held anything."""
-        self._db.execute("DELETE FROM files WHERE file = ?", (number,))
+        self._write("DELETE FROM files WHERE file = ?", (number,))
 
     def begin(self) -> None:
         """Begin the transaction of one commit."""
-        self._db.execute("BEGIN IMMEDIATE")
+        self._write("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
         """End it."""
-        self._db.execute("COMMIT")
+        self._write("COMMIT")
 
     def rollback(self) -> None:
         """End it as if it had not been."""
         if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+            self._write("ROLLBACK")
 
     def add_records(self, rows: Iterable[tuple[object, ...]]) -> None:
         """Rows as `row_of` makes them."""
-        self._db.executemany(f"INSERT OR REPLACE INTO records VALUES ({_marks(16)})", rows)
+        self._write_all(f"INSERT OR REPLACE INTO records VALUES ({_marks(16)})", rows)
 
     def add_trained(self, facts: Iterable[TrainedFact]) -> None:
         """Samples of steps; of two steps of one number the first one stays."""
         rows = [(f.group_id, f.sample, f.step, f.partition, f.offset, f.staleness) for f in facts]
-        self._db.executemany(f"INSERT OR IGNORE INTO trained VALUES ({_marks(6)})", rows)
+        self._write_all(f"INSERT OR IGNORE INTO trained VALUES ({_marks(6)})", rows)
 
     def set_file(self, number: int, size_bytes: int, num_records: int) -> None:
         """Up to where a file counts."""
-        self._db.execute(
+        self._write(
             "UPDATE files SET size_bytes = ?, num_records = ? WHERE file = ?",
             (size_bytes, num_records, number),
         )
@@ -172,15 +190,16 @@ class Index:
     def set_spans(self, spans: Mapping[Partition, Span]) -> None:
         """Up to where the log was read."""
         rows = [(*partition, span.first, span.next) for partition, span in spans.items()]
-        self._db.executemany(f"INSERT OR REPLACE INTO positions VALUES ({_marks(4)})", rows)
+        self._write_all(f"INSERT OR REPLACE INTO positions VALUES ({_marks(4)})", rows)
 
     # reading
 
     def files(self) -> list[IndexedFile]:
         """Every container file, by name."""
-        found = self._query(
+        found = self._rows(
             "SELECT file, topic, partition, event, fingerprint, size_bytes, num_records"
-            " FROM files ORDER BY topic, partition, event, fingerprint"
+            " FROM files ORDER BY topic, partition, event, fingerprint",
+            shape="itittii",
         )
         return [
             IndexedFile(
@@ -194,7 +213,7 @@ class Index:
 
     def spans(self) -> dict[Partition, Span]:
         """What was read of each partition."""
-        found = self._query("SELECT topic, partition, first, next FROM positions")
+        found = self._rows("SELECT topic, partition, first, next FROM positions", shape="tiii")
         return {Partition(t, p): Span(first=first, next=next_) for t, p, first, next_ in found}
 
     def at(self, position: Position) -> Entry | None:
@@ -218,10 +237,11 @@ class Index:
         wanted = {"step": step, "group_id": group_id or None, "sample": sample}
         given = {name: value for name, value in wanted.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in given) or "1"
-        found = self._query(
+        found = self._rows(
             'SELECT group_id, sample, step, partition, "offset", staleness FROM trained'
             f" WHERE {where} ORDER BY step, group_id, sample",
             list(given.values()),
+            "tiiiii",
         )
         names = ("group_id", "sample", "step", "partition", "offset", "staleness")
         return [TrainedFact(**dict(zip(names, row, strict=True))) for row in found]
@@ -232,58 +252,118 @@ class Index:
         `entries("r.event = ? ORDER BY r.mismatch DESC LIMIT 10", ...)`; values belong into
         `values`, never into the text. Memory is constant however many there are.
         """
-        cursor = self._query(
+        found = self._rows(
             f"SELECT {_COLUMNS}, f.topic, f.partition, f.event"
             f" FROM records r JOIN files f ON f.file = r.file WHERE {where}",
             values,
+            _ENTRY,
         )
-        while rows := cursor.fetchmany(_BATCH):
-            for row in rows:
-                yield _entry(row)
+        return map(_entry, found)
 
     def count(self, where: str = "1", values: Sequence[object] = ()) -> int:
         """How many records a condition picks, as for `entries`."""
-        found = self._query(
+        ((count,),) = self._rows(
             f"SELECT COUNT(*) FROM records r JOIN files f ON f.file = r.file WHERE {where}", values
         )
-        return int(found.fetchone()[0])
+        return int(count)
 
     def offsets_since(self, at_ms: int) -> dict[Partition, int]:
         """First offset of each partition with a timestamp of `at_ms` or later."""
-        found = self._query(
+        found = self._rows(
             'SELECT f.topic, f.partition, MIN(r."offset") FROM records r'
             " JOIN files f ON f.file = r.file WHERE r.timestamp_ms >= ?"
             " GROUP BY f.topic, f.partition",
             [at_ms],
+            "tii",
         )
         return {Partition(topic, number): offset for topic, number, offset in found}
 
     def blocks(self, file: int) -> list[int]:
         """Where the blocks of a file begin, lowest first."""
         text = "SELECT DISTINCT block_at FROM records WHERE file = ? ORDER BY block_at"
-        return [row[0] for row in self._query(text, [file])]
+        return [row[0] for row in self._rows(text, [file], "i")]
+
+    def known_blocks(self, file: int) -> dict[int, KnownBlock]:
+        """The blocks of a file by the byte at which they begin."""
+        # Beside MIN, SQLite gives the other columns of the row that has it.
+        text = (
+            'SELECT block_at, COUNT(*), MIN(place), "offset" FROM records WHERE file = ?'
+            " GROUP BY block_at"
+        )
+        found = self._rows(text, [file], "iiii")
+        return {at: KnownBlock(num, first) for at, num, _, first in found}
 
     def time_span(self) -> tuple[int, int] | None:
         """Timestamps of the first and the last record, milliseconds."""
-        first, last = self._query(
-            "SELECT MIN(timestamp_ms), MAX(timestamp_ms) FROM records"
-        ).fetchone()
+        text = "SELECT MIN(timestamp_ms), MAX(timestamp_ms) FROM records"
+        ((first, last),) = self._rows(text, shape="nn")
         return None if first is None else (first, last)
 
     def check(self) -> str:
         """What SQLite finds wrong with its file, or ""."""
-        found = [str(row[0]) for row in self._query("PRAGMA quick_check")]
+        found = [str(row[0]) for row in self._rows("PRAGMA quick_check")]
         return "" if found == ["ok"] else "; ".join(found)
 
-    def _query(self, text: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+    def _rows(
+        self, text: str, values: Sequence[object] = (), shape: str = ""
+    ) -> Iterator[tuple[Any, ...]]:
+        """Rows of a query; with a `shape`, of columns of these types: `_FITS`."""
+        good: set[tuple[type, ...]] = set()
         try:
+            cursor = self._db.execute(text, values)
+            while rows := cursor.fetchmany(_BATCH):
+                for row in rows:
+                    types = tuple(map(type, row))
+                    if shape and types not in good:
+                        if not all(t in _FITS[c] for t, c in zip(types, shape, strict=True)):
+                            raise self._damaged(f"{row!r} is no row of an index")
+                        good.add(types)
+                    yield row
+        except (sqlite3.Error, UnicodeDecodeError) as err:
+            if getattr(err, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+                raise DamagedError(f"{self._path.name}: {err}") from err  # the condition's fault
+            raise self._damaged(str(err)) from err
+
+    def _damaged(self, why: str) -> DamagedError:
+        return DamagedError(
+            f"{self._path.name} cannot be read: {why}; remove it: it is made anew from the "
+            "container files"
+        )
+
+    def _write(self, text: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        with self._written():
             return self._db.execute(text, values)
-        except sqlite3.DatabaseError as err:
-            raise DamagedError(f"{self._path.name}: {err}") from err
+
+    def _write_all(self, text: str, rows: Iterable[Sequence[object]]) -> None:
+        with self._written():
+            self._db.executemany(text, rows)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as err:
+            raise RecordingError(f"{self._path} cannot be written: {err}") from err
 
     def close(self) -> None:
         """Release the file; idempotent."""
         self._db.close()
+
+
+def usable_index(path: Path) -> Index:
+    """An index to read, whose files and positions can be.
+
+    Raises:
+        DamagedError: as `Index`, or one of these cannot be read.
+    """
+    index = Index(path)
+    try:
+        index.files()
+        index.spans()
+    except DamagedError:
+        index.close()
+        raise
+    return index
 
 
 def row_of(
@@ -297,18 +377,18 @@ def row_of(
     )
 
 
-def _entry(row: Sequence[object]) -> Entry:
+def _entry(row: tuple[Any, ...]) -> Entry:
     file, offset, block_at, place, timestamp_ms, size_bytes, *rest = row
     *columns, topic, partition, event = rest
     names = Facts.__slots__
     return Entry(
-        file=file,  # type: ignore[arg-type]
-        position=Position(topic, partition, offset),  # type: ignore[arg-type]
-        event=event,  # type: ignore[arg-type]
-        place=Place(block_at, place),  # type: ignore[arg-type]
-        timestamp_ms=timestamp_ms,  # type: ignore[arg-type]
-        size_bytes=size_bytes,  # type: ignore[arg-type]
-        facts=Facts(**dict(zip(names, columns, strict=True))),  # type: ignore[arg-type]
+        file=file,
+        position=Position(topic, partition, offset),
+        event=event,
+        place=Place(block_at, place),
+        timestamp_ms=timestamp_ms,
+        size_bytes=size_bytes,
+        facts=Facts(**dict(zip(names, columns, strict=True))),
     )
 
 

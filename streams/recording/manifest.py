@@ -87,9 +87,13 @@ def load(folder: Path) -> Manifest:
     path = folder / MANIFEST_FILE
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as err:
+    except (FileNotFoundError, NotADirectoryError) as err:
         raise ForeignFileError(_no_manifest(folder)) from err
-    except (OSError, ValueError) as err:
+    except NotADirectoryError as err:
+        raise ForeignFileError(f"{folder} is a file, not the folder of a recording") from err
+    except OSError as err:
+        raise DamagedError(f"{path} cannot be read: {err.strerror}") from err
+    except (ValueError, RecursionError) as err:
         raise DamagedError(f"{path}: bytes were changed or are missing: {err}") from err
     if not isinstance(plain, dict) or "format" not in plain:
         raise ForeignFileError(f"{path} is no manifest of a recording: it names no format")
@@ -113,6 +117,8 @@ def _no_manifest(folder: Path) -> str:
             f"{folder} holds the files of a recording, but its {MANIFEST_FILE} is missing, which "
             "says of what run they are: copy it again from where it was recorded"
         )
+    if folder.is_file():
+        return f"{folder} is a file; a recording is a folder with a {MANIFEST_FILE}"
     there = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) if folder.is_dir() else ""
     found = f"it holds {there}" if there else "it is empty, or not there"
     return f"{folder} is no recording: no {MANIFEST_FILE}; {found}"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from schemas import DecodeError
+from schemas.avro import fingerprint_of_foreign
 from schemas.events import Event
 from streams.bus import Closing
 from streams.codec import decoded
@@ -27,10 +28,17 @@ from streams.record import Partition, Position, RawRecord, Record
 from streams.recording.ahead import read_ahead
 from streams.recording.container import ContainerReader
 from streams.recording.envelope import OPAQUE, Kind, records_of
-from streams.recording.errors import DamagedError, NotRecordedError, RecordingError
-from streams.recording.index import INDEX_FILE, Entry, Index, IndexedFile
+from streams.recording.errors import (
+    DamagedError,
+    ForeignFileError,
+    NotRecordedError,
+    RecordingError,
+)
+from streams.recording.index import INDEX_FILE, Entry, Index, IndexedFile, usable_index
 from streams.recording.manifest import Manifest, load
+from streams.recording.missing import cut_text, num_text, unlike_manifest
 from streams.recording.rebuild import rebuild
+from streams.recording.sequence import Follower, distinct
 
 E = TypeVar("E", bound=Event)
 _BLOCKS_HELD = 32
@@ -59,7 +67,8 @@ class Recording(Closing):
         self._on_damage = on_damage
         self._pool = ThreadPoolExecutor(_THREADS, "recording")  # its threads start when asked
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._problems: list[str] = []
+        self._losses: list[str] = []
+        self._notes: list[str] = []
         self.index = self._opened_index()
         self._readers: dict[int, ContainerReader] = {}
         self._held: OrderedDict[tuple[int, int], list[RawRecord]] = OrderedDict()
@@ -68,11 +77,23 @@ class Recording(Closing):
         self._by_number = {file.number: file for file in all_files}
         # Those that can be read, at least in part.
         self.files: tuple[IndexedFile, ...] = tuple(f for f in all_files if self._is_usable(f))
+        if self.manifest.is_sealed:
+            told = {loss.split()[0].rstrip(":") for loss in self._losses}
+            self._losses += [
+                text
+                for text in unlike_manifest(self.folder, self.manifest, all_files)
+                if text.split()[0] not in told
+            ]
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What is missing, one sentence each; empty if everything that counts is there."""
-        return tuple(self._problems)
+        return (*self._notes, *self._losses)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no record is known to be missing: an index can be made anew, a record cannot."""
+        return not self._losses
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -116,7 +137,7 @@ class Recording(Closing):
         streams = [self.file_records(file, start, self._on_damage) for file in files]
         if len(streams) == 1:
             return streams[0]
-        return heapq.merge(*streams, key=lambda raw: raw.position.offset)
+        return distinct(heapq.merge(*streams, key=lambda raw: raw.position.offset))
 
     def events(self, kind: type[E], topics: Collection[str] = ()) -> Iterator[Record[E]]:
         """Every event of one kind, as `records` orders them."""
@@ -160,7 +181,7 @@ class Recording(Closing):
             DamagedError: its block is missing or was changed.
         """
         held = self._block(entry.file, entry.place.block_at)
-        if entry.place.number >= len(held):
+        if not 0 <= entry.place.number < len(held):
             raise DamagedError(f"{self.folder}: the index does not fit to {entry.position}")
         raw = held[entry.place.number]
         if raw.position != entry.position:
@@ -190,52 +211,41 @@ class Recording(Closing):
     def _opened_index(self) -> Index:
         """The index, or one made anew from the files where it is missing or unusable."""
         try:
-            return Index(self.folder / INDEX_FILE)
+            return usable_index(self.folder / INDEX_FILE)
         except DamagedError as err:
             problem = str(err)
         self._scratch = tempfile.TemporaryDirectory(prefix="rlstreams-index-")
         made = Path(self._scratch.name) / INDEX_FILE
-        self._problems += rebuild(self.folder, made)
-        self._problems.append(f"{problem}; one was made anew from the container files")
+        self._losses += rebuild(self.folder, made)
+        self._notes.append(f"{problem}; one was made anew from the container files")
         return Index(made)
 
     def _is_usable(self, file: IndexedFile) -> bool:
         """Look at a file's size and header; what is wrong goes to the problems."""
         path = self.folder / file.name
         if not path.exists():
-            self._problems.append(f"{file.name} is missing: {_num(file.num_records)}")
+            self._losses.append(f"{file.name} is missing: {num_text(file.num_records)}")
             return False
         try:
             reader = self._reader(file)
             if (found := Kind.of(reader.header, file.name)) != file.kind:
                 raise DamagedError(f"{file.name}: its header says that it is {found.file_name}")
+            if (
+                run := reader.header.metadata.get("rlstreams.run", b"").decode()
+            ) != self.manifest.run:
+                raise ForeignFileError(
+                    f"{file.name} is of run {run!r}, the recording of {self.manifest.run!r}"
+                )
             if found.event != OPAQUE:
-                self.schemas[bytes.fromhex(found.fingerprint)] = event_schema(reader)
-        except (RecordingError, OSError) as err:
-            self._problems.append(f"{err} ({_num(file.num_records)})")
+                self.schemas[bytes.fromhex(found.fingerprint)] = event_schema(
+                    reader, found.fingerprint
+                )
+        except RecordingError as err:
+            self._losses.append(f"{err} ({num_text(file.num_records)})")
             return False
         if path.stat().st_size < file.size_bytes:
-            self._problems.append(self._cut(file, path.stat().st_size))
+            self._losses.append(cut_text(self.index, file, path.stat().st_size))
         return True
-
-    def _cut(self, file: IndexedFile, size_bytes: int) -> str:
-        """What a file that is too short lacks."""
-        # The block in which the file ends is not whole, unless it ends right at the next one.
-        borders = [*self.index.blocks(file.number), file.size_bytes]
-        whole_until = max((at for at in borders if at <= size_bytes), default=0)
-        num_whole = self.index.count("r.file = ? AND r.block_at < ?", [file.number, whole_until])
-        first = next(
-            self.index.entries(
-                'r.file = ? AND r.block_at >= ? ORDER BY r."offset" LIMIT 1',
-                [file.number, whole_until],
-            ),
-            None,
-        )
-        since = f", from {first.position} on" if first else ""
-        return (
-            f"{file.name} was cut: it ends at byte {size_bytes} of {file.size_bytes}; "
-            f"{_num(file.num_records - num_whole)} of {file.num_records} are missing{since}"
-        )
 
     def _reader(self, file: IndexedFile) -> ContainerReader:
         reader = self._readers.get(file.number)
@@ -265,11 +275,15 @@ class Recording(Closing):
         on_damage: Callable[[DamagedError], None] | None,
     ) -> Iterator[RawRecord]:
         at = self._first_block(file, start)
+        # An index that was made from the files knows no other blocks than theirs.
+        known = None if self._scratch is not None else self.index.known_blocks(file.number)
+        follower = Follower(file.name, known)
         while at is not None and at < file.size_bytes:
             try:
                 for block in read_ahead(self._pool, reader.blocks(at, file.size_bytes)):
                     at = block.end
-                    for raw in records_of(block, file.kind, file.name):
+                    records = records_of(block, file.kind, file.name)
+                    for raw in follower.checked(block, records):
                         if raw.position.offset >= start:
                             yield raw
                 at = None
@@ -290,7 +304,9 @@ class Recording(Closing):
         if not entries:
             return error
         first, last = entries[0].position, entries[-1].position.offset
-        return DamagedError(f"{error}: it held {_num(len(entries))}, {first} to {last}", error.at)
+        return DamagedError(
+            f"{error}: it held {num_text(len(entries))}, {first} to {last}", error.at
+        )
 
     def _first_block(self, file: IndexedFile, start: int) -> int | None:
         if start <= 0:
@@ -313,8 +329,6 @@ class Recording(Closing):
         file = self._by_number[number]
         try:
             block = self._reader(file).block(at)
-        except OSError as err:
-            raise DamagedError(f"{file.name} cannot be read: {err}") from err
         except DamagedError as err:
             raise self._explained(err, file) from err
         self._held[key] = list(records_of(block, file.kind, file.name))
@@ -330,20 +344,30 @@ class Recording(Closing):
             return f"nothing of {topic}[{number}] was recorded, only of {recorded}"
         where = "f.topic = ? AND f.partition = ?"
         num = self.index.count(where, [topic, number])
-        return f"{_num(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
+        return f"{num_text(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
 
 
-def event_schema(reader: ContainerReader) -> str:
+def event_schema(reader: ContainerReader, fingerprint: str) -> str:
     """The writer's schema of the events in a file.
 
+    Args:
+        fingerprint: of that schema, hexadecimal.
+
     Raises:
-        DamagedError: the schema is not that of a recording.
+        DamagedError: the schema is not that of a recording, or was changed.
     """
     try:
         fields = json.loads(reader.header.schema)["fields"]
-        return json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
+        text = json.dumps(next(f["type"] for f in fields if f["name"] == "event"))
     except (KeyError, TypeError, StopIteration) as err:
         raise DamagedError(f"{reader.name}: its schema has no event") from err
+    print_ = fingerprint_of_foreign(text)
+    if print_ is None or print_.hex() != fingerprint:
+        raise DamagedError(
+            f"{reader.name}: bytes of its header were changed: "
+            "its schema is not the one of its fingerprint"
+        )
+    return text
 
 
 def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int], RawRecord]]:
@@ -352,7 +376,3 @@ def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int],
     for raw in records:
         now_ms = max(now_ms, raw.timestamp_ms)
         yield (now_ms, raw.position.topic, raw.position.partition), raw
-
-
-def _num(count: int) -> str:
-    return "1 record" if count == 1 else f"{count:,} records"

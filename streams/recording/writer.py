@@ -10,19 +10,31 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from schemas.avro import fingerprint_of_foreign
 from streams.bus import Closing
+from streams.owner_lock import OwnedError, take
 from streams.record import Partition, RawRecord
 from streams.recording.container import ContainerWriter, read_header
 from streams.recording.envelope import Described, Describer, Kind, spliced
 from streams.recording.errors import DamagedError, RecordingError
 from streams.recording.facts import TrainedFact, facts_of, trained_by
 from streams.recording.index import INDEX_FILE, Index, Span, row_of
-from streams.recording.manifest import Manifest, RecordedFile, RecordedTopic, load, save, sha256_of
+from streams.recording.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    RecordedFile,
+    RecordedTopic,
+    load,
+    save,
+    sha256_of,
+)
+
+LOCK_FILE = ".writer.lock"
 
 
 @dataclass(slots=True)
@@ -37,7 +49,7 @@ class _Open:
 
 
 class RecordingWriter(Closing):
-    """A recording in the making; one process writes at a time.
+    """A recording in the making; one writer at a time holds it.
 
     Args:
         folder: made if it is not there; one with a recording is gone on with.
@@ -45,7 +57,8 @@ class RecordingWriter(Closing):
         schemas: further writers' schemas, hexadecimal fingerprint -> text; may grow.
 
     Raises:
-        RecordingError: the folder holds something else, a sealed recording, or another run's.
+        RecordingError: the folder holds something else, a sealed recording, or another run's; or
+            another process writes it, which is named.
     """
 
     def __init__(
@@ -54,23 +67,40 @@ class RecordingWriter(Closing):
         self.folder = folder
         self._schemas = {} if schemas is None else schemas
         self.describe = Describer(self._schemas)
-        self.is_resumed = (folder / INDEX_FILE).exists()
-        self.manifest = _resumable(folder, manifest) if self.is_resumed else manifest
-        if not self.is_resumed:
-            _check_empty(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            save(manifest, folder)
-        self._index = Index(folder / INDEX_FILE, writable=True)
         self._open: dict[Kind, _Open] = {}
         self._rows: list[tuple[object, ...]] = []
         self._trained: list[TrainedFact] = []
-        self.spans = self._index.spans()
         self.num_records = 0
-        for file in self._index.files():
-            self._reopen(file.number, file.kind, file.size_bytes, file.num_records)
+        _begun(folder, manifest)  # what is refused is left as it is
+        folder.mkdir(parents=True, exist_ok=True)
+        self._held = ExitStack()
+        with ExitStack() as stack:
+            stack.callback(os.close, _locked(folder))
+            found = _begun(folder, manifest)  # another may have sealed it meanwhile
+            self.is_resumed = found is not None
+            self.manifest = found or manifest
+            if found is None:
+                save(manifest, folder)
+            self._index = Index(folder / INDEX_FILE, writable=True)
+            stack.callback(self._index.close)
+            stack.callback(self._close_files)
+            self.spans = self._index.spans()
+            # Behind a record whose parts had not all come, others had: they are delivered again.
+            self._written = {
+                entry.position
+                for partition, span in self.spans.items()
+                for entry in self._index.entries(
+                    'f.topic = ? AND f.partition = ? AND r."offset" >= ?', [*partition, span.next]
+                )
+            }
+            for file in self._index.files():
+                self._reopen(file.number, file.kind, file.size_bytes, file.num_records)
+            self._held = stack.pop_all()
 
     def append(self, raw: RawRecord, described: Described | None = None) -> None:
-        """Add one record; it counts from the next `commit` on."""
+        """Add one record; it counts from the next `commit` on. One that is there is passed by."""
+        if raw.position in self._written:
+            return
         described = described or self.describe(raw)
         kind = described.kind
         file = self._open.get(kind) or self._create(kind, described.schema)
@@ -127,11 +157,10 @@ class RecordingWriter(Closing):
         Args:
             extra: a manifest with facts that became known meanwhile (hashes, configuration).
         """
-        for file in self._open.values():
-            os.fsync(file.file.fileno())
         indexed = self._index.files()
-        self.close()
-        _fsync(self.folder / INDEX_FILE)
+        self._close_files()
+        self._index.close()
+        _sync(self.folder)
         files = [_recorded(self.folder, f.name, f.num_records) for f in indexed]
         files += [_recorded(self.folder, name, 0) for name in _others(self.folder)]
         counts: dict[str, int] = {}
@@ -155,17 +184,22 @@ class RecordingWriter(Closing):
             },
         )
         save(self.manifest, self.folder)
+        _fsync(self.folder)
+        (self.folder / LOCK_FILE).unlink(missing_ok=True)  # nobody writes here any more
+        self.close()
         return self.manifest
 
     def _spans_of(self, topic: str) -> list[tuple[Partition, Span]]:
         return [(p, span) for p, span in sorted(self.spans.items()) if p.topic == topic]
 
     def close(self) -> None:
-        """Release the files; what was not committed is gone. Idempotent."""
+        """Release files and lock; what was not committed is gone. Idempotent."""
+        self._held.close()
+
+    def _close_files(self) -> None:
         for file in self._open.values():
             file.file.close()
         self._open = {}
-        self._index.close()
 
     def _create(self, kind: Kind, event_schema: str) -> _Open:
         path = self.folder / kind.file_name
@@ -195,9 +229,39 @@ class RecordingWriter(Closing):
         self._open[kind] = _Open(number, file, ContainerWriter(file, header, {}), num_records)
 
 
-def _check_empty(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+def _begun(folder: Path, wanted: Manifest) -> Manifest | None:
+    """The manifest of the recording that is there and can be gone on with; None: there is none.
+
+    Raises:
+        RecordingError: something else is there, or nothing can be added to it.
+    """
+    if not folder.exists():
+        return None
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    names = {name for name in names if not name.startswith(".")}  # the lock, half a manifest
+    if not names:
+        return None
+    if MANIFEST_FILE not in names:
         raise RecordingError(f"{folder} is there already, and is no recording: name another folder")
+    found = _resumable(folder, wanted)
+    if INDEX_FILE in names:
+        return found
+    if names != {MANIFEST_FILE}:
+        raise RecordingError(
+            f"{folder}: {INDEX_FILE} is missing, which says up to where its files count: it can be "
+            "read, but not gone on with; name another folder"
+        )
+    return None  # killed before the first record
+
+
+def _locked(folder: Path) -> int:
+    try:
+        return take(folder / LOCK_FILE)
+    except OwnedError as err:
+        raise RecordingError(
+            f"{folder} is being written by another `rlstreams record` (process {err.owner}): wait "
+            "for it, stop it with Ctrl-C, or name another folder with --out"
+        ) from None
 
 
 def _resumable(folder: Path, wanted: Manifest) -> Manifest:
@@ -225,6 +289,13 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    """Every file, copies of weights included, and the names in every folder."""
+    for path in folder.rglob("*"):
+        _fsync(path)
+    _fsync(folder)
 
 
 def _recorded(folder: Path, name: str, num_records: int) -> RecordedFile:

@@ -38,6 +38,8 @@ PROGRESS = (
     "groups",
     "steps",
     "micro_batches",
+    "checkpoints",
+    "fetched_records",
     "evaluation_samples",
     "dead_letters",
     "dropped_groups",
@@ -111,9 +113,9 @@ class HopsState:
         return tuple(worker for worker in self.workers if worker.role == role)
 
     @property
-    def newest_report_ms(self) -> int:
-        """0 before the first."""
-        return max((worker.at_ms for worker in self.workers), default=0)
+    def is_over(self) -> bool:
+        """Whether the run has made all the steps that its newest claim is about."""
+        return self.claim is not None and 0 < self.claim.step_target <= self.step
 
 
 class HopsView:

@@ -43,6 +43,7 @@ from streams.audit.classes import Classes, Coverage, Reached
 from streams.audit.fold import AuditFold
 from streams.audit.rows import Sieve
 from streams.audit.sources import LARGE, spare_collector
+from streams.audit.tail import BATCH
 from streams.broker.embedded import EmbeddedBroker
 from streams.codec import outgoing
 from streams.kafka.admin import apply
@@ -63,7 +64,6 @@ GOAL_PER_S, GOAL_MB = 50_000, 500
 HELPERS_START_S = 6.0
 BARE_S = 60.0  # longest that the bare consumer may take for a topic
 ROUNDS = 3
-BLOCK = 1_000  # samples whose records are in memory at one time
 LARGE_NAMES = tuple(topic.name for topic in LARGE)
 PARTS = (
     "steps",
@@ -97,8 +97,8 @@ class Memory:
     def measure(self) -> dict[str, Any]:
         """All of the run; seconds by part."""
         self.small()
-        for first in range(0, self.run.num_samples, BLOCK):
-            numbers = range(first, min(first + BLOCK, self.run.num_samples))
+        for first in range(0, self.run.num_samples, BATCH):
+            numbers = range(first, min(first + BATCH, self.run.num_samples))
             for topic in LARGE:
                 raws = [
                     raw_record(topic, number, self.run.value(topic, number)) for number in numbers

@@ -15,13 +15,14 @@ DEMO_MODEL = ROOT / "infra/examples/demo/model"
 HANGS = """
 import threading
 from workers.loop.runtime import Stop, run
+from workers.loop.stall import Watchdog
 class Hangs:
     done = False
     def turn(self): self.ask_the_broker()
     def ask_the_broker(self): threading.Event().wait()
     def drain(self): pass
     def close(self): pass
-run(Hangs(), Stop(), turn_s=0.2)
+run(Hangs(), Stop(), Watchdog(0.2))
 """
 LINGERS = """
 import threading

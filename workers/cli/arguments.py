@@ -25,7 +25,8 @@ def examples(*lines: str) -> str:
 def add_config(parser: argparse.ArgumentParser) -> None:
     """The TOML files of a run to start: `config`, empty if none is named."""
     about = f"TOML files, merged from left to right; {_HERE}"
-    parser.add_argument("config", nargs="*", metavar="CONFIG", help=about)
+    # With a default, or argparse lists it among what is required.
+    parser.add_argument("config", nargs="*", default=[], metavar="CONFIG", help=about)
 
 
 def add_run(
@@ -37,7 +38,7 @@ def add_run(
     """
     kinds = "its folder or its TOML files" + (", or a recording" if is_log else "")
     about = f"{before}{'RUN: ' if before else ''}{kinds}; {_HERE}"
-    parser.add_argument("config", nargs="*", metavar=metavar, help=about)
+    parser.add_argument("config", nargs="*", default=[], metavar=metavar, help=about)
 
 
 def add_no_live(parser: argparse.ArgumentParser) -> None:

@@ -112,7 +112,7 @@ def run_list(args: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         print(table(found.view, letters, width))
         if found.num_unreadable:
-            print(f"{found.num_unreadable} records in these topics could not be decoded")
+            print(_unreadable(found.num_unreadable))
         return 0
 
     return _on_bus(args.config, args.overrides, print_them)
@@ -127,25 +127,36 @@ def run_show(args: argparse.Namespace) -> int:
     words = [w for w in args.config if _SAMPLE.fullmatch(w) or _PLACE.fullmatch(w)]
     if len(words) != 1:
         raise ConfigError(
-            "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, "
-            f"got {' '.join(words) or 'none'}"
+            "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
+            f"trajectories-0@41, got {' '.join(words) or 'none'}; "
+            "`rlstreams dead-letters list` has them"
         )
     is_wanted = _matcher(words[0])
 
     def print_it(bus: Bus, config: RunConfig) -> int:
-        view = read_letters(bus, config.deadlines.commit_s, keep_bytes=is_wanted).view
+        found = read_letters(bus, config.deadlines.commit_s, keep_bytes=is_wanted)
+        view = found.view
         letters = [letter for letter in view.letters if is_wanted(letter.event)]
         print(
             "\n\n".join(whole(view, letter) for letter in letters)
             or f"no dead letter of {words[0]}"
         )
+        if not letters and found.num_unreadable:
+            print(_unreadable(found.num_unreadable))
         return 0 if letters else 1
 
     return _on_bus([w for w in args.config if w not in words], args.overrides, print_it)
 
 
+def _unreadable(count: int) -> str:
+    from streams.counted import counted
+
+    return f"{counted(count, 'record')} in these topics could not be decoded"
+
+
 def run_requeue(args: argparse.Namespace) -> int:
     """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
+    from streams.counted import counted
     from streams.errors import ConfigError
     from workers.letters.read import read_letters
     from workers.letters.requeue import request, select, select_by_reason
@@ -167,7 +178,7 @@ def run_requeue(args: argparse.Namespace) -> int:
             print("nothing was requested", file=sys.stderr)
             return 1
         request(bus, config.run.id, chosen.groups, args.reason or "asked by number")
-        print(f"requested {len(chosen.groups)} groups again: {', '.join(chosen.groups)}")
+        print(f"requested {counted(len(chosen.groups), 'group')} again: {', '.join(chosen.groups)}")
         if view.at_target:
             print(
                 f"the run has made its {view.step_target} steps: nobody will answer until it is "

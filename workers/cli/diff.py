@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _opened(name: str) -> Iterator[Recording]:
     """A recording, or one made in a temporary folder of what a run's topics hold now."""
+    from streams.recorded_log import is_recording
     from streams.recording import Recording
     from streams.recording.selection import Selection
     from workers.cli.report import configuration
@@ -74,7 +75,7 @@ def _opened(name: str) -> Iterator[Recording]:
     from workers.runs.places import check_place
 
     check_place(name)
-    if (Path(name) / "manifest.json").is_file():
+    if is_recording(name):
         with Recording(name) as recording:
             yield recording
         return

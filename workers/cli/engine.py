@@ -24,7 +24,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
             "rlstreams engine command sglang run.toml --format kubernetes",
         ),
     )
-    command.add_argument("kind", choices=("vllm", "sglang"), help="which server")
+    command.add_argument("kind", choices=("vllm", "sglang"), metavar="KIND",
+                         help="which server: vllm, sglang")  # fmt: skip
     add_config(command)
     command.add_argument(
         "--format",

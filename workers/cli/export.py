@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.out:
         raise ConfigError("export needs --out FILE.parquet, --out FILE.jsonl, or --out -")
+    from streams.counted import counted
     from workers.export.write import check_name, write
     from workers.runs.sources import opened
 
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         num_unreadable, problems = source.log.num_unreadable, source.log.problems
     for problem in problems:
         print(f"{source.log.name}: {problem}", file=sys.stderr)
-    left = f"; {num_unreadable} records could not be read" if num_unreadable else ""
-    print(f"{num_rows:,} rows of {args.table} in {args.out}{left}", file=sys.stderr)
+    left = f"; {counted(num_unreadable, 'record')} could not be read" if num_unreadable else ""
+    print(f"{counted(num_rows, 'row')} of {args.table} in {args.out}{left}", file=sys.stderr)
     return 0
 
 

@@ -72,11 +72,18 @@ _ABOUT = {
 
 
 def _plan(args: argparse.Namespace) -> Plan:
+    from streams.errors import ConfigError
+    from workers.nearest import meant_path
     from workers.project import start
 
     model = args.model
     if model and not model.startswith("hf:"):
         model = str(Path(model).expanduser().absolute())
+        if not Path(model).is_dir():
+            raise ConfigError(
+                f"--model: there is no folder {model!r}{meant_path(model)} "
+                "(a model of the Hugging Face hub is named hf:ORG/NAME)"
+            )
     if args.source == DEMO:
         return start.from_demo(args.folder, model)
     if args.source == GSM8K:

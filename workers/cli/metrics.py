@@ -61,12 +61,13 @@ def run(args: argparse.Namespace) -> int:
         if args.format == "prometheus":
             _serve(bus, config.run.id, args.port)
             return 0
+        from streams.counted import counted
         from workers.metrics.reading import read_rows
 
         with _sink(args) as sink, suppress(KeyboardInterrupt):
             has_held_out = config.data.has_held_out
             num_rows = read_rows(bus, sink, follow=args.follow, has_held_out=has_held_out)
-            print(f"{num_rows:,} rows in {args.to}", file=sys.stderr)
+            print(f"{counted(num_rows, 'row')} in {args.to}", file=sys.stderr)
     return 0
 
 

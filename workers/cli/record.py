@@ -96,12 +96,16 @@ def _wanted(args: argparse.Namespace, bus: Bus, config: RunConfig) -> Wanted:
 
 
 def _show(progress: Progress) -> None:
-    behind = f", {progress.behind:,} offsets behind" if progress.behind else ""
-    line = f"{progress.num_records:,} records, {progress.num_bytes / 1e6:,.1f} MB{behind}"
+    from streams.counted import counted
+
+    behind = f", {counted(progress.behind, 'offset')} behind" if progress.behind else ""
+    line = f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
     print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def _tell(made: Made, wanted: Wanted) -> None:
+    from streams.counted import counted
+
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     size = sum(file.size_bytes for file in made.manifest.files if file.name.endswith(".avro"))
@@ -109,8 +113,9 @@ def _tell(made: Made, wanted: Wanted) -> None:
     for name, topic in made.manifest.topics.items():
         spans = " ".join(f"{topic.first[p]}:{topic.next[p]}" for p in sorted(topic.next, key=int))
         print(f"{name:<20} {topic.num_records:>10,}  {spans}")
-    again = ", continued" if made.is_resumed else ""
+    again = f", continued: {made.num_new:,} of them new" if made.is_resumed else ""
     print(
-        f"{wanted.folder}: {made.num_records:,} records, {size / 1e6:,.1f} MB in Avro files "
+        f"{wanted.folder}: {counted(made.num_records, 'record')}, "
+        f"{size / 1e6:,.1f} MB in Avro files "
         f"({made.num_bytes / 1e6:,.1f} MB read in {made.seconds:.1f} s{again})"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
             check_place(name)
     found = [folder for name in args.folders or ["recordings"] for folder in _folders(Path(name))]
     if not found:
-        told = f"no recording in {', '.join(args.folders or ['recordings'])}"
+        where = ", ".join(args.folders or ["recordings"])
+        told = f"no recording in {where}; make one: rlstreams record RUN"
         print(told, file=sys.stderr if args.json else sys.stdout)
         return 1
     num_bad = 0
@@ -72,10 +72,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _folders(folder: Path) -> list[Path]:
     """The recordings in a folder, or itself if it is one; also those whose manifest is gone."""
-    if (folder / "manifest.json").exists() or any(folder.glob("*/*.avro")):
+    from streams.recorded_log import is_recording
+
+    if is_recording(folder) or any(folder.glob("*/*.avro")):
         return [folder]
-    marks = (*folder.glob("*/manifest.json"), *folder.glob("*/index.sqlite"))
-    return sorted({path.parent for path in marks})
+    marked = {path.parent for path in folder.glob("*/index.sqlite")}
+    marked |= {path.parent for path in folder.glob("*/manifest.json") if is_recording(path.parent)}
+    return sorted(marked)
 
 
 def _row(recording: Recording) -> dict[str, object]:
@@ -114,6 +117,6 @@ def _line(row: dict[str, object]) -> str:
 
 
 def _time(ms: object) -> str:
-    if not isinstance(ms, int):
-        return "-"
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    from streams.utc import utc_text
+
+    return utc_text(ms) if isinstance(ms, int) else "-"

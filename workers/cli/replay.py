@@ -28,7 +28,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "replay",
         help="play a recording into a fresh run, or into one role alone",
         description="Records keep their bytes, keys and partitions; the header rlstreams-replay-of "
-        "names their recorded offset. Refuses to replay into a run that has records.",
+        "names their recorded offset. Refuses to replay into a run that has records. Exit status "
+        "1 if the recording lacks records, or with --into if anything differs.",
         epilog=examples(
             "rlstreams replay recordings/demo --as slow --speed 2 --from step:5",
             "rlstreams replay recordings/demo --into trainer",
@@ -80,12 +81,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play; 0 if everything asked for was played, and with --into only if nothing differs."""
+    """Play; 0 if everything asked for was played and nothing of the recording is missing, and with
+    --into only if nothing differs.
+    """
     from streams.recording import Recording
     from workers.replay.filters import resolve
-    from workers.runs.places import RECORDINGS, check_place
+    from workers.runs.places import RECORDINGS, check_checkpoints, check_place
 
     check_place(args.recording, [RECORDINGS])
+    for name in args.weights:
+        check_checkpoints(name, "--weights", or_weights=True)
     with Recording(args.recording) as recording:
         for problem in recording.problems:
             print(f"warning: {problem}", file=sys.stderr)
@@ -95,10 +100,14 @@ def run(args: argparse.Namespace) -> int:
             return run_into(args, recording)
         selection = resolve(recording, asked(args))
         if args.dry_run:
-            return _count(recording, selection)
-        with fresh_target(args, recording) as target:
-            played = _play(args, recording, target, selection)
-            _tell(played, target)
+            _count(recording, selection)
+        else:
+            with fresh_target(args, recording) as target:
+                played = _play(args, recording, target, selection)
+                _tell(played, target)
+        if not recording.is_whole:
+            print("records are missing in the recording: see the warnings above", file=sys.stderr)
+            return 1
     return 0
 
 
@@ -119,16 +128,16 @@ def speed_of(text: str) -> float:
     return speed
 
 
-def _count(recording: Recording, selection: Selection) -> int:
+def _count(recording: Recording, selection: Selection) -> None:
     from collections import Counter
 
+    from streams.counted import counted
     from workers.replay.filters import chosen
 
     counts = Counter(raw.position.topic for raw in chosen(recording, selection))
     for topic, count in sorted(counts.items()):
         print(f"{topic:<20} {count:>10,}")
-    print(f"{counts.total():,} records would be played")
-    return 0
+    print(f"{counted(counts.total(), 'record')} would be played")
 
 
 def _play(
@@ -166,6 +175,7 @@ def _play(
             target.bus,
             recording.manifest.run,
             pace,
+            is_part=_is_part(recording, selection),
             in_order=args.ordered,
             seek=seeker.records,
             is_step=lambda raw: isinstance(recording.event(raw), StepCompleted),
@@ -175,12 +185,22 @@ def _play(
         return player.play(chosen(recording, selection))
 
 
+def _is_part(recording: Recording, selection: Selection) -> bool:
+    """Whether less is played than the run's log held: an audit judges what can hold then."""
+    from streams.recording.selection import Selection as Everything
+
+    is_chosen = selection != Everything() or bool(recording.manifest.selection)
+    return is_chosen or not recording.is_whole
+
+
 def _tell(played: Played, target: Target) -> None:
+    from streams.counted import counted
+
     for topic, count in sorted(played.by_topic.items()):
         print(f"{topic:<20} {count:>10,}")
     rate = played.num_records / max(played.seconds, 1e-9)
     print(
-        f"{played.num_records:,} records, {played.num_bytes / 1e6:,.1f} MB in "
+        f"{counted(played.num_records, 'record')}, {played.num_bytes / 1e6:,.1f} MB in "
         f"{played.seconds:.1f} s ({rate:,.0f} a second) into run {target.config.run.id}, "
         f"folder {Path(target.config.folder)}"
     )

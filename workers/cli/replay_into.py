@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streams.counted import counted
 from workers.cli.replay_options import asked, fresh_target
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ def _rollout(args: argparse.Namespace, recording: Recording) -> int:
         made = replay_rollout(recording, target, weights, selection=selection)
     num_other = made.num_different - made.num_same_tokens
     print(
-        f"{made.num_equal:,} trajectories equal, bit for bit; {made.num_same_tokens:,} with the "
-        f"same tokens and reward (log-probs at most {made.largest_gap:.3g} apart), "
+        f"{counted(made.num_equal, 'trajectory', 'trajectories')} equal, bit for bit; "
+        f"{made.num_same_tokens:,} with the same tokens and reward "
+        f"(log-probs at most {made.largest_gap:.3g} apart), "
         f"{num_other:,} with others, {made.num_failed:,} failed"
     )
     lines = [f"  {name}: in {count:,}" for name, count in made.by_field.most_common()]
@@ -86,9 +88,10 @@ def _weights(args: argparse.Namespace, recording: Recording, target: Target) -> 
 
 
 def _scores(made: ScoreReplay) -> list[str]:
+    num_equal = counted(made.num_equal, "scored trajectory", "scored trajectories")
     lines = [
-        f"{made.num_equal:,} scored trajectories equal, bit for bit; {made.num_different:,} "
-        f"different, {made.num_failed:,} not scored"
+        f"{num_equal} equal, bit for bit; {made.num_different:,} different, "
+        f"{made.num_failed:,} not scored"
     ]
     lines += [f"  {name}: in {count:,}" for name, count in made.by_field.most_common()]
     if made.first is not None:
@@ -116,7 +119,7 @@ def _last_step(args: argparse.Namespace) -> int:
 
 def _print_step(step: ReplayedStep) -> None:
     again = step.again
-    verdict = "equal" if not step.differences else f"{len(step.differences)} fields differ"
+    verdict = "equal" if not step.differences else _fields(len(step.differences))
     print(
         f"{again.step:>5}  {len(again.samples):>7}  {again.batch_hash[:12]:<14} "
         f"{again.loss!r:>22}  {again.weight_hash[:12]:<14} {verdict}",
@@ -126,16 +129,26 @@ def _print_step(step: ReplayedStep) -> None:
         print(f"       {difference}")
 
 
+def _fields(count: int) -> str:
+    return "1 field differs" if count == 1 else f"{count} fields differ"
+
+
 def _verdict(made: TrainerReplay) -> str:
     lines = [
         f"{made.num_equal} of {len(made.steps)} steps equal, bit for bit: samples, order, masks, "
         "micro-batches, batch hash, loss, metrics, weight hash",
-        f"{made.num_fed:,} scored trajectories were fed in the order of the recorded steps",
+        f"{counted(made.num_fed, 'scored trajectory was', 'scored trajectories were')} fed "
+        "in the order of the recorded steps",
     ]
     if made.num_not_fed:
-        lines.append(
-            f"{made.num_not_fed} groups that the run dropped because of the time were not fed"
-        )
+        them = counted(made.num_not_fed, "group")
+        were = "was" if made.num_not_fed == 1 else "were"
+        lines.append(f"{them} that the run dropped because of the time {were} not fed")
     if len(made.steps) < made.last_step:
-        lines.append(f"steps {len(made.steps) + 1} to {made.last_step} were not requested")
+        first = len(made.steps) + 1
+        lines.append(
+            f"step {first} was not requested"
+            if first == made.last_step
+            else f"steps {first} to {made.last_step} were not requested"
+        )
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.arguments import add_run, examples
+from workers.cli.arguments import add_run, examples, whole
 
 if TYPE_CHECKING:
     from streams.bus import Bus
@@ -32,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
             "rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01",
         ),
     )
-    parser.add_argument("step", type=int, metavar="N", help="the step")
+    parser.add_argument("step", type=whole(1), metavar="N", help="the step")
     add_run(parser, is_log=True)
     parser.add_argument(
         "--set",
@@ -59,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from workers.replay.change import changed_config
+    from workers.runs.places import check_checkpoints
 
+    for name in args.checkpoints:
+        check_checkpoints(name, "--checkpoints")
     with _source(args) as (bus, found_config, folder):
         path = args.model or found_config.model.path
         config = replace(found_config, model=replace(found_config.model, path=path))
@@ -82,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
     """The log, a configuration, and the folder that may hold checkpoints and weights."""
+    from streams.recorded_log import is_recording
     from streams.recording import Recording
     from streams.recording.bus import RecordingBus
     from workers.cli.report import configuration
@@ -91,7 +95,7 @@ def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
 
     check_place(args.config[0])
     first = Path(args.config[0])
-    if (first / "manifest.json").is_file():
+    if is_recording(first):
         with Recording(first) as recording:
             for problem in recording.problems:
                 print(f"warning: {problem}", file=sys.stderr)

@@ -29,6 +29,7 @@ from workers.config.fields import (
 )
 from workers.config.run import START
 from workers.config.toml_places import Place, place_of, toml_places
+from workers.nearest import meant_path
 from workers.packaged import example
 from workers.project import CONFIG_FILE
 
@@ -166,7 +167,8 @@ def read(path: Path) -> str:
     except IsADirectoryError as err:
         raise ConfigError(f"{path} is a folder; {_of_folder(path)}") from err
     except OSError as err:
-        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
+        near = meant_path(path) if isinstance(err, FileNotFoundError) else ""
+        raise ConfigError(f"{path}: cannot be read: {err.strerror}{near}") from err
 
 
 def _of_folder(path: Path) -> str:

@@ -21,11 +21,14 @@ class DeadlinesSection:
     """No step for this long: the run stops if a role has work and finished none of it in that time,
     and names it; while every role with work makes progress it goes on. A window or a step that
     takes longer ends its worker. Longer than the longest step; 0: never. Time in which the run is
-    paused, draining or in redo does not count; a checkpoint may take half an hour."""
+    paused, draining or in redo does not count, nor does a checkpoint within `checkpoint_s`."""
     fence_s: float = 35.0
     """Maximum wait for a predecessor's open transaction to be settled."""
     drain_s: float = 30.0
     """Work still unfinished this long after a drain begins is left in flight."""
+    checkpoint_s: float = 1800.0
+    """Longest time for one checkpoint: until then a trainer that writes one is not stuck, and a
+    drain waits for it."""
 
     def __post_init__(self) -> None:
         positive(
@@ -34,6 +37,7 @@ class DeadlinesSection:
             commit_s=self.commit_s,
             fence_s=self.fence_s,
             drain_s=self.drain_s,
+            checkpoint_s=self.checkpoint_s,
         )
         not_negative("deadlines", stall_s=self.stall_s)
 

@@ -155,7 +155,9 @@ def topic_checks(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
     plan = topic_plan(config)
     have = [topic for topic in TOPICS if topic.name in facts.topics]
     if not have:
-        yield ok("topics", f"run {config.run.id!r} has none yet; `up` creates them")
+        yield ok(
+            "topics", f"run {config.run.id!r} has none yet; `up`, or `topics apply`, makes them"
+        )
         return
     wrong = [
         f"{config.run.id}.{topic.name} has {facts.topics[topic.name].partitions} partitions, "
@@ -173,6 +175,11 @@ def topic_checks(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
         yield warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
     else:
         yield ok("topics", f"all {len(have)} of run {config.run.id!r}, partitions as planned")
+    steps = facts.topics.get(STEPS.name)
+    if steps is not None and any(kept.end > kept.begin for kept in steps.kept.values()):
+        yield ok(
+            "run", f"{config.run.id!r} has steps: `up --resume` continues it, `up` refuses to begin"
+        )
     yield retention_check(facts, config, have)
 
 

@@ -10,6 +10,7 @@ from workers.config.reward import ENVIRONMENT
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, ok, warn
 from workers.doctor.model import ModelFolder
+from workers.problems.identity import data_hashes
 from workers.problems.open import first_rows, open_problems, prompt_encoder
 from workers.prompts.issue import text_of
 from workers.rollout.make_environment import make_environment
@@ -31,6 +32,13 @@ def data_checks(
         yield ok("data.held_out", told)
     if problems.held_out is None:
         yield ok("data.held_out", "not named: no evaluation")
+    elif config.prompts.evaluate_rows > len(problems.held_out):
+        yield warn(
+            "data.held_out",
+            f"prompts.evaluate_rows is {config.prompts.evaluate_rows:,}, but there are "
+            f"{len(problems.held_out):,} held-out rows: an evaluation has no more",
+            "lower it, or set it to 0 for all; or hold out more",
+        )
 
 
 def _train_check(config: RunConfig, num_rows: int, told: str) -> Check:
@@ -43,6 +51,32 @@ def _train_check(config: RunConfig, num_rows: int, told: str) -> Check:
         f"{num_rows:,} training rows are fewer than trainer.groups_per_step = {groups}: every "
         "batch has rows more than once; add rows, or lower it",
     )
+
+
+def hash_check(config: RunConfig) -> Check:
+    """What the trainer does with the data: it puts its hash into its claim, where it has it."""
+    found = data_hashes(config.data).get("train")
+    if found is None:
+        return warn(
+            "data.train", f"{config.data.train!r} is not on this host",
+            "copy it here, or nobody notices that prompts are issued from another one",
+        )  # fmt: skip
+    return ok("data.train", f"SHA-256 {found[:12]}.., to be compared with that of `prompts`")
+
+
+def loaded_check(config: RunConfig) -> Check:
+    """Load the verifier and the environment, on a host that need not have the data.
+
+    Raises:
+        ConfigError: one of them cannot be loaded.
+    """
+    names = [config.reward.verifier]
+    if config.environment.name:
+        make_environment(config).close()
+        names.append(config.environment.name)
+    if config.reward.verifier != ENVIRONMENT:
+        make_verifier(config.reward).close()
+    return ok("verifier", f"{' and '.join(names)} can be loaded; tried where the data is, not here")
 
 
 def verifier_check(config: RunConfig) -> Check:

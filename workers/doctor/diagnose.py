@@ -8,10 +8,15 @@ from pathlib import Path
 from streams.errors import BrokerError, ConfigError, StreamsError
 from workers.config.across import length_warning, start_warning
 from workers.config.run import START, RunConfig
+from workers.doctor.alone import alone_checks, broker_of
 from workers.doctor.check import Check, Level, fail, ok, warn
-from workers.doctor.data import data_checks, verifier_check
+from workers.doctor.data import data_checks, hash_check, loaded_check, verifier_check
+from workers.doctor.engines import engine_checks, refuse_engine
+from workers.doctor.gpu_memory import gpu_memory_checks
+from workers.doctor.gpus import gpu_checks, seen_gpus
+from workers.doctor.host import EVERYTHING, Host
 from workers.doctor.machine import machine, port
-from workers.doctor.memory import estimate, free_mb, memory_check
+from workers.doctor.memory import estimate, free_mb, memory_check, of_host
 from workers.doctor.model import (
     ModelFolder,
     check_reference,
@@ -19,35 +24,66 @@ from workers.doctor.model import (
     model_checks,
     read_model,
 )
+from workers.doctor.plan import plan_checks
+from workers.doctor.secrets import secrets_check
 from workers.hub import found_folder
 
 
-def diagnose(config: RunConfig) -> list[Check]:
-    """Everything about a run that can be looked at without starting anything."""
-    bootstrap = _embedded(config)
-    model, checks = _model(config)
+def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
+    """Everything about a run that can be looked at without starting anything.
+
+    Args:
+        host: what is to run here; checks that only other hosts need are left out.
+    """
+    bootstrap, seen = _embedded(config), seen_gpus()
+    model, checks = _model(config, host)
     weights_mb = 0.0 if model is None else model.weights_mb
     checks = [
-        *machine(config, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
+        *machine(config, host, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
+        *gpu_checks(config, seen, host, weights_mb=weights_mb),
+        *_all("secrets", lambda: iter([secrets_check(config, host)])),
+        *_all("role", lambda: alone_checks(config, host)),
+        *(plan_checks(config) if host.has("trainer") else ()),
         *checks,
     ]
     if model is not None:
-        checks.append(memory_check(estimate(model, config), free_mb()))
-        checks += _all("data", lambda: data_checks(config, model))
-        checks += _all("reference", lambda: _reference(config, model))
-        if warning := length_warning(config, model.longest):
-            checks.append(warn("turns", warning, ""))
-        checks += _all("routing", lambda: _routing(config, model))
-    if warning := start_warning(config):
-        checks.append(warn("sampling", warning, ""))
-    checks += _all("verifier", lambda: iter([verifier_check(config)]))
-    if where := config.broker.bootstrap or bootstrap:
-        from workers.doctor.broker import broker_checks
+        roles = of_host(estimate(model, config), host)
+        checks.append(memory_check(roles, free_mb()))
+        is_up = bootstrap is not None or bool(config.broker.bootstrap)
+        checks += gpu_memory_checks(config, roles, seen.gpus, host, is_up=is_up)
+        checks += _of_model(config, model, host)
+    if host.has("rollout"):
+        is_here = model is not None
+        checks += _all("engine", lambda: engine_checks(config, host, has_model=is_here))
+        check = loaded_check if host.is_alone else verifier_check
+        checks += _all("verifier", lambda: iter([check(config)]))
+    return [*checks, *_broker(config, host, bootstrap)]
 
-        checks += _all("broker", lambda: broker_checks(where, config))
-    else:
-        checks.append(ok("broker", "none is named: `up` starts the embedded one"))
-    return checks
+
+def _of_model(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Check]:
+    """What takes the model's folder to know."""
+    if host.has("prompts"):
+        yield from _all("data", lambda: data_checks(config, model))
+    elif host.role == "trainer":
+        yield from _all("data", lambda: iter([hash_check(config)]))
+    if host.has("logprob"):
+        yield from _all("reference", lambda: _reference(config, model))
+    if host.has("trainer") and (warning := length_warning(config, model.longest)):
+        yield warn("turns", warning, "")
+    if host.has("logprob", "trainer"):
+        yield from _all("routing", lambda: _routing(config, model))
+    if host.has("rollout") and (warning := start_warning(config)):
+        yield warn("sampling", warning, "")
+
+
+def _broker(config: RunConfig, host: Host, embedded: str | None) -> list[Check]:
+    from workers.doctor.broker import broker_checks
+
+    if host.is_alone:
+        return _all("broker", lambda: broker_checks(broker_of(config), config))
+    if where := config.broker.bootstrap or embedded:
+        return _all("broker", lambda: broker_checks(where, config))
+    return [ok("broker", "none is named: `up` starts the embedded one")]
 
 
 def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -> None:
@@ -57,7 +93,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         progress: told now and then how far a first pass over the data is; and a warning.
 
     Raises:
-        ConfigError: data, model, verifier or port cannot be used; names field, file and value.
+        ConfigError: data, model, verifier, engine or port cannot be used; names field and value.
         BrokerError: the broker that is named does not answer.
     """
     model = read_model(config.model.path)
@@ -69,6 +105,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
     verifier_check(config)
     check_reference(config, model)
     check_routers(config, model)
+    refuse_engine(config)
     if config.broker.bootstrap:
         from streams.kafka.admin_ask import refuse_silence
 
@@ -79,14 +116,16 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         raise ConfigError(f"{checked.found}; {checked.advice}")
 
 
-def _model(config: RunConfig) -> tuple[ModelFolder | None, list[Check]]:
+def _model(config: RunConfig, host: Host) -> tuple[ModelFolder | None, list[Check]]:
     try:
         if found_folder(config.model.path) is None:
             found = f"{config.model.path} is not on this machine"
-            return None, [warn("model", found, "`up` and `try` fetch it; then ask again")]
+            return None, [warn("model", found, "the start fetches it; then ask again")]
         model = read_model(config.model.path)
     except ConfigError as err:
         return None, [fail("model", str(err), "data and memory are checked once it loads")]
+    if host.role == "prompts":  # it has no use for the rest
+        return model, [next(model_checks(model, config.model.dtype))]
     return model, list(model_checks(model, config.model.dtype))
 
 

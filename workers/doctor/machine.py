@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, fail, ok, probed, warn
+from workers.doctor.host import EVERYTHING, Host
 
 OLDEST_PYTHON = (3, 11)
 # Where the distribution itself is not installed, and so tells nothing of what it needs.
@@ -23,21 +22,26 @@ LOG_MB = 2000  # of a run on a small model; a log grows with its samples
 _ONLY_NEEDED_FOR_EMBEDDED = "set broker.bootstrap to your own broker; then none is needed"
 
 
-def machine(config: RunConfig, *, is_broker_up: bool, weights_mb: float) -> list[Check]:
-    """Everything that needs neither data nor model nor broker.
+def machine(
+    config: RunConfig, host: Host = EVERYTHING, *, is_broker_up: bool, weights_mb: float
+) -> list[Check]:
+    """Everything that needs neither data nor model nor broker nor GPU.
 
     Args:
+        host: Java and jars are for `up`, which alone starts a broker.
         is_broker_up: the run's embedded broker runs already, and so holds its port.
         weights_mb: size of the model in float32.
     """
     checks = [python(), packages()]
-    if not config.broker.bootstrap:
+    if not config.broker.bootstrap and not host.is_alone:
         checks += [
             probed("java", java, f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
             probed("jars", lambda: jars(config.broker.jars_dir), f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
             port(config.broker.port, is_broker_up=is_broker_up),
         ]
-    return [*checks, processors(config), gpus(config), disk(config, weights_mb)]
+    if host.num_processes(config):
+        checks.append(processors(config, host))
+    return [*checks, disk(config, weights_mb, host)]
 
 
 def python() -> Check:
@@ -117,10 +121,10 @@ def port(number: int, *, is_broker_up: bool) -> Check:
     return ok("port", f"broker.port {number} is free")
 
 
-def processors(config: RunConfig) -> Check:
+def processors(config: RunConfig, host: Host = EVERYTHING) -> Check:
     """Cores against the processes that compute."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    computing = config.rollout.workers + config.logprob.workers + config.trainer.ranks
+    computing = host.num_processes(config)
     busy = computing * config.model.threads
     found = f"{cores} cores for {computing} computing processes with {config.model.threads} threads"
     if busy > 2 * (cores or 1):
@@ -128,40 +132,22 @@ def processors(config: RunConfig) -> Check:
     return ok("cpu", found)
 
 
-def gpus(config: RunConfig) -> Check:
-    """What `nvidia-smi` lists, and which roles are to compute there."""
-    devices = {role: getattr(config, role).device for role in ("rollout", "logprob", "trainer")}
-    wanted = ", ".join(f"{role}.device = {d}" for role, d in devices.items() if d != "cpu")
-    if config.trainer.ranks > 1 and config.trainer.device != "cpu":
-        wanted += f" and the {config.trainer.ranks - 1} behind it"
-    where = f"asked for: {wanted}" if wanted else "every role computes on the CPU"
-    query = ["nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        if wanted:
-            return warn("gpus", f"none found (no nvidia-smi); {where}", "name cpu where none is")
-        return ok("gpus", f"none found (no nvidia-smi); {where}")
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        return warn("gpus", f"nvidia-smi fails: {said[-1] if said else done.returncode}",
-                    "fix the driver, or continue without a GPU")  # fmt: skip
-    names: Sequence[str] = done.stdout.strip().splitlines()
-    return ok("gpus", f"{'; '.join(names)}; {where}")
-
-
-def disk(config: RunConfig, weights_mb: float) -> Check:
+def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check:
     """Free space where the run's folder is or will be, against what it will hold.
 
     A checkpoint is weights and two moments in float32; a served version is weights.
     """
     folder = Path(config.folder).absolute()
     there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        return fail("disk", f"{there} is a file, not a folder", "name another folder in run.dir")
     if not os.access(there, os.W_OK):
         return fail("disk", f"{there} is not writable", "name another folder in run.dir")
     free_mb = shutil.disk_usage(there).free / 1e6
-    checkpoints = 3 * (config.trainer.checkpoints_kept + 1)
-    needed_mb = weights_mb * (checkpoints + config.weights.versions_served + 1) + LOG_MB
+    needed_mb = 0.0 if host.is_alone else float(LOG_MB)
+    if host.has("trainer"):
+        checkpoints = 3 * (config.trainer.checkpoints_kept + 1)
+        needed_mb += weights_mb * (checkpoints + config.weights.versions_served + 1)
     found = f"{free_mb / 1000:.1f} GB free at {there}; about {needed_mb / 1000:.1f} GB are needed"
     advice = "free some, name another folder in run.dir, or lower trainer.checkpoints_kept"
     if free_mb < needed_mb / 4:

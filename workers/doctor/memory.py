@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, fail, ok, warn
+from workers.doctor.host import Host
 from workers.doctor.model import FLOAT32, SIZES, ModelFolder
 from workers.engines.base import LOGITS_BYTES
 
@@ -64,6 +65,18 @@ def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
         heap = {"heap": float(config.broker.heap_mb), "process": BROKER_MB}
         roles.insert(0, RoleMemory(role="broker", processes=1, items=heap))
     return roles
+
+
+def of_host(roles: Sequence[RoleMemory], host: Host) -> list[RoleMemory]:
+    """Those of `estimate` that run here; of a role by itself one worker, the trainer with ranks."""
+    if not host.is_alone:
+        return list(roles)
+    here = {host.role, "ranks"} if host.role == "trainer" else {host.role}
+    return [
+        role if role.role == "ranks" else replace(role, processes=1)
+        for role in roles
+        if role.role in here
+    ]
 
 
 def _sampling(model: ModelFolder, config: RunConfig, logits_mb: float) -> RoleMemory:

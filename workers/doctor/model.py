@@ -32,6 +32,7 @@ from workers.engines.folder import (
     text_fields,
 )
 from workers.hub import model_folder
+from workers.nearest import meant_path
 from workers.tokenizer import Tokenizer
 
 FLOAT32 = 4  # bytes
@@ -73,17 +74,23 @@ def read_model(path: str, field: str = "model.path") -> ModelFolder:
         ConfigError: names file and field, and what was found.
     """
     folder = model_folder(path)
+    if folder.is_file():
+        raise ConfigError(f"{field}: {path!r} is a file; name the folder that it is in")
     if not folder.is_dir():
         raise ConfigError(
-            f"{field}: there is no folder {path!r}; "
-            "a model of the Hugging Face hub is named hf:ORG/NAME"
+            f"{field}: there is no folder {path!r}{meant_path(folder)} "
+            "(a model of the Hugging Face hub is named hf:ORG/NAME)"
         )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{field}: {str(folder)!r} is no model folder: no config.json")
+        below = [str(file.parent) for file in sorted(folder.glob("*/config.json"))]
+        told = f"; did you mean {below[0]!r}?" if below else ""
+        raise ConfigError(f"{field}: {str(folder)!r} is no model folder: no config.json{told}")
     try:
         return _read(folder)
     except EngineError as err:
         raise ConfigError(f"{field}: {err}") from err
+    except ConfigError as err:  # of a part, which does not know who named the folder
+        raise ConfigError(str(err).replace("model.path:", f"{field}:", 1)) from err
 
 
 def _read(folder: Path) -> ModelFolder:

@@ -6,6 +6,7 @@ Each check raises a `ConfigError` that names file, field and both values.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | N
     file, kind = folder / "config.json", text["model_type"]
     if library is not None and not library.has_class:
         raise ConfigError(
-            f"model.path: {file}: the installed transformers has no class "
-            f"{library.class_name!r} of model_type {kind!r}; install a newer one or take another "
-            "model"
+            f"model.path: {file}: transformers {_installed('transformers')} has no class "
+            f"{library.class_name!r} of model_type {kind!r}: {library.sought}; correct "
+            "architectures, install a newer one, or take another model"
         )
     if quantized := text.get("quantization_config"):
         raise ConfigError(
@@ -44,6 +45,14 @@ def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | N
             f"model.path: {file}: layer_types has {LINEAR}: such layers carry a state that the "
             "built-in engine's cache does not hold; take a model without them"
         )
+
+
+def _installed(name: str) -> str:
+    """Its version, as far as it is known."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(as installed)"
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -19,7 +19,7 @@ import torch
 from workers.engines import one_order
 from workers.engines.attention import Attention
 from workers.engines.base import CPU, EngineError
-from workers.engines.families import SDPA, chosen_attention
+from workers.engines.families import SDPA, chosen_attention, library_model
 from workers.engines.folder import (
     eos_ids_of,
     module_name,
@@ -123,7 +123,9 @@ def model_class(folder: Path) -> Any:  # noqa: ANN401  (a class of an untyped li
         module = importlib.import_module(place)
         return getattr(module, name)
     except (ImportError, AttributeError) as err:
-        raise EngineError(f"model folder {str(folder)!r}: no class {name}: {err}") from err
+        library = library_model(config)
+        sought = "" if library is None or library.has_class else f" ({library.sought})"
+        raise EngineError(f"model folder {str(folder)!r}: no class {name}: {err}{sought}") from err
 
 
 def load_model(folder: Path | str, dtype: str = FLOAT32) -> torch.nn.Module:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 
 from schemas import DecodeError, decode
 from schemas.events import DeadLetter, Tensor, TensorError
+from streams.counted import counted
 from streams.plain_json import plain_json
+from streams.utc import utc_text
 from streams.views.letters import Letter, LettersView
 from workers.visible import visible
 
@@ -36,7 +37,7 @@ def totals(letters: Sequence[Letter]) -> str:
     """One line: how many, and how many of each reason."""
     counts = Counter(letter.event.reason for letter in letters)
     told = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    return f"{len(letters)} dead letters: {told}" if letters else "no dead letters"
+    return f"{counted(len(letters), 'dead letter')}: {told}" if letters else "no dead letters"
 
 
 def json_line(view: LettersView, letter: Letter) -> str:
@@ -92,7 +93,7 @@ def _row(view: LettersView, letter: Letter) -> tuple[str, ...]:
 
 
 def _when(event: DeadLetter) -> str:
-    return f"{datetime.fromtimestamp(event.at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    return utc_text(event.at_ms)
 
 
 def _origin(event: DeadLetter) -> Iterator[str]:

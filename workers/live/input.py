@@ -18,6 +18,8 @@ class ProcessInfo:
     pid: int | None
     is_alive: bool
     restarts: int = 0
+    instance: str = ""  # of the process; empty while there is none
+    started_s: float | None = None  # monotonic; None: there is none, and none is about to start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

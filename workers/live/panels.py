@@ -34,7 +34,7 @@ _STATE_STYLES = {
     "down": "bold red",
     "ended": "bright_black",
 }
-_ENDING = ("finishing", "draining")  # states of the run in which a process may end
+_ENDING = ("saving", "finishing", "draining")  # states of the run in which a process may end
 _ROLE_ORDER = ("prompts", "rollout", "logprob", "trainer")
 
 

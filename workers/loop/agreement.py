@@ -126,6 +126,21 @@ def check_alone(config: RunConfig) -> None:
     )
 
 
+def check_ordinal(config: RunConfig, role: str, ordinal: int) -> None:
+    """Partitions, and model servers, are dealt to the workers that the configuration counts.
+
+    Raises:
+        ConfigError: it counts fewer.
+    """
+    counts = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
+    count = counts.get(role, 1)
+    if ordinal < count:
+        return
+    why = f"{role}.workers is {count}" if role in counts else f"a run has one {role}"
+    others = f"0 to {count - 1} over all hosts" if count > 1 else "0"
+    raise ConfigError(f"--ordinal {ordinal}: {why}, so ordinals are {others}")
+
+
 def tokenizer_hash(model_path: str) -> str:
     """SHA-256 of the model's `tokenizer.json`, hexadecimal; empty without one."""
     file = model_folder(model_path) / "tokenizer.json" if model_path else None

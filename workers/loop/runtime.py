@@ -15,9 +15,12 @@ import threading
 import traceback
 from enum import IntEnum
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from streams.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
+
+if TYPE_CHECKING:
+    from workers.loop.stall import Watchdog
 
 IDLE_S = 0.02  # longest wait of a turn that has work beside it
 
@@ -90,19 +93,21 @@ class Stop:
         threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
 
 
-def run(role: Role, stop: Stop, *, turn_s: float = 0.0) -> None:
+def run(role: Role, stop: Stop, watchdog: Watchdog | None = None) -> None:
     """Drive `role` until it is done; an error passes through after `close`.
 
     What `close` raises after an error is a note of that error: the first one says what happened.
 
     Args:
-        turn_s: a turn (or `close`) that takes longer ends the process with `Exit.FAILED`, with
-            where it stood on stderr; 0: it may take for ever.
+        watchdog: ends the process with `Exit.FAILED`, and with where it stood on stderr, in a turn
+            (or `close`) that takes too long; None: it may take for ever.
     """
     draining = False
-    from workers.loop.stall import Watchdog  # not for `--help`
+    if watchdog is None:
+        from workers.loop.stall import Watchdog  # not for `--help`
 
-    with Watchdog(turn_s) as watchdog:
+        watchdog = Watchdog(0.0)
+    with watchdog:
         try:
             while not role.done:
                 watchdog.beat()

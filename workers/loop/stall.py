@@ -18,7 +18,6 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from streams.errors import DeadlineError
-from streams.stalls import SAVE_S
 from streams.views.hops import PROGRESS
 from workers.config.run import RunConfig
 
@@ -34,8 +33,9 @@ class StuckError(DeadlineError):
 def limits(config: RunConfig, role: str) -> Mapping[str, float]:
     """How long a worker may be in a state without finishing anything, seconds; others: for ever.
 
-    A rollout worker has the deadline of one sample, a pull its own; `stall_s` is for what has none:
-    a scored window, an optimizer step with its publication. Empty with `stall_s` 0.
+    A rollout worker has the deadline of one sample, a pull and a checkpoint their own; `stall_s` is
+    for what has none: a scored window, an optimizer step with its publication. Empty with
+    `stall_s` 0.
     """
     stall_s = config.deadlines.stall_s
     if not stall_s:
@@ -47,8 +47,7 @@ def limits(config: RunConfig, role: str) -> Mapping[str, float]:
     return {
         "working": working_s,
         "pulling": max(stall_s, config.weights.pull_deadline_s),
-        "draining": max(stall_s, config.deadlines.drain_s),
-        "saving": max(stall_s, SAVE_S),
+        "saving": max(stall_s, config.deadlines.checkpoint_s),
     }
 
 
@@ -114,7 +113,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def beat(self) -> None:
-        """A turn begins."""
+        """A turn begins, or a long one has come forward."""
         self._beats += 1
 
     def __enter__(self) -> Self:

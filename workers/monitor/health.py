@@ -115,7 +115,7 @@ class HealthWatch:
     def _told_state(self, state: HopsState) -> str:
         if self._live_s is None:
             return "reading"
-        if is_over(state):
+        if state.is_over:
             return "over"
         return state.control
 
@@ -136,7 +136,7 @@ class HealthWatch:
             )
         else:
             found += [f"no report from {w} for {age_s:.0f} s" for w, age_s in silent.items()]
-        if self._poison.problem and not is_over(state):
+        if self._poison.problem and not state.is_over:
             found.append(self._poison.problem)
         return found
 
@@ -170,11 +170,6 @@ class HealthWatch:
         return not workers or (bool(busy) and not any(map(moves, workers)))
 
 
-def is_over(state: HopsState) -> bool:
-    """Whether the run has made all its steps."""
-    return state.claim is not None and 0 < state.claim.step_target <= state.step
-
-
 def _expects_step(state: HopsState) -> bool:
     """Whether time counts: not while paused, draining or in redo, nor at the end."""
-    return state.control == RUNNING and state.trainer_state != "redo" and not is_over(state)
+    return state.control == RUNNING and state.trainer_state != "redo" and not state.is_over

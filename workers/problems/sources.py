@@ -26,6 +26,7 @@ from streams.broker.jars import cache_folder
 from streams.errors import ConfigError
 from streams.secrets import resolve_secret
 from workers.config.data import GYM, HUB, DataSection
+from workers.nearest import meant_path
 from workers.problems.files import content_hash, files_below
 from workers.problems.row import Fields
 
@@ -114,7 +115,7 @@ def source_of(data: DataSection, field: str) -> Source:
         )
     path = Path(name)
     if not path.exists():
-        raise ConfigError(f"{field}: there is no file {name!r}")
+        raise ConfigError(f"{field}: there is no file {name!r}{meant_path(name)}")
     return Source(field=field, kind=_kind_of(path, field), name=name, data=data, path=path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.errors import ConfigError
+from workers.nearest import meant, meant_path
 from workers.packaged import example
 from workers.problems.indexing import parse
 from workers.problems.sources import first_parquet_rows, refuse_table
@@ -112,7 +113,10 @@ def read_rows(path: Path) -> tuple[Rows, int]:
                 if len(rows) < LOOKED_AT:
                     rows.append(parse(line, f"{path}:{number}", "--from"))
     except OSError as err:
-        raise ConfigError(f"--from {path}: cannot be read: {err.strerror}") from err
+        near = ""
+        if isinstance(err, FileNotFoundError):
+            near = meant(str(path), ("demo", "gsm8k")) or meant_path(path)
+        raise ConfigError(f"--from {path}: cannot be read: {err.strerror}{near}") from err
     return rows, count
 
 

@@ -11,6 +11,7 @@ from streams.record import Partition, RawRecord
 from streams.recording import NotRecordedError, Recording
 from streams.recording.facts import facts_of
 from streams.recording.selection import Range, Selection
+from streams.utc import utc_text
 
 ONLY, WITHOUT = "only", "without"
 
@@ -175,4 +176,4 @@ def _with_samples(
 
 def time_text(ms: int) -> str:
     """UTC, as it can be typed again; to a thousandth of a second."""
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}"
+    return f"{utc_text(ms, 'T')}.{ms % 1000:03}"

@@ -151,7 +151,7 @@ def _prompt(recording: Recording, entry: Entry) -> Outgoing:
     trajectory = recording.decoded(recording.read(entry)).event
     assert isinstance(trajectory, Trajectory)
     position = Position(PROMPTS.name, trajectory.prompt_partition, trajectory.prompt_offset)
-    return outgoing_of(recording.at(position), recording.manifest.run)
+    return outgoing_of(recording.at(position), recording.manifest.run, is_part=True)
 
 
 def _compare(

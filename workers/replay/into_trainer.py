@@ -139,7 +139,7 @@ class _TrainerFeed:
         raws = [self._recording.at(position) for position in sorted(positions)]
         absent = {(absent.group_id, absent.sample) for absent in step.absent}
         letters = [out for group, sample in sorted(absent) for out in self._letters(group, sample)]
-        self._feeder.send([*letters, *(outgoing_of(raw, self._run) for raw in raws)])
+        self._feeder.send([*letters, *(outgoing_of(raw, self._run, is_part=True) for raw in raws)])
         self.num_fed += len(raws)
 
     def feed_drops(self, after_step: int) -> None:
@@ -157,12 +157,14 @@ class _TrainerFeed:
         if letters:
             return letters  # they alone doom it, as they did
         entries = self._recording.index.by_id(group.group_id, topic=SCORED.name)
-        return [outgoing_of(self._recording.read(entry), self._run) for entry in entries]
+        return [
+            outgoing_of(self._recording.read(entry), self._run, is_part=True) for entry in entries
+        ]
 
     def _letters(self, group_id: str, sample: int | None = None) -> list[Outgoing]:
         found = self._recording.by_id(DeadLetter, group_id, sample)
         return [
-            outgoing_of(record.raw, self._run, encode(_without_origin(record.event)))
+            outgoing_of(record.raw, self._run, encode(_without_origin(record.event)), is_part=True)
             for record in found
         ]
 

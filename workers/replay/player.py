@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from schemas.tensor import Buffer
 from streams.bus import Bus, Producer
 from streams.errors import AbortedError, BrokerError
-from streams.record import Outgoing, RawRecord
+from streams.record import PART, REPLAY_HEADER, REPLAY_SCOPE_HEADER, Outgoing, RawRecord
 
-REPLAY_HEADER = "rlstreams-replay-of"
 MAX_ABORTS = 5
 STREAM_BYTES = 128_000_000  # of one transaction as fast as possible
 STREAM_RECORDS = 200_000
@@ -30,16 +29,21 @@ TICK_S = 0.02
 Seek = Callable[[int, int], Iterable[RawRecord]]
 
 
-def outgoing_of(raw: RawRecord, run: str, value: Sequence[Buffer] | None = None) -> Outgoing:
+def outgoing_of(
+    raw: RawRecord, run: str, value: Sequence[Buffer] | None = None, *, is_part: bool = False
+) -> Outgoing:
     """A recorded record, to be sent to where it lay in another run.
 
     Args:
         raw: as it was recorded.
         run: that it was recorded from; a record that was itself replayed keeps its first origin.
         value: instead of the recorded one, where an event has to be rewritten.
+        is_part: more was recorded than is replayed, as always into one role alone.
     """
     topic, partition, offset = raw.position
     origin = {REPLAY_HEADER: f"{run}/{topic}[{partition}]@{offset}".encode()}
+    if is_part:
+        origin[REPLAY_SCOPE_HEADER] = PART
     return Outgoing(
         topic=topic,
         key=raw.key,
@@ -89,6 +93,7 @@ class Player:
         bus: of the fresh run.
         run: that was recorded.
         pace: shared with who reads the keyboard.
+        is_part: not all that was recorded is played; so it is after a leap forward, too.
         in_order: each record is committed before one of another partition follows.
         seek: records to go on with, given the recorded times (milliseconds) of where it is and of
             where it shall be; None: `pace.go_to_ms` is left alone.
@@ -103,6 +108,7 @@ class Player:
         run: str,
         pace: Pace,
         *,
+        is_part: bool = False,
         in_order: bool = False,
         seek: Seek | None = None,
         is_step: Callable[[RawRecord], bool] = lambda _: False,
@@ -113,6 +119,7 @@ class Player:
         self._bus = bus
         self._run = run
         self.pace = pace
+        self._is_part = is_part
         self._in_order = in_order
         self._seek = seek
         self._is_step = is_step
@@ -158,6 +165,7 @@ class Player:
         """The next record, after a seek if one was asked for; None at the end."""
         if self._seek is not None and self.pace.go_to_ms is not None:
             to_ms, self.pace.go_to_ms = self.pace.go_to_ms, None
+            self._is_part = self._is_part or to_ms > self._at_ms
             self._left = iter(self._seek(self._at_ms, to_ms))
             self._next, self._clock_ms, self._at_ms = None, None, to_ms
             self._on_progress(self.played)
@@ -173,7 +181,7 @@ class Player:
             num_bytes, look_at, until_s = 0, 0, self._now_s() + STREAM_S
             while (raw := self._next or next(self._left, None)) is not None:
                 self._next = None
-                taken.append(outgoing_of(raw, self._run))
+                taken.append(outgoing_of(raw, self._run, is_part=self._is_part))
                 self._count(raw)
                 yield taken[-1]
                 num_bytes += len(raw.value)
@@ -201,7 +209,7 @@ class Player:
                 if not batch:
                     self._sleep(wait_s)
                 break
-            batch.append(outgoing_of(raw, self._run))
+            batch.append(outgoing_of(raw, self._run, is_part=self._is_part))
             num_bytes, partition, self._next = num_bytes + len(raw.value), raw.partition, None
             self._count(raw)
             self._step_on(raw)

@@ -13,7 +13,7 @@ from pathlib import Path
 from schemas.events import TrainerStarted
 from streams.bus import Bus
 from streams.codec import now_ms
-from streams.errors import BrokerError
+from streams.errors import BrokerError, DeadlineError, OffsetGoneError
 from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from streams.recording.recorder import DONE, ORDER, Progress, Recorder
 from streams.recording.selection import Selection
@@ -81,11 +81,17 @@ def record(
     manifest = _manifest(bus, config, wanted)
     with RecordingWriter(wanted.folder, manifest) as writer:
         with Recorder(bus, writer, wanted.selection, on_progress=progress) as recorder:
-            if wanted.is_followed and _follow(recorder, copies, stopped):
-                recorder.commit()  # `up` stops the broker of a run that is over: nobody to ask
-            else:
+            try:
+                if wanted.is_followed:
+                    _follow(recorder, copies, stopped)
                 recorder.up_to_now()
-            copies.take()
+            except (BrokerError, DeadlineError, OffsetGoneError):
+                recorder.commit()  # whoever goes on with it does so behind what was read
+                copies.take(is_last=True)
+                if not (wanted.is_followed and recorder.trainer_state == DONE):
+                    raise
+                # The broker of a run that is over was stopped: there is nobody to ask.
+            copies.take(is_last=True)
         sealed = writer.seal(extra=_with_claim(writer))
     return Made(
         manifest=sealed,
@@ -97,22 +103,16 @@ def record(
     )
 
 
-def _follow(recorder: Recorder, copies: Copies, stopped: Callable[[], bool]) -> bool:
-    """Until the run is done and quiet (True), or the user has seen enough (False)."""
+def _follow(recorder: Recorder, copies: Copies, stopped: Callable[[], bool]) -> None:
+    """Until the run is done and quiet, or the user has seen enough."""
     last_news_s = time.monotonic()
     while not stopped():
-        try:
-            num = recorder.step(_POLL_S)
-        except BrokerError:
-            if recorder.trainer_state == DONE:
-                return True
-            raise
+        num = recorder.step(_POLL_S)
         copies.take()
         if num or recorder.trainer_state != DONE:
             last_news_s = time.monotonic()
         elif time.monotonic() - last_news_s > QUIET_S:
-            return True
-    return False
+            return
 
 
 class Copies:
@@ -131,9 +131,9 @@ class Copies:
         ]
         self._next_s = 0.0
 
-    def take(self) -> None:
-        """Copy what is new."""
-        if time.monotonic() < self._next_s:
+    def take(self, *, is_last: bool = False) -> None:
+        """Copy what is new; the last time whatever the clock says."""
+        if time.monotonic() < self._next_s and not is_last:
             return
         self._next_s = time.monotonic() + _COPY_EVERY_S
         for source, target in self._pairs:

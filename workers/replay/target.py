@@ -11,12 +11,15 @@ from streams.broker.visits import keep as keep_running
 from streams.broker.visits import visited
 from streams.bus import Bus
 from streams.errors import ConfigError
-from streams.kafka.admin import apply
+from streams.kafka.admin import apply, listing
 from streams.recording import Recording
-from streams.topics import SCHEMAS, TOPICS
+from streams.run_folder import RunFolder
+from streams.topics import SCHEMAS
 from workers.bootstrap import bootstrap_of, client_options, embedded_broker, open_bus, topic_plan
 from workers.config.load import from_json, resolved_json
 from workers.config.run import RunConfig
+from workers.runs.places import other_than_run
+from workers.supervisor.run_lock import locked_run
 
 CONFIG_FILE = "config.json"
 
@@ -72,28 +75,57 @@ def fresh_run(config: RunConfig, *, keep: bool = False) -> Iterator[Target]:
         keep: leave the embedded broker running.
 
     Raises:
-        ConfigError: the run has records already: nothing is ever replayed into a run that lives.
+        ConfigError: the run has records already, its folder is another run's, or somebody is at
+            work in it: nothing is ever replayed into a run that lives, nor changed of it.
         BrokerError: the broker cannot be reached or started.
     """
     folder = Path(config.folder)
+    _refuse_others_folder(config)
     with ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked_run(folder))
         if not config.broker.bootstrap:
             broker = embedded_broker(config)
             # One that runs already may be that of a live run, which is refused below.
             stack.enter_context(visited(broker))
-        apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
         bus = stack.enter_context(open_bus(config))
-        _refuse_used(bus, config)
+        _refuse_used(bus, config)  # before its topics are touched
+        apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
         if keep and not config.broker.bootstrap:
             keep_running(broker)
         target = Target(config=config, bus=bus, config_file=folder / CONFIG_FILE)
         yield target.configured(config)
 
 
+def _refuse_others_folder(config: RunConfig) -> None:
+    """A replay writes its configuration into its folder: over its own, and over no other run's."""
+    file = Path(config.folder) / CONFIG_FILE
+    if told := other_than_run(file.parent):
+        raise ConfigError(
+            f"{told}: a replay needs a folder of its own; name another with --dir DIR"
+        )
+    if not file.exists():
+        return
+    there = RunFolder.load(file.parent)
+    if there.run != config.run.id:
+        raise ConfigError(
+            f"{file.parent} is the folder of run {there.run!r}: a recording is replayed into a "
+            "folder of its own; name another one with --dir DIR"
+        )
+    if there.bootstrap != config.broker.bootstrap:
+        where = there.bootstrap or "an embedded broker of its own"
+        raise ConfigError(
+            f"{file.parent} is the folder of run {there.run!r} on {where}: name another run with "
+            "--as NAME, or another folder with --dir DIR"
+        )
+
+
 def _refuse_used(bus: Bus, config: RunConfig) -> None:
-    for topic in TOPICS:
-        if topic.name != SCHEMAS.name and any(bus.ends(topic.name).values()):
+    rows = listing(bootstrap_of(config), config.run.id, client_options(config))
+    for topic in rows:
+        if topic.name == SCHEMAS.name or not topic.partitions:
+            continue
+        if any(bus.ends(topic.name).values()):
             raise ConfigError(
                 f"run.id {config.run.id!r} has records in {topic.name} already: a recording is "
                 "replayed into a fresh run only; name another one with --as NAME"

@@ -70,7 +70,7 @@ class RecordedWeights:
             endpoints=(Endpoint(channel=CHANNEL, address=str(self._target.resolve())),),
             versions_served=tuple(sorted(served)),
         )
-        return outgoing_of(record.raw, self._run, encode(event))
+        return outgoing_of(record.raw, self._run, encode(event), is_part=True)
 
     def _add_model_folder(self, config: RunConfig) -> None:
         """Version 0 is the model folder, if it still holds what the run began with."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from streams.errors import ConfigError
 from workers.config.options import Option, resolved
 from workers.config.reward import ENVIRONMENT, SUM, RewardSection
+from workers.nearest import meant
 from workers.rollout.judges import JUDGES
 from workers.rollout.reward import (
     Ending,
@@ -139,11 +139,10 @@ class _Maker:
             file, module, function = found
         else:
             known = [*JUDGES, *CHILD_JUDGES, SUM, ENVIRONMENT]
-            near = difflib.get_close_matches(verifier, known, n=1)
+            half = "; name its function too" if verifier.endswith(".py") else ""
             raise ConfigError(
                 f"{field} must be one of {', '.join(known)}, or `file.py:function` or "
-                f"`module:function`, got {verifier!r}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
+                f"`module:function`, got {verifier!r}{half or meant(verifier, known)}"
             )
         return Function(
             name=function,
@@ -165,7 +164,8 @@ def _with_options(
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name, value in options.items():
         if name not in defaults:
-            raise ConfigError(f"{title} has no option {name!r}; it has: {', '.join(defaults)}")
+            known = f"it has: {', '.join(defaults)}{meant(name, defaults)}"
+            raise ConfigError(f"{title} has no option {name!r}; {known}")
         kind = type(defaults[name])
         if not isinstance(value, (kind, int) if kind is float else kind):
             raise ConfigError(f"{title}: option {name} must be a {kind.__name__}, got {value!r}")

@@ -22,6 +22,7 @@ from typing import Any
 
 from schemas.events import Prompt
 from streams.errors import ConfigError, DeadlineError
+from workers.nearest import meant_path
 from workers.rollout.environment import (
     Ends,
     EpisodeError,
@@ -130,7 +131,9 @@ class UserEnvironment:
         self.must_reward = must_reward
         self.note = note
         if code.file and not Path(code.file).is_file():
-            raise ConfigError(f"environment.name: there is no file {code.file}")
+            raise ConfigError(
+                f"environment.name: there is no file {code.file}{meant_path(code.file)}"
+            )
         room = code.processes * (code.concurrency + 1)
         self.pool = ThreadPoolExecutor(max_workers=room, thread_name_prefix="environment")
         self._is_closed = False

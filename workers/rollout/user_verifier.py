@@ -17,6 +17,7 @@ from typing import Any
 
 from streams.errors import ConfigError, DeadlineError
 from workers.config.options import Option
+from workers.nearest import meant_path
 from workers.rollout.reward import Ending, Judgement, Metadata, RewardError
 from workers.rollout.verifier_child import (
     NONSENSE,
@@ -83,7 +84,9 @@ class UserVerifier:
         self._function = function
         self._closed = False
         if function.file and not Path(function.file).is_file():
-            raise ConfigError(f"{field}: there is no file {function.file}")
+            raise ConfigError(
+                f"{field}: there is no file {function.file}{meant_path(function.file)}"
+            )
         self._changed = threading.Condition()
         self._num_calls: dict[Child, int] = {}  # under way, by running child
         self._num_starting = 0

@@ -17,7 +17,6 @@ an answer.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import json
@@ -40,6 +39,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import asyncio
 
+    from workers.rollout import named_code
+else:
+    _spec = importlib.util.spec_from_file_location(
+        "_rlstreams_named_code", Path(__file__).with_name("named_code.py")
+    )
+    named_code = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(named_code)
+
+UnusableError = named_code.UnusableError
 Reply = dict[str, Any]
 
 WANTED = "(prompt, completion, answer, metadata)"
@@ -47,42 +55,6 @@ WANTED = "(prompt, completion, answer, metadata)"
 EXTRA = ("finish_reason", "num_tokens", "token_ids", "transcript")
 OUT_OF_MEMORY = 137  # exit status, as of a process that the kernel killed for it
 _MEMORY_POLL_S = 0.05
-
-
-class UnusableError(Exception):
-    """The code has been run, and cannot be called as wanted; says why."""
-
-
-def load(spec: Reply) -> tuple[Callable[..., object], str]:
-    """What `spec` names, and the file it was looked for in.
-
-    Modules beside a file can be imported by it; a module is looked for in the working folder last.
-
-    Raises:
-        UnusableError: there is no such thing.
-        Exception: whatever the user's code raises.
-    """
-    name = spec["function"]
-    if file := spec.get("file", ""):
-        sys.path.insert(0, str(Path(file).parent))
-        module_spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-        if module_spec is None or module_spec.loader is None:
-            raise UnusableError(f"{file} is not a Python file")
-        module = importlib.util.module_from_spec(module_spec)
-        sys.modules[module_spec.name] = module
-        module_spec.loader.exec_module(module)
-    else:
-        sys.path.append(str(Path.cwd()))
-        module = importlib.import_module(spec["module"])
-        file = getattr(module, "__file__", None) or spec["module"]
-    function = getattr(module, name, None)
-    if not callable(function):
-        own = [
-            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
-        ]
-        kind = spec.get("kind", "function")
-        raise UnusableError(f"{file} has no {kind} {name!r} (it has: {', '.join(own)})")
-    return function, file
 
 
 def place_of(function: Callable[..., object], file: str) -> str:
@@ -354,7 +326,7 @@ def loaded(
     """The user's code and `spec` with its file; None: it is unusable, and the worker was told."""
     try:
         limit_memory(spec["memory_mb"])
-        function, file = load(spec)
+        function, file = named_code.load(spec)
         check(function, spec["options"], file)
     except UnusableError as err:
         link.send(0, {"error": str(err)})

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from streams.broker.visits import visited
 from streams.bus import Bus
 from streams.errors import ConfigError
+from streams.kafka.admin_ask import refuse_silence
 from workers.bootstrap import embedded_broker, open_bus
 from workers.config.run import RunConfig
 
@@ -31,6 +32,7 @@ def attached(config: RunConfig) -> Iterator[Bus]:
 def served(config: RunConfig) -> Iterator[str]:
     """`host:port` of the run's broker. As `attached`, and raises the same."""
     if config.broker.bootstrap:
+        refuse_silence(config.broker.bootstrap)  # at once, where the client would try for long
         yield config.broker.bootstrap
         return
     broker = embedded_broker(config)

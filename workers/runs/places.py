@@ -8,10 +8,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from streams.errors import ConfigError
+from streams.recorded_log import is_recording
 from streams.recording.manifest import MANIFEST_FILE
 from streams.run_folder import CONFIG_FILE
 
 RUNS, RECORDINGS = "runs", "recordings"
+CHECKPOINT, CHECKPOINTS, VERSIONS = (
+    "one checkpoint",
+    "a folder of checkpoints",
+    "a folder of weights",
+)
 _SHOWN = 8
 _MARKS = {RUNS: CONFIG_FILE, RECORDINGS: MANIFEST_FILE}
 
@@ -33,8 +39,10 @@ def check_place(name: str, kinds: Sequence[str] = (RUNS, RECORDINGS)) -> None:
 def _is(kind: str, path: Path) -> bool:
     """By the file that marks it; a model's folder has a file of the same name as a run's."""
     mark = path / _MARKS[kind]
-    if kind != RUNS or not mark.is_file():
-        return mark.is_file()
+    if kind == RECORDINGS:
+        return is_recording(path)
+    if not mark.is_file():
+        return False
     try:
         found = json.loads(mark.read_bytes())
     except (OSError, ValueError):  # who reads it says what is wrong with it
@@ -56,10 +64,49 @@ def _what(path: Path, kinds: Sequence[str]) -> str:
             f"{path} holds container files of a recording, but its {MANIFEST_FILE}, which says of "
             "what run they are, is missing"
         )
+    if holds := _weights_in(path):
+        return f"{path} is {holds}, {'neither ' if len(kinds) > 1 else 'not '}{wanted}"
     told = f"{path} is {'neither ' if len(kinds) > 1 else 'not '}{wanted}"
     if (path / CONFIG_FILE).is_file() and RUNS in kinds:
         return f"{told}: its {CONFIG_FILE} has no section run, as that of a model has none"
     return f"{told}: it has no {lacks}"
+
+
+def check_checkpoints(name: str, option: str, *, or_weights: bool = False) -> None:
+    """See that `name` is a folder of checkpoints, or, if that will do, one of weight versions.
+
+    Raises:
+        ConfigError: it is not; says what it is, and what was expected.
+    """
+    path = Path(name)
+    wanted = f"{option} takes a folder of checkpoints{' or of weight versions' * or_weights}"
+    holds = _weights_in(path)
+    if holds == CHECKPOINTS or (or_weights and holds == VERSIONS):
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{wanted}; {path} is {'a file' if path.exists() else 'not there'}")
+    if holds == CHECKPOINT:
+        raise ConfigError(f"{wanted}; {path} is {holds} of those in {path.resolve().parent}")
+    is_what = holds or next((f"a {kind[:-1]}" for kind in _MARKS if _is(kind, path)), "neither")
+    beside = [path / n for n in ("checkpoints", "weights")[: 1 + or_weights] if (path / n).is_dir()]
+    there = f"; it has {' and '.join(map(str, beside))}" if beside else ""
+    raise ConfigError(f"{wanted}; {path} is {is_what}{there}")
+
+
+def other_than_run(path: Path) -> str:
+    """What is in a folder that no run may take; empty if nothing is."""
+    is_what = "a recording" if is_recording(path) else _weights_in(path)
+    return f"{path} is {is_what}" if is_what else ""
+
+
+def _weights_in(path: Path) -> str:
+    """What of checkpoints or weights a folder is; empty if nothing."""
+    if (path / MANIFEST_FILE).is_file() and not is_recording(path):
+        return CHECKPOINT
+    marks = path.glob(f"[0-9]*-[0-9]*/{MANIFEST_FILE}") if path.is_dir() else ()
+    if any(not is_recording(mark.parent) for mark in marks):
+        return CHECKPOINTS
+    return VERSIONS if path.is_dir() and any(path.glob("v*-*.safetensors")) else ""
 
 
 def _instead(path: Path, kinds: Sequence[str]) -> str:

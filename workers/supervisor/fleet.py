@@ -29,6 +29,9 @@ class Witness(Protocol):
     def owns_run(self, instance: str) -> bool:
         """Whether the newest trainer's claim is its."""
 
+    def is_saving(self, instance: str) -> bool:
+        """Whether it said last that it writes a checkpoint."""
+
     @property
     def at_target(self) -> bool:
         """Whether the last step of the run is done."""
@@ -193,6 +196,14 @@ class Fleet:
     def is_gone(self, role: str) -> bool:
         """Whether no process of `role` is left."""
         return not any(worker.is_alive for worker in self.of(role))
+
+    def saving(self, role: str) -> Sequence[str]:
+        """The workers of `role` that write a checkpoint, as they said last."""
+        return [
+            worker.name
+            for worker in self.of(role)
+            if worker.child is not None and self._witness.is_saving(worker.child.spec.instance)
+        ]
 
     def close(self) -> None:
         """Kill what is left; idempotent."""

@@ -1,7 +1,7 @@
 """The loop of `up`: watch, reap and restart, kill when asked, and end in good order.
 
-running --target reached--> finishing --last version evaluated--> draining --> over
-   \\--Ctrl-C, or a worker that cannot go on--------------------> draining --> over
+running --last step--> saving --trainer done--> finishing --last version evaluated--> draining
+   \\--Ctrl-C, or a worker that cannot go on-----------------------------------------> draining
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from workers.config.run import RunConfig
 from workers.live.screen import ProcessInfo
 from workers.supervisor.broker import BrokerKeeper
-from workers.supervisor.drain import Drain
+from workers.supervisor.drain import SAY_S, Drain
 from workers.supervisor.ended import Outcome
 from workers.supervisor.fleet import Fleet, Worker
 from workers.supervisor.interrupts import Interrupts
@@ -48,6 +48,7 @@ class Supervisor:
         self._drain: Drain | None = None
         self._finish_until_s: float | None = None  # while the last evaluation goes on
         self._num_evaluated = 0
+        self._say_saving_s = math.inf  # when it is told that the trainer is waited for
         self.outcome = Outcome.DRAINED
 
     def run(self) -> Outcome:
@@ -84,8 +85,25 @@ class Supervisor:
         elif self._fleet.is_done("trainer"):
             self._finish()
         else:
+            self._await_trainer()
             self._kill_for_show()
             self._kill_by_key()
+
+    def _await_trainer(self) -> None:
+        """After its last step: the other roles may end, and nobody waits for them."""
+        if not self._watcher.at_target:
+            return
+        # Of the claim of a trainer before ours, which a resumed run may go beyond, nothing follows.
+        processes = [worker.child for worker in self._fleet.of("trainer") if worker.child]
+        is_ours = any(self._watcher.owns_run(child.spec.instance) for child in processes)
+        now_s = time.monotonic()
+        if self._watcher.phase == "running" and is_ours:
+            self._watcher.phase = "saving"
+            self._say_saving_s = now_s + SAY_S
+        elif now_s >= self._say_saving_s:
+            self._say_saving_s = math.inf
+            told = self._watcher.told("trainer")
+            self._watcher.say(f"all steps are done, the run waits for its trainer: {told}")
 
     def _finish(self) -> None:
         """The trainer is done: wait for the last evaluation, as long as it goes on."""
@@ -105,7 +123,7 @@ class Supervisor:
             self._finish_until_s = now_s + (self._config.deadlines.stall_s or math.inf)
             self._watcher.phase = "finishing"
             self._watcher.say("all steps are done; the last version is being evaluated")
-        elif now_s > self._finish_until_s:
+        elif now_s > self._finish_until_s and not self._watcher.is_starting("rollout"):
             self.outcome = Outcome.FAILED
             waited_s = self._config.deadlines.stall_s
             version = self._watcher.policy_version
@@ -117,7 +135,10 @@ class Supervisor:
     def _begin_drain(self, why: str) -> None:
         self._watcher.phase = "draining"
         self._watcher.say(why)
-        self._drain = Drain(self._fleet, self._config.deadlines.drain_s, self._watcher.say)
+        deadlines = self._config.deadlines
+        self._drain = Drain(
+            self._fleet, deadlines.drain_s, self._watcher.say, save_s=deadlines.checkpoint_s
+        )
 
     def _kill_for_show(self) -> None:
         step = self._watcher.step
@@ -144,10 +165,14 @@ class Supervisor:
 
 
 def _info(worker: Worker) -> ProcessInfo:
+    child = worker.child
+    is_due = worker.restart_at_s is not None
     return ProcessInfo(
         worker=worker.name,
         role=worker.role,
-        pid=worker.child.pid if worker.child is not None else None,
+        pid=child.pid if child is not None else None,
         is_alive=worker.is_alive,
         restarts=max(0, worker.num_starts - 1),
+        instance=child.spec.instance if child is not None else "",
+        started_s=child.started_s if child is not None else time.monotonic() if is_due else None,
     )

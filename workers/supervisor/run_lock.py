@@ -1,14 +1,14 @@
-"""One `up` per run folder: a second one would share the first one's broker, and stop it."""
+"""One `up` or one replay per run folder: a second would share the broker, and stop it."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from streams.errors import ConfigError
+from streams.owner_lock import OwnedError, take
 
 LOCK_FILE = "up.lock"
 
@@ -20,18 +20,15 @@ def locked_run(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process holds it; names both.
     """
-    fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"
-            raise ConfigError(
-                f"run.dir: {folder} is in use by another `rlstreams up` (process {owner}): wait "
-                "for it, stop it with Ctrl-C, or begin another run with `--run.id NAME`"
-            ) from None
-        os.truncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode("ascii"))
+        fd = take(folder / LOCK_FILE)
+    except OwnedError as err:
+        raise ConfigError(
+            f"run.dir: {folder} is in use by another `rlstreams up` or `replay` (process "
+            f"{err.owner}): wait "
+            "for it, stop it with Ctrl-C, or take another run (up --run.id NAME, replay --as NAME)"
+        ) from None
+    try:
         yield
     finally:
         os.close(fd)

@@ -8,7 +8,7 @@ answer waits for open transactions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from schemas.events import Event
 from streams.codec import now_ms
@@ -17,6 +17,7 @@ from streams.stalls import Blocked, Evidence, Limits, blocked, told
 from streams.views.hops import HopsState, HopsView
 from streams.views.workers import SILENT_S
 from workers.config.run import RunConfig
+from workers.live.input import ProcessInfo
 from workers.loop.control import RUNNING
 from workers.supervisor.question import Question
 from workers.supervisor.stall_facts import StallFacts
@@ -33,6 +34,7 @@ def limits_of(config: RunConfig) -> Limits:
         stall_s=config.deadlines.stall_s,
         sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
         pull_s=config.weights.pull_deadline_s,
+        save_s=config.deadlines.checkpoint_s,
     )
 
 
@@ -82,6 +84,8 @@ class StallWatch:
         self._question: Question[StallFacts] | None = None
         self._next_look_s = 0.0
         self._silent: frozenset[str] = frozenset()
+        self._gone: frozenset[str] = frozenset()  # workers without a process
+        self._starting: dict[str, float] = {}  # since when, by the clock of processes
         self.news = ""  # the newest thing to say; the loop takes it
         self.problem = ""  # why the run should stop; empty: it should not
 
@@ -89,50 +93,74 @@ class StallWatch:
         """A record of the feed."""
         self._hops.apply(record.event, record.position)
 
-    def tick(self, *, is_running: bool, gone: frozenset[str]) -> None:
+    def note(self, processes: Sequence[ProcessInfo]) -> None:
+        """What the supervisor knows of its processes; the log says which of them have reported."""
+        reported = {worker.instance for worker in self._hops.state.workers}
+        self._gone = frozenset(info.worker for info in processes if info.started_s is None)
+        self._starting = {
+            info.worker: info.started_s
+            for info in processes
+            if info.started_s is not None and info.instance not in reported
+        }
+
+    def tick(self, *, is_running: bool) -> None:
         """Count, and look when it is time.
 
         Args:
-            is_running: neither starting, finishing nor draining.
-            gone: workers without a process.
+            is_running: from the start to the trainer's end, unless it is drained before.
         """
         now_s = self._monotonic_s()
         state = self._hops.state
-        self._tell_silence(state, gone)
+        self._tell_silence(state)
         waited_s = self._clock.tick(
             now_s, mark_of(state), counts=is_running and _expects_step(state)
         )
         if not 0 < self._limits.stall_s <= waited_s or self.problem:
             self._question = None
             return
-        self._look(state, waited_s, gone, now_s)
+        self._look(state, waited_s, now_s)
 
-    def told(self, role: str, gone: frozenset[str]) -> str:
+    def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""
-        evidence = Evidence(now_ms=now_ms(), waited_s=0.0, gone=gone)
-        return told(self._hops.state, evidence, self._limits, role)
+        return told(self._hops.state, self._evidence(0.0, StallFacts()), self._limits, role)
 
-    def _look(self, state: HopsState, waited_s: float, gone: frozenset[str], now_s: float) -> None:
+    def is_starting(self, role: str) -> bool:
+        """Whether a worker of `role` has been started, has not reported, and still has time."""
+        ages_s = self._starting_s()
+        return any(
+            w.rpartition("-")[0] == role and ages_s[w] < self._limits.start_s for w in ages_s
+        )
+
+    def _starting_s(self) -> dict[str, float]:
+        now_s = time.monotonic()
+        return {worker: now_s - started_s for worker, started_s in self._starting.items()}
+
+    def _evidence(self, waited_s: float, facts: StallFacts) -> Evidence:
+        return Evidence(
+            now_ms=now_ms(),
+            waited_s=waited_s,
+            committed=facts.committed,
+            held=facts.held,
+            gone=self._gone,
+            starting_s=self._starting_s(),
+        )
+
+    def _look(self, state: HopsState, waited_s: float, now_s: float) -> None:
         if self._question is None:
             if now_s >= self._next_look_s:
                 self._question = Question(self._ask, ASK_S)
             return
         if not self._question.is_over():
             return
-        facts = self._question.answer or StallFacts()
-        evidence = Evidence(
-            now_ms=now_ms(),
-            waited_s=waited_s,
-            committed=facts.committed,
-            held=facts.held,
-            gone=gone,
-        )
+        evidence = self._evidence(waited_s, self._question.answer or StallFacts())
         self._question = None
         self._next_look_s = now_s + AGAIN_S
-        self._judge(state.step, blocked(state, evidence, self._limits), waited_s)
+        self._judge(state, blocked(state, evidence, self._limits), waited_s)
 
-    def _judge(self, step: int, found: Blocked | None, waited_s: float) -> None:
-        since = f"no step for {waited_s:.0f} s (the last was {step})"
+    def _judge(self, state: HopsState, found: Blocked | None, waited_s: float) -> None:
+        since = f"no step for {waited_s:.0f} s (the last was {state.step})"
+        if state.is_over:
+            since = f"the last step was {waited_s:.0f} s ago"
         if found is None:
             self.news = f"{since}, but every hop with work is making progress"
         elif found.is_overdue:
@@ -140,13 +168,14 @@ class StallWatch:
         else:
             self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
 
-    def _tell_silence(self, state: HopsState, gone: frozenset[str]) -> None:
+    def _tell_silence(self, state: HopsState) -> None:
         """Once when a worker falls silent: a process that stands is not reaped."""
         at_ms = now_ms()
         silent = {
             worker.worker: (at_ms - worker.at_ms) / 1000
             for worker in state.workers
-            if worker.worker not in gone
+            if worker.worker not in self._gone
+            and worker.worker not in self._starting
             and worker.state != "stopped"
             and at_ms - worker.at_ms > SILENT_S * 1000
         }

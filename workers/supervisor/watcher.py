@@ -36,26 +36,35 @@ from workers.supervisor.stall_watch import StallWatch
 POLL_S = 0.1
 DRAW_S = 0.5
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
+# What is counted before anything of it is committed, or can be had again by every new process.
+_NO_WORK = frozenset({"sampled_tokens", "fetched_records", "checkpoints"})
 
 
 class Progress:
-    """A view: which processes have committed something of their work."""
+    """A view: which processes have committed something of their work, or write a checkpoint."""
 
     def __init__(self) -> None:
         self._instances: set[str] = set()
+        self._saving: set[str] = set()
 
     def apply(self, event: Event) -> None:
         """Take one event."""
         if isinstance(event, Trajectory | ScoredTrajectory | StepCompleted | GroupsDropped) or (
-            # Tokens are sampled before any of them is committed.
             isinstance(event, WorkerReport)
-            and any(n for name, n in event.counters.items() if name != "sampled_tokens")
+            and any(n for name, n in event.counters.items() if name not in _NO_WORK)
         ):
             self._instances.add(event.instance)
+        if isinstance(event, WorkerReport):
+            take = self._saving.add if event.state == "saving" else self._saving.discard
+            take(event.instance)
 
     def committed(self, instance: str) -> bool:
         """Whether this process has."""
         return instance in self._instances
+
+    def is_saving(self, instance: str) -> bool:
+        """Whether this process said last that it writes a checkpoint."""
+        return instance in self._saving
 
 
 class Watcher:
@@ -75,7 +84,7 @@ class Watcher:
             config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
         )
         self._feed = Feed(bus, self, (*WATCHED, CONTROL), on_record=self._stall.take)
-        self._gone: frozenset[str] = frozenset()
+        self._processes: Sequence[ProcessInfo] = ()
         self._decode = decode
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
@@ -139,7 +148,8 @@ class Watcher:
     def poll(self) -> None:
         """Take what is new and see whether the run stands; waits at most `POLL_S`."""
         self._feed.poll(POLL_S)
-        self._stall.tick(is_running=self.phase == "running", gone=self._gone)
+        self._stall.note(self._processes)
+        self._stall.tick(is_running=self.phase in ("running", "saving"))
         for news in (self._stall.news, self._limits.tick()):
             if news:
                 self.say(news)
@@ -186,6 +196,10 @@ class Watcher:
         claims = self._views.run.state.claims
         return bool(claims) and claims[-1].instance == instance
 
+    def is_saving(self, instance: str) -> bool:
+        """See `Witness`."""
+        return self._progress.is_saving(instance)
+
     @property
     def at_target(self) -> bool:
         """See `Witness`."""
@@ -209,11 +223,15 @@ class Watcher:
 
     def told(self, role: str) -> str:
         """What the workers of `role` said last, the worst first."""
-        return self._stall.told(role, self._gone)
+        return self._stall.told(role)
+
+    def is_starting(self, role: str) -> bool:
+        """Whether a worker of `role` was started and has not reported yet, and may take so long."""
+        return self._stall.is_starting(role)
 
     def draw(self, processes: Sequence[ProcessInfo]) -> None:
         """Show the state, at most twice a second unless something was said."""
-        self._gone = frozenset(info.worker for info in processes if not info.is_alive)
+        self._processes = processes
         now_s = time.monotonic()
         if now_s < self._next_draw_s:
             return

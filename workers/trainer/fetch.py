@@ -43,12 +43,13 @@ def fetch(
     positions: Sequence[Position],
     *,
     deadline_s: float = 120.0,
-    while_waiting: Callable[[], None] = lambda: None,
+    while_waiting: Callable[[int], None] = lambda _: None,
 ) -> list[RawRecord]:
     """The records at `positions`, in that order.
 
     Args:
-        while_waiting: called between polls; the trainer's heartbeat.
+        while_waiting: called after each poll with how many records it brought, wanted or passed
+            over: 0 is no progress.
 
     Raises:
         OffsetGoneError: below the beginning of the log; names the range that is there.
@@ -74,7 +75,7 @@ def fetch(
                 if raws:
                     until = time.monotonic() + deadline_s
                 _check_passed(reader.positions()[partition], partition, left, found)
-                while_waiting()
+                while_waiting(len(raws))
     return [found[position] for position in positions]
 
 

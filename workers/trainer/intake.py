@@ -71,14 +71,18 @@ class Intake:
         self._history = bus.ends(DEAD_LETTERS.name)
         has_letters = any(offsets[p] < end for p, end in self._history.items())
         self._later = {p: at for p, at in offsets.items() if has_letters and p.topic == SCORED.name}
+        self._old_ends = {**bus.ends(SCORED.name), **self._history}  # of what lay there at start
         self._buried: set[Position] = set()  # origins of letters that are in the topic
         self._reader = bus.reader({p: at for p, at in offsets.items() if p not in self._later})
         self._size = PollSize(min(POLL_BYTES, self._limit_bytes))
         self.letters: list[DeadLetter] = []
         self.num_samples = 0
 
-    def poll(self, timeout_s: float) -> None:
-        """Read what is there."""
+    def poll(self, timeout_s: float) -> int:
+        """Read what is there; returns how many records of it lay there when this process began.
+
+        Most of those were trained on before: to read past them is progress that nothing else tells.
+        """
         now_s = time.monotonic()
         self._open()
         raws = self._reader.poll(self._size.num_records, timeout_s)
@@ -89,6 +93,7 @@ class Intake:
             else:
                 self._dead(raw, now_s)
         self._payloads.release(self._admission.let_go(self._limit_bytes))
+        return sum(raw.position.offset < self._old_ends.get(raw.partition, 0) for raw in raws)
 
     def set_aside(self, payload: Payload, reason: Reason, detail: str) -> None:
         """A sample that passed every check, and that no step can take: its letter is due.

@@ -22,9 +22,13 @@ class Payload:
 
 
 class Payloads:
-    """Payloads by position."""
+    """Payloads by position.
 
-    def __init__(self, bus: Bus, while_waiting: Callable[[], None]) -> None:
+    Args:
+        while_waiting: see `fetch`.
+    """
+
+    def __init__(self, bus: Bus, while_waiting: Callable[[int], None]) -> None:
         self._bus = bus
         self._while_waiting = while_waiting
         self._held: dict[Position, Payload] = {}

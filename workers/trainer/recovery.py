@@ -60,7 +60,7 @@ class Recovery:
         beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
         check_open(ledger.positions, beginnings, ledger.last_step)
 
-    def come_back(self, while_waiting: Callable[[], None]) -> Life[Redone]:
+    def come_back(self, while_waiting: Callable[[int], None]) -> Life[Redone]:
         """Load the newest checkpoint that the ledger confirms, and do the steps since again.
 
         Where a redo must be exact it ends at the first unequal step.

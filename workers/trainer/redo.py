@@ -77,7 +77,7 @@ def redo(
     training: Training,
     compute: Compute,
     *,
-    while_waiting: Callable[[], None] = lambda: None,
+    while_waiting: Callable[[int], None] = lambda _: None,
     used: Callable[[Sequence[RawRecord]], None] = lambda _: None,
     stop_at_unequal: bool = False,
 ) -> Life[Redone]:
@@ -87,7 +87,7 @@ def redo(
     drift, whose branch other hardware may have taken earlier; at the drift itself it is compared.
 
     Args:
-        while_waiting: called between polls of the log; the trainer's heartbeat.
+        while_waiting: see `fetch`; the trainer's heartbeat.
         used: called with the records of each step.
         stop_at_unequal: do nothing after the first unequal step.
 
@@ -125,7 +125,7 @@ def redo(
 
 
 def read_step(
-    bus: Bus, fact: StepFact, while_waiting: Callable[[], None] = lambda: None
+    bus: Bus, fact: StepFact, while_waiting: Callable[[int], None] = lambda _: None
 ) -> tuple[StepCompleted, list[RawRecord]]:
     """A step's event, and the records of its samples in batch order.
 
@@ -187,7 +187,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     )
 
 
-def _event(bus: Bus, fact: StepFact, while_waiting: Callable[[], None]) -> StepCompleted:
+def _event(bus: Bus, fact: StepFact, while_waiting: Callable[[int], None]) -> StepCompleted:
     (raw,) = fetch(bus, [fact.position], while_waiting=while_waiting)
     event = decoded(raw).event
     if not isinstance(event, StepCompleted) or event.step != fact.step:

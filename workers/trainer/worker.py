@@ -31,6 +31,7 @@ from workers.weights.channel import WeightError, WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
 DROP_EVERY_S = 0.25
+_REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
 
 
 class TrainerWorker:
@@ -73,7 +74,7 @@ class TrainerWorker:
         # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
         size = context.config.prompts.group_size
         self._admission = Admission(self._config, self._ledger.closed, group_size=size)
-        self._payloads = Payloads(bus, self._heartbeat)
+        self._payloads = Payloads(bus, self._while_fetching)
         self._intake = Intake(
             context,
             bus,
@@ -99,7 +100,9 @@ class TrainerWorker:
     def turn(self) -> None:
         """Read new records, commit drops, serve pulls, advance the step, and report."""
         reach(CrashPoint.POLL_BEFORE)
-        self._intake.poll(POLL_S)
+        num_old = self._intake.poll(POLL_S)
+        if self._state in ("redo", "waiting"):  # else something else is to come forward
+            self._reporter.count(fetched_records=num_old)
         reach(CrashPoint.POLL_AFTER)
         self._drop()
         self._serve()
@@ -132,8 +135,8 @@ class TrainerWorker:
         yield from self._publish()
         while self._step < self._target and not self._draining:
             if self._recovery.is_due(self._step, self._intake.positions):
-                self._tell("saving", f"a checkpoint of step {self._step}")
                 yield from self._checkpoint()
+                continue  # who was asked to drain meanwhile begins no step
             plan = self._admission.plan(self._version)
             if plan is None:
                 self._tell("waiting", self._missing())
@@ -154,7 +157,6 @@ class TrainerWorker:
             yield from self._publish()
         self._next_drop = 0.0
         self._drop()  # what is decided is told; what is open stays open
-        self._tell("draining", "checkpoint")
         yield from self._checkpoint()
         if not self._draining:  # the last version is evaluated, and nobody else has it
             self._tell("waiting", "until workers have the last version")
@@ -166,7 +168,7 @@ class TrainerWorker:
 
     def _redo(self) -> Life[None]:
         """Report the redone steps. If weights differ, stop, or go on under a new version."""
-        redone = yield from self._recovery.come_back(self._heartbeat)
+        redone = yield from self._recovery.come_back(self._while_fetching)
         self._training.configure(self._config)
         if redone.num_steps or redone.passed_over:
             self._office.redone(redone)
@@ -187,6 +189,7 @@ class TrainerWorker:
         self._ledger.hashes[self._version] = actual
         self._log.warning("redo_drifted", step=self._step, policy_version=self._version)
         yield from self._checkpoint()
+        self._tell("redo", "")
 
     def _publish(self) -> Life[None]:
         """Serve the version in hand, then announce it."""
@@ -203,7 +206,11 @@ class TrainerWorker:
         self._log.info("published", policy_version=self._version, hash=manifest.weight_hash[:12])
 
     def _checkpoint(self) -> Life[None]:
+        if self._recovery.saved_step == self._step:
+            return
+        self._tell("saving", f"a checkpoint of step {self._step}")
         yield from self._recovery.save(self._ledger.epoch, self._step, self._version)
+        self._reporter.count(checkpoints=1)
 
     def _complete(self, plan: Plan, trained: Trained) -> None:
         """Commit the step; from here on it is done."""
@@ -314,7 +321,14 @@ class TrainerWorker:
 
     def _tell(self, state: str, detail: str) -> None:
         self._state = state
-        self._reporter.state({"training": "working", "done": "stopped"}.get(state, state), detail)
+        self._reporter.state(_REPORTED.get(state, state), detail)
+
+    def _while_fetching(self, num_records: int) -> None:
+        """Called in a turn that may read for long: alive, and not stuck as long as records come."""
+        if num_records:
+            self._reporter.count(fetched_records=num_records)
+            self._context.beat()
+        self._heartbeat()
 
     def _heartbeat(self) -> None:
         self._office.heartbeat(self._state, self._step + 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 from streams.errors import ConfigError
 from workers.config.run import RunConfig
+from workers.nearest import meant_path
 from workers.problems.indexing import parse
 from workers.problems.open import first_rows
 from workers.problems.row import Row
@@ -40,8 +41,11 @@ def read_given(config: RunConfig, path: Path) -> list[Given]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as err:
-        raise ConfigError(f"--reward-only {path}: cannot be read: {err}") from err
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"--reward-only {path}: byte {err.start} is not UTF-8") from err
+    except OSError as err:
+        told = f"{err.strerror}{meant_path(path)}"
+        raise ConfigError(f"--reward-only {path}: cannot be read: {told}") from err
     fields = [
         (f"{path}:{number}", _fields(line, f"{path}:{number}"))
         for number, line in enumerate(lines, 1)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 from streams.memory.bus import MemoryBus
+from streams.memory.consumer import MemoryReader
 from streams.record import Partition, Position, RawRecord
 from streams.topics import SCORED
 from tests.heavy.trainer.trainer_stand import (
@@ -17,6 +22,7 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
+from workers.loop.stall import StuckError
 from workers.trainer.fetch import PollSize, fetch
 from workers.trainer.payloads import batch_hash, payload_of
 from workers.trainer.worker import TrainerWorker
@@ -65,6 +71,62 @@ def test_a_trainer_that_waits_holds_no_more_than_its_buffer(tmp_path: Path) -> N
     assert [["0", "0"], ["1", "1"], ["2", "2"]] == [
         [ref.group_id for ref in step.samples] for step in steps(log)
     ]
+
+
+class SlowLog(MemoryBus):
+    """What is read again comes one record at a time, and at times nothing does."""
+
+    is_blocked = False
+
+    def reader(self, offsets: Mapping[Partition, int] | None = None) -> MemoryReader:
+        reader = super().reader(offsets)
+        if offsets is None:  # `fetch` seeks
+            poll = reader.poll
+
+            def slow_poll(max_records: int, timeout_s: float) -> Sequence[RawRecord]:
+                time.sleep(POLL_S)
+                return [] if self.is_blocked else poll(1, timeout_s)
+
+            reader.poll = slow_poll  # type: ignore[method-assign]
+        return reader
+
+
+POLL_S, STALL_S, NUM_BETWEEN = 0.05, 1.0, 40
+
+
+@pytest.mark.parametrize("is_blocked", [False, True])
+def test_a_long_read_is_no_stall_as_long_as_records_come(tmp_path: Path, is_blocked: bool) -> None:
+    """Between two samples of a step lie as many of other groups as take twice `stall_s` to read."""
+    limits = {"trainer__buffer_mb": 1, "trainer__steps": 1, "deadlines__stall_s": STALL_S}
+    log, beats = make_log(), list[float]()
+    bus, config = SlowLog(log, "demo"), make_config(tmp_path, **limits)
+    bus.is_blocked = is_blocked
+    others = (scored(group, 0, 0, engine=PADDING) for group in range(1, NUM_BETWEEN + 1))
+    big = "x" * 1_100_000
+    send(log, scored(0, 0, 0, engine=big), *others, scored(0, 1, 0, engine=big))
+    trainer = make_trainer(log, config, bus=bus, beat=lambda: beats.append(time.monotonic()))
+    if is_blocked:
+        with pytest.raises(StuckError, match="trainer-0 says 'working step 1'"):
+            turn_until(trainer, lambda: trainer.done)
+        assert [] == beats
+    else:
+        turn_until(trainer, lambda: trainer.done)
+        assert len(beats) > NUM_BETWEEN
+        assert beats[-1] - beats[0] > STALL_S
+    trainer.close()
+
+
+def test_reading_past_what_was_trained_is_progress(tmp_path: Path) -> None:
+    """A successor's intake may find nothing new for long; what comes later is counted as steps."""
+    log, config = make_log(), make_config(tmp_path, trainer__steps=9)
+    send(log, *(scored(group, 0, 0) for group in range(NUM_BETWEEN)))
+    trainer = make_trainer(log, config)
+    turn_until(trainer, lambda: trainer._reporter._counters["fetched_records"] == NUM_BETWEEN)
+    send(log, scored(NUM_BETWEEN, 0, 0))
+    turn_until(trainer, lambda: trainer._admission.num_open_groups == NUM_BETWEEN + 1)
+    trainer.turn()
+    assert NUM_BETWEEN == trainer._reporter._counters["fetched_records"]
+    trainer.close()
 
 
 def test_what_was_let_go_is_read_again_by_position(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +15,19 @@ from schemas.events import (
     DeadLetter,
     GroupsDropped,
     PolicyPublished,
+    TrainerHeartbeat,
     TrainerStarted,
+    WorkerReport,
 )
 from streams.codec import outgoing
 from streams.errors import FencedError
 from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
 from streams.record import Outgoing
-from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS
+from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS, WORKER_EVENTS
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
+    DEADLINE_S,
     make_config,
     make_log,
     make_trainer,
@@ -196,6 +202,61 @@ def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Pat
     turn_until(second, lambda: second._reporter.policy_version == 1)
     assert second._recovery.saved_step == 1
     second.close()
+
+
+class SlowDisk(Training):
+    """A checkpoint takes as long as the test wants."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_saving, self.may_end = threading.Event(), threading.Event()
+
+    def save(self, *args: Any) -> None:
+        self.is_saving.set()
+        assert self.may_end.wait(DEADLINE_S)
+        super().save(*args)
+
+
+def told_while_saving(log: MemoryLog, trainer: TrainerWorker) -> tuple[str, str, str]:
+    """State and detail of the newest report, and the newest heartbeat's state."""
+    training = trainer._training
+    assert isinstance(training, SlowDisk)
+    turn_until(trainer, training.is_saving.is_set)
+    trainer.turn()
+    report = [e for e in read(log, WORKER_EVENTS.name) if isinstance(e, WorkerReport)][-1]
+    beat = [e for e in read(log, STEPS.name) if isinstance(e, TrainerHeartbeat)][-1]
+    return report.state, report.detail, beat.state
+
+
+@pytest.mark.parametrize("is_drain", [True, False])
+def test_the_last_checkpoint_is_told_as_any_other(tmp_path: Path, is_drain: bool) -> None:
+    """Of a drain or of a run's end: it may take as long, and no state else has that allowance."""
+    log, config = make_log(), make_config(tmp_path, trainer__steps=2 if is_drain else 1)
+    trainer = make_trainer(log, config, hardware=SlowDisk)
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    run_steps(log, trainer, 1)
+    if is_drain:
+        trainer.drain()
+    assert ("saving", "a checkpoint of step 1", "saving") == told_while_saving(log, trainer)
+    trainer._training.may_end.set()  # type: ignore[attr-defined]
+    turn_until(trainer, lambda: trainer.done)
+    trainer.close()
+    last = [e for e in read(log, WORKER_EVENTS.name) if isinstance(e, WorkerReport)][-1]
+    assert ("stopped", 1.0) == (last.state, last.counters["checkpoints"])
+
+
+def test_a_drain_during_a_checkpoint_begins_no_step(tmp_path: Path) -> None:
+    """Its step would need another one, and a long one was waited for already."""
+    every, stale = {"trainer__checkpoint_every": 1}, {"trainer__max_staleness": 9}
+    log, config = make_log(), make_config(tmp_path, **every, **stale)
+    trainer = make_trainer(log, config, hardware=SlowDisk)
+    send(log, *(scored(group, sample, 0) for group in range(2) for sample in range(2)))
+    assert "saving" == told_while_saving(log, trainer)[0]
+    trainer.drain()
+    trainer._training.may_end.set()  # type: ignore[attr-defined]
+    turn_until(trainer, lambda: trainer.done)
+    trainer.close()
+    assert [1] == [step.step for step in steps(log)]
 
 
 def test_no_step_passes_a_record_whose_letter_is_not_written(

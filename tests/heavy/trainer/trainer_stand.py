@@ -67,11 +67,13 @@ def make_trainer(
     bus: Bus | None = None,
     hardware: type[Training] = Training,
     server: WeightServer | None = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> TrainerWorker:
     bus = bus or MemoryBus(log, "demo")
     context = Context(
-        config=config, bus=bus, role="trainer", ordinal=0, instance=instance, takeover=takeover
-    )
+        config=config, bus=bus, role="trainer", ordinal=0, instance=instance, takeover=takeover,
+        beat=beat,
+    )  # fmt: skip
     training = hardware(Path(config.model.path), config.trainer, threads=1)
     server = server or FileWeightServer(context.folder / "weights", 4)
     return TrainerWorker(context, bus, training, server)

@@ -209,6 +209,9 @@ def test_episodes_are_spread_over_the_processes(world: World) -> None:
             r"game.py:3: Game.step cannot be called with \(completion\)",
         ),
         ("class Other: pass", r"game.py has no class 'Game' \(it has: Other\)"),
+        ("class Gmae: pass\ndef f(): pass", r"\(it has: Gmae; did you mean 'Gmae'\?\)"),
+        ("def other(): pass", r"game.py has no class 'Game' \(it has no class at all\)"),
+        ("Game = 3", r"no class 'Game' \(that is 3, which cannot be called\)"),
         ("import nothing_like_it", "game.py:1: ModuleNotFoundError"),
     ],
 )

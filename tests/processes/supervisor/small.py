@@ -54,12 +54,16 @@ class Log:
         self._has_committed = has_committed
         self._owns = owns
         self.at_target = at_target
+        self.saves = False
 
     def committed(self, instance: str) -> bool:
         return self._has_committed
 
     def owns_run(self, instance: str) -> bool:
         return self._owns
+
+    def is_saving(self, instance: str) -> bool:
+        return self.saves
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.supervisor.small import DEAF, OBEDIENT, Log, all_up, fleet_of, until
+from workers.supervisor import drain as drain_module
 from workers.supervisor import restart
 from workers.supervisor.child import log_tail
 from workers.supervisor.drain import Drain
@@ -159,7 +160,7 @@ def test_roles_drain_one_after_another(tmp_path: Path) -> None:
     """Prompts first, the trainer last; nobody is started again."""
     with fleet_of(tmp_path, dict.fromkeys(DRAIN_ORDER, OBEDIENT)) as (fleet, spawner, said):
         until(fleet, lambda: all_up(fleet))
-        drain = Drain(fleet, 120.0, said.append)
+        drain = Drain(fleet, 120.0, said.append, save_s=120.0)
         until(fleet, lambda: drain.tick() or drain.is_over)
         ended = [int(log_tail(worker.log)[-1]) for worker in fleet.workers]
         assert ended == sorted(ended)
@@ -171,7 +172,46 @@ def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
     """At its deadline, and named."""
     with fleet_of(tmp_path, {"rollout": DEAF}) as (fleet, _, said):
         until(fleet, lambda: all_up(fleet))
-        drain = Drain(fleet, -9.9, said.append)
+        drain = Drain(fleet, -9.9, said.append, save_s=120.0)
         until(fleet, lambda: drain.tick() or drain.is_over)
         assert drain.abandoned == ["rollout-0"]
         assert "rollout-0 did not drain" in said[0]
+
+
+def test_a_drain_waits_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than for anything else; it says so, and the exit behind it has its time again."""
+    monkeypatch.setattr(drain_module, "SAY_S", 0.1)
+    writing = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+while not Path("{written}").exists():
+    time.sleep(0.01)
+"""
+    log, written = Log(), tmp_path / "written"
+    script = writing.format(written=written)
+    with fleet_of(tmp_path, {"trainer": script}, log) as (fleet, _, said):
+        until(fleet, lambda: all_up(fleet))
+        log.saves = True
+        drain = Drain(fleet, -9.9, said.append, save_s=120.0)
+        until(fleet, lambda: drain.tick() or bool(said))
+        assert ["trainer-0 writes a checkpoint: the drain waits for it, at most 120 s; "
+                "a second Ctrl-C kills"] == said  # fmt: skip
+        log.saves = False
+        drain.tick()
+        written.touch()
+        until(fleet, lambda: drain.tick() or drain.is_over)
+        assert ([], 1) == (drain.abandoned, len(said))
+
+
+def test_a_checkpoint_has_a_deadline_in_a_drain_too(tmp_path: Path) -> None:
+    """Its own, whatever a drain may take."""
+    log = Log()
+    with fleet_of(tmp_path, {"trainer": DEAF}, log) as (fleet, _, said):
+        until(fleet, lambda: all_up(fleet))
+        log.saves = True
+        drain = Drain(fleet, -9.9, said.append, save_s=-9.5)
+        until(fleet, lambda: drain.tick() or drain.is_over)
+        assert (["trainer-0"], 1) == (drain.abandoned, len(said))
+        assert "trainer-0 has not finished its checkpoint within -9.5 s: killed" in said[0]

@@ -12,32 +12,20 @@ from pathlib import Path
 import pytest
 
 from streams.broker.jars import num_missing
-from streams.codec import outgoing
 from streams.errors import BrokerError, ConfigError
-from streams.kafka.facts import BrokerFacts, OpenTransaction, TopicFacts
-from streams.memory.bus import MemoryBus
-from streams.redo_needs import Kept
-from streams.topics import STEPS, TOPICS
-from tests.factories import step_completed
-from tests.logs import made_log
 from workers.__main__ import main
-from workers.bootstrap import topic_plan
 from workers.config.load import load
 from workers.config.run import RunConfig
-from workers.doctor import broker, machine, replicas
-from workers.doctor.check import Check, Level, probed
+from workers.doctor import machine
+from workers.doctor.check import Level, probed
 from workers.doctor.diagnose import diagnose, preflight
-from workers.doctor.kept import kept_check
 from workers.doctor.memory import estimate
 from workers.doctor.model import check_routers, read_model
+from workers.doctor.plan import plan_checks
 from workers.doctor.weight_files import tensors_in
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
-HANGING = OpenTransaction(
-    partition="run.steps[0]", producer_id=9, first_offset=7, age_s=36.0, transactional_id="t"
-)
-QUICK = {"group.consumer.session.timeout.ms": 4000}
 MODEL = ROOT / "infra/examples/demo/model"
 
 
@@ -52,21 +40,6 @@ def model_with(folder: Path, **changes: object) -> Path:
     fields = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
     return copy
-
-
-def facts(**changes: object) -> BrokerFacts:
-    plan = topic_plan(RunConfig())
-    topics = {
-        t.name: TopicFacts(partitions=plan.partitions(t), settings=plan.settings(t)) for t in TOPICS
-    }
-    values = {
-        "brokers": frozenset({1}),
-        "metadata_version": 29,
-        "features": {"group.version": 1, "transaction.version": 2},
-        "settings": QUICK,
-        "topics": topics,
-    }
-    return BrokerFacts(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_the_demo_has_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +90,12 @@ def test_a_reference_that_is_no_model_is_told_before_a_start(
     assert "reference  " not in capsys.readouterr().out
     assert 1 == main([*words, f"--logprob.reference={tmp_path / 'no'}"])
     assert "logprob.reference: there is no folder" in capsys.readouterr().out
+    folder = model_with(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    assert 1 == main([*words, f"--logprob.reference={folder}"])
+    out = capsys.readouterr().out
+    assert f"logprob.reference: {folder} has no tokenizer" in out
+    assert "model.path: " not in out
     assert 0 == main([*words, f"--logprob.reference={DEMO.parent / 'demo' / 'model'}"])
     assert "264 k parameters" in capsys.readouterr().out
 
@@ -153,16 +132,6 @@ def test_a_header_that_is_none_is_told_with_its_file(tmp_path: Path, header: byt
         tensors_in(file)
 
 
-def test_gpus_that_are_asked_for_and_not_there_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the field that asks; where none does, none is missed."""
-    monkeypatch.setenv("PATH", "")
-    assert "every role computes on the CPU" in machine.gpus(demo(tmp_path)).found
-    asked = machine.gpus(demo(tmp_path, "--trainer.device=cuda:0"))
-    assert (Level.WARN, True) == (asked.level, "trainer.device = cuda:0" in asked.found)
-
-
 def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
     """More slots cost the rollout role, a larger window the log-prob role, and nobody else."""
     model = read_model(str(MODEL))
@@ -181,8 +150,16 @@ def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
         ({"vocab_size": 100}, r"config.json says .*\(100, 64\), but model.embed_tokens.*\(128, 64"),
         ({"hidden_size": 32}, r"\(128, 32\), but model.embed_tokens.weight is \(128, 64\)"),
         ({"model_type": None}, r"config.json: field 'model_type' is missing"),
-        ({"architectures": ["Qwen9ForCausalLM"]}, r"has no class 'Qwen9ForCausalLM'"),
-        ({"model_type": "future_model"}, r"of model_type 'future_model'"),
+        (
+            {"architectures": ["Qwen9ForCausalLM"]},
+            r"transformers \d[\d.]+ has no class 'Qwen9ForCausalLM' of model_type 'qwen3_moe': "
+            r"looked for in .*modeling_qwen3_moe\.py, where Qwen3MoeForCausalLM is nearest; ",
+        ),
+        (
+            {"model_type": "qwen3_mo"},
+            r"of model_type 'qwen3_mo': there is no qwen3_mo in .*/models, where qwen3_moe is near",
+        ),
+        ({"model_type": "zzzz"}, r"there is no zzzz in .*/models; correct architectures, install"),
     ],
 )
 def test_a_model_folder_that_does_not_fit_together(
@@ -258,104 +235,6 @@ def test_jars_that_are_not_cached_are_a_warning(
     assert (Level.FAIL, True) == (check.level, "does not exist" in check.found)
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "told"),
-    [
-        ({"metadata_version": 30}, "broker", "4.3"),
-        ({"features": {}}, "protocol", "KIP-848"),
-        ({"settings": {**QUICK, "transaction.max.timeout.ms": 5000}}, "protocol", "5000"),
-        ({"settings": {**QUICK, "message.max.bytes": 500_000}}, "protocol", "500000"),
-        ({"settings": {}}, "recovery", "45 s"),
-        ({"brokers": frozenset()}, "replicas", "brokers are 0"),
-        ({"transactions": (HANGING,)}, "transactions", "run.steps[0] from offset 7 on, for 36 s"),
-        ({"disk_free_bytes": 10_000_000}, "broker disk", "0.0 GB free"),
-    ],
-)
-def test_a_broker_that_cannot_be_used(changes: dict[str, object], name: str, told: str) -> None:
-    """What is wrong, and what to do about it; the default session timeout is a warning."""
-    bad = [c for c in _broker_checks(facts(**changes)) if c.level is not Level.OK]
-    assert [name] == [check.name for check in bad]
-    assert told in bad[0].found
-    assert bad[0].advice
-    assert (Level.WARN if name == "recovery" else Level.FAIL) == bad[0].level
-
-
-def test_a_transaction_that_is_still_within_its_time() -> None:
-    """Every worker has one open ten times a second."""
-    young = replace(HANGING, age_s=3.0)
-    check = broker.transactions_check(facts(transactions=(young,)))
-    assert (Level.OK, "none hanging; 1 open now") == (check.level, check.found)
-
-
-def test_a_disk_with_less_room_than_the_run_has_taken() -> None:
-    """A warning: the run may be half done."""
-    held = {0: Kept(begin=0, end=9, num_bytes=5_000_000_000)}
-    topics = {"steps": TopicFacts(partitions=1, settings={}, kept=held)}
-    check = broker.disk_check(facts(topics=topics, disk_free_bytes=4_000_000_000))
-    assert (Level.WARN, "4.0 GB free, the run holds 5000 MB") == (check.level, check.found)
-
-
-def test_less_durable_than_promised() -> None:
-    """Topics that were made before `broker.fsync`, or with another minimum of copies."""
-    forced = load([], ["--broker.fsync=true"])
-    check = broker.durability_check(facts(), forced)
-    assert Level.FAIL == check.level
-    assert "run.steps has flush.messages=None" in check.found
-    three = load([], ["--broker.replication=3", "--broker.bootstrap=a:1"])
-    check = broker.durability_check(facts(), three)
-    assert "run.prompts has min.insync.replicas=None" in check.found
-    assert "power cut" in broker.durability_check(facts(), RunConfig()).found
-
-
-@pytest.mark.parametrize(
-    ("begin", "settings", "level"),
-    [
-        (0, {}, Level.OK),
-        (42, {"retention.ms": "1000"}, Level.WARN),
-        (43, {}, Level.FAIL),
-    ],
-)
-def test_what_a_restart_needs_is_still_there(
-    begin: int, settings: dict[str, str], level: Level
-) -> None:
-    """The step's positions against what the topic has and keeps."""
-    log = made_log()
-    bus = MemoryBus(log, "run")
-    kept = TopicFacts(partitions=1, settings=settings, kept={0: Kept(begin=begin, end=99)})
-    given = facts(topics={"scored-trajectories": kept})
-    assert Level.OK == kept_check(bus, given, 1).level
-    with bus.producer("trainer.0") as producer:
-        producer.commit([outgoing(STEPS, step_completed(3))])
-    assert level is kept_check(bus, given, 1).level
-
-
-def test_a_good_broker() -> None:
-    """Nothing to say about the embedded one."""
-    assert {Level.OK} == {check.level for check in _broker_checks(facts())}
-
-
-@pytest.mark.parametrize(
-    ("topic", "setting", "level"),
-    [("steps", "3600000", Level.FAIL), ("trajectories", "3600000", Level.WARN)],
-)
-def test_retention_against_redo(topic: str, setting: str, level: Level) -> None:
-    """The ledger is kept for ever; payloads as long as redo needs them."""
-    good = facts()
-    cut = TopicFacts(partitions=good.topics[topic].partitions, settings={"retention.ms": setting})
-    checks = broker.topic_checks(facts(topics={**good.topics, topic: cut}), RunConfig())
-    (bad,) = [check for check in checks if check.level is not Level.OK]
-    assert ("retention", level) == (bad.name, bad.level)
-    assert f"run.{topic} keeps 1 h" in bad.found
-
-
-def test_partitions_that_are_not_as_planned() -> None:
-    """Both counts are named."""
-    config = load([], ["--rollout.workers=3"])
-    checks = {check.name: check for check in broker.topic_checks(facts(), config)}
-    assert Level.FAIL == checks["topics"].level
-    assert "run.prompts has 2 partitions, the configuration wants 6" in checks["topics"].found
-
-
 def test_a_broker_that_is_down(tmp_path: Path) -> None:
     """One failed check for doctor, an error for preflight; both name the address."""
     config = demo(tmp_path, "--broker.bootstrap=127.0.0.1:1")
@@ -363,20 +242,6 @@ def test_a_broker_that_is_down(tmp_path: Path) -> None:
     assert ("broker", True) == (check.name, "127.0.0.1:1" in check.found)
     with pytest.raises(BrokerError, match=r"no broker answers at 127.0.0.1:1: .*refused; start it"):
         preflight(config)
-
-
-def _broker_checks(given: BrokerFacts) -> list[Check]:
-    config = RunConfig()
-    return [
-        broker.version_check("b:1", given),
-        broker.protocol_check(given),
-        broker.recovery_check(given),
-        broker.transactions_check(given),
-        broker.disk_check(given),
-        replicas.replication_check(given, config),
-        broker.durability_check(given, config),
-        *broker.topic_checks(given, config),
-    ]
 
 
 def test_replay_is_promised_of_a_model_with_routers_and_refused_of_a_dense_one(
@@ -391,3 +256,26 @@ def test_replay_is_promised_of_a_model_with_routers_and_refused_of_a_dense_one(
     fields = {name: value for name, value in model.config.items() if "experts" not in name}
     with pytest.raises(ConfigError, match=r"trainer\.routing_replay is true, but .* a dense model"):
         check_routers(config, replace(model, config=fields))
+
+
+def test_numbers_that_cannot_be_meant_together() -> None:
+    """Each names both fields and their values; no example of ours has any."""
+    found = plan_checks(load([], ["--trainer.steps=5", "--broker.payload_retention_hours=0.1"]))
+    told = {check.name: check.found for check in found}
+    assert "warmup_steps is 5 and trainer.steps is 5: trainer.optimizer.lr" in told["learning rate"]
+    assert "checkpoint_every is 20 and trainer.steps is 5" in told["checkpoints"]
+    assert "keeps samples for 360 s" in told["retention"]
+    assert "group_deadline_s = 1,200 s" in told["retention"]
+    for name in ("demo", "gsm8k-2gpu", "chat", "reasoning_gym", "second_try", "two_parts"):
+        assert [] == list(plan_checks(load([DEMO.with_stem(name)])))
+
+
+def test_more_rows_to_evaluate_on_than_are_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run takes those that there are."""
+    words = ["doctor", str(DEMO), f"--run.dir={tmp_path}", "--prompts.evaluate_rows=257"]
+    assert 0 == main(words)
+    assert "evaluate_rows is 257, but there are 256 held-out rows" in capsys.readouterr().out
+    assert 0 == main([*words[:-1], "--prompts.evaluate_rows=256"])
+    assert "evaluate_rows" not in capsys.readouterr().out

@@ -6,6 +6,8 @@ import json
 import re
 from datetime import UTC, datetime
 
+import pytest
+
 from schemas import encode
 from schemas.events import DeadLetter, Event
 from streams.views.letters import LettersView
@@ -43,6 +45,41 @@ def test_the_table_has_a_line_for_each_letter_and_totals() -> None:
     assert "2 dead letters: reward 1, decode 1" == total
     assert 60 == max(len(line) for line in table(view, view.letters, 60).splitlines())
     assert "no dead letters" == table(view_of(), []).splitlines()[-1]
+
+
+@pytest.mark.parametrize("at_ms", [1 << 62, -(1 << 62), (1 << 63) - 1])
+def test_a_letter_whose_bytes_and_clock_make_no_sense_is_shown_whole(at_ms: int) -> None:
+    """Whose it is, why, where its record lay, and its bytes."""
+    value = bytes_of(trajectory())[:10] + b"\xff" * 300
+    letter = dead_letter(
+        group_id="",
+        sample=-1,
+        reason="decode",
+        permanent=True,
+        origin_topic="trajectories",
+        origin_partition=2,
+        origin_offset=41,
+        value=value,
+        at_ms=at_ms,
+    )
+    view = view_of(letter)
+    text = whole(view, view.letters[0])
+    for line in (
+        "group_id: (empty)",
+        "sample: -1",
+        "reason: decode",
+        "permanent: True",
+        "origin_topic: trajectories",
+        "origin_partition: 2",
+        "origin_offset: 41",
+        f"when: {at_ms} ms UTC",
+        "record at trajectories-2@41, 310 bytes:",
+        "  ... and 54 bytes more",
+    ):
+        assert line in text.splitlines()
+    assert re.search(r"no event: .*\n  000000  c3 01 ", text)
+    assert f"{at_ms} ms" in table(view, view.letters)
+    assert at_ms == json.loads(json_line(view, view.letters[0]))["at_ms"]
 
 
 def test_a_detail_cannot_steer_the_terminal() -> None:

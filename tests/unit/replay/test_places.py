@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from streams.errors import ConfigError
+from streams.recorded_log import is_recording
 from workers.__main__ import main
-from workers.runs.places import RECORDINGS, RUNS, check_place
+from workers.runs.places import RECORDINGS, RUNS, check_checkpoints, check_place
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +116,86 @@ def test_every_command_that_takes_a_folder_says_so(
     assert said.startswith("ConfigError: ")
     assert "demi is not there; did you mean " in said
     assert 1 == len(said.splitlines())
+
+
+@pytest.fixture
+def checkpoints(here: Path) -> str:
+    """One checkpoint in the folder of a run, and a weight version."""
+    folder = here / "runs/demo/checkpoints/000001-00000012"
+    folder.mkdir(parents=True)
+    said = {"run": "demo", "epoch": 1, "step": 12, "policy_version": 12, "weight_hash": "a1"}
+    (folder / "manifest.json").write_text(json.dumps(said), encoding="utf-8")
+    (here / "runs/demo/weights").mkdir()
+    (here / "runs/demo/weights/v3-a1.safetensors").write_bytes(b"")
+    return "runs/demo/checkpoints"
+
+
+def test_checkpoints_are_neither_runs_nor_recordings(checkpoints: str) -> None:
+    """Although each has a file of a recording's name; what was expected is said."""
+    one = f"{checkpoints}/000001-00000012"
+    assert refusal(one, RECORDINGS).startswith(f"{one} is one checkpoint, not a recording; ")
+    assert refusal(checkpoints, RECORDINGS).startswith(
+        f"{checkpoints} is a folder of checkpoints, not a recording; "
+    )
+    assert refusal("runs/demo/weights", RUNS).startswith(
+        "runs/demo/weights is a folder of weights, not a run; "
+    )
+    assert refusal(one).startswith(f"{one} is one checkpoint, neither a run nor a recording; ")
+    assert not is_recording(one)
+
+
+def test_commands_are_not_misled_by_checkpoints(
+    checkpoints: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever they read; nor are they listed as recordings that are damaged."""
+    one = f"{checkpoints}/000001-00000012"
+    for words in (
+        ["replay", one, "--dry-run"],
+        ["inspect", "3/4", one],
+        ["diff", one, one],
+        ["rerun-step", "3", one],
+        ["report", one],
+        ["record", checkpoints],
+        ["export", checkpoints, "--out", "x.jsonl"],
+    ):
+        assert 78 == main(words), words
+        assert "checkpoint" in capsys.readouterr().err.split(";")[0], words
+    assert 1 == main(["recordings", checkpoints])
+    assert f"no recording in {checkpoints}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("runs/demo", "runs/demo is a run; it has runs/demo/checkpoints"),
+        ("recordings/demo", "recordings/demo is a recording"),
+        ("runs/demo/weights", "runs/demo/weights is a folder of weights"),
+        ("runs/other", "runs/other is a run"),
+        ("runs/gone", "runs/gone is not there"),
+        ("runs/demo/config.json", "runs/demo/config.json is a file"),
+        ("runs", "runs is neither"),
+        ("runs/demo/checkpoints/000001-00000012", "is one checkpoint of those in "),
+    ],
+)
+def test_what_is_no_folder_of_checkpoints_is_named(
+    checkpoints: str, name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was passed by without a word, and no checkpoint was found."""
+    check_checkpoints(checkpoints, "--checkpoints")
+    assert 78 == main(["rerun-step", "3", "recordings/demo", "--checkpoints", name])
+    said = capsys.readouterr().err
+    assert "--checkpoints takes a folder of checkpoints; " in said
+    assert told in said
+
+
+def test_weights_of_a_replay_are_versions_or_checkpoints(
+    checkpoints: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run's folder has both, and is neither."""
+    for name in (checkpoints, "runs/demo/weights"):
+        check_checkpoints(name, "--weights", or_weights=True)
+    words = ["replay", "recordings/demo", "--into", "logprob", "--weights", "runs/demo"]
+    assert 78 == main(words)
+    said = capsys.readouterr().err
+    assert "--weights takes a folder of checkpoints or of weight versions; runs/demo is a " in said
+    assert "it has runs/demo/checkpoints and runs/demo/weights" in said

@@ -48,7 +48,8 @@ def drawn(given: LiveInput, width: int = 80, height: int = 24) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("state", "shown"), [("running", "down"), ("finishing", "ended"), ("draining", "ended")]
+    ("state", "shown"),
+    [("running", "down"), ("saving", "ended"), ("finishing", "ended"), ("draining", "ended")],
 )
 def test_a_worker_that_is_gone_is_missed_only_while_the_run_goes_on(state: str, shown: str) -> None:
     """At the end of a run each process ends, and nothing is wrong."""

@@ -53,6 +53,7 @@ class Run:
             "logprob": {},
         }
         self.gone: frozenset[str] = frozenset()
+        self.starting_s: dict[str, float] = {}
         self.take(
             trainer_started(),
             policy_published(3),
@@ -97,8 +98,9 @@ class Run:
                 )  # fmt: skip
                 self.view.apply(report)
         evidence = Evidence(
-            now_ms=STALLED_MS, waited_s=waited_s, committed=self.committed or {}, gone=self.gone
-        )
+            now_ms=STALLED_MS, waited_s=waited_s, committed=self.committed or {}, gone=self.gone,
+            starting_s=self.starting_s,
+        )  # fmt: skip
         return blocked(self.view.state, evidence, limits)
 
 
@@ -210,11 +212,57 @@ def test_a_trainer_at_work_for_too_long() -> None:
 
 
 def test_a_trainer_that_saves_has_longer() -> None:
-    """A large checkpoint is no step that hangs."""
+    """A large checkpoint is no step that hangs, until its own deadline."""
     run = finished().score_below(112).says("trainer", "saving", "a checkpoint of step 3")
-    found = run.blocked()
+    assert ("trainer", ("trainer-0",)) == told(run.blocked())
+    found = run.blocked(replace(LIMITS, save_s=90.0))
     assert found is not None
     assert (found.hop, found.is_overdue) == ("trainer", False)
+
+
+def test_a_checkpoint_is_counted_from_its_own_begin() -> None:
+    """What the trainer had waited before, in a pause perhaps, is none of its time."""
+    run = finished().score_below(112).says("trainer", "saving", "a checkpoint of step 3")
+    run.take(worker_report(worker="trainer-0", role="trainer", instance="i", state="waiting",
+                           at_ms=NOW_MS - 3_600_000))  # fmt: skip
+    found = run.blocked(replace(LIMITS, save_s=90.0))
+    assert found is not None
+    assert (found.hop, found.is_overdue) == ("trainer", False)
+
+
+def at_the_end(state: str, detail: str = "", until_ms: int = STALLED_MS) -> Run:
+    """The last step is done; prompts has ended, the others have nothing to do."""
+    run = (
+        Run()
+        .take(trainer_started(epoch=2, step_target=3))
+        .says("prompts", "stopped", until_ms=NOW_MS)
+    )
+    return run.says("trainer", state, detail, until_ms)
+
+
+def test_after_the_last_step_only_the_trainer_is_waited_for() -> None:
+    """Until the deadline of its checkpoint; who is idle then, or has ended, blocks nobody."""
+    limits = replace(LIMITS, save_s=90.0)
+    found = at_the_end("saving", "a checkpoint of step 3").blocked(limits)
+    assert found is not None
+    assert (("trainer-0",), False) == (found.workers, found.is_overdue)
+    assert found.sentence == (
+        "trainer-0 says 'saving a checkpoint of step 3', no progress for 60 s; "
+        "all 3 steps are done, and it has not ended"
+    )
+    late = at_the_end("saving").blocked(replace(limits, save_s=50.0))
+    silent = at_the_end("saving", until_ms=NOW_MS + 1000).blocked(limits)
+    assert [("trainer", ("trainer-0",))] * 2 == [told(late), told(silent)]
+
+
+def test_after_the_last_step_the_trainer_serves_pulls() -> None:
+    """As long as a pull may take; once it has said that it stops, nothing is waited for."""
+    patient, hasty = replace(LIMITS, pull_s=90.0), replace(LIMITS, pull_s=50.0)
+    found = at_the_end("waiting", "until workers have the last version").blocked(patient)
+    assert found is not None
+    assert (("trainer-0",), False) == (found.workers, found.is_overdue)
+    assert ("trainer", ("trainer-0",)) == told(at_the_end("waiting").blocked(hasty))
+    assert at_the_end("stopped").blocked(hasty) is None
 
 
 def test_a_dead_sample_is_waited_for_by_nobody() -> None:
@@ -274,6 +322,32 @@ def test_a_run_that_nobody_claimed() -> None:
     assert "no trainer worker has ever reported; the trainer has not claimed the run" == (
         late.sentence
     )
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_worker_that_was_restarted_may_load_as_long_as_at_first(role: str) -> None:
+    """What its predecessor said last, and that it is silent since, says nothing about it."""
+    late = at_the_end("saving") if role == "trainer" else finished()
+    run = {"prompts": Run(), "rollout": Run().issue(10, 11), "logprob": finished()}.get(role, late)
+    run.says(role, "stopped", until_ms=NOW_MS + 1000)
+    run.starting_s = {f"{role}-0": 55.0}
+    found = run.blocked()
+    assert found is not None
+    assert (role, False) == (found.hop, found.is_overdue)
+    assert f"{role}-0 was started 55 s ago and has not reported yet" in found.sentence
+    run.starting_s = {f"{role}-0": START_S}
+    assert (role, (f"{role}-0",)) == told(run.blocked())
+
+
+def test_silence_of_those_that_are_started_is_not_the_broker() -> None:
+    """As after `--resume`, when the log has the reports of the processes before."""
+    run = Run().issue(10, 11)
+    for role in ROLES:
+        run.says(role, "waiting", until_ms=NOW_MS)
+    run.starting_s = {f"{role}-0": 55.0 for role in ROLES}
+    found = run.blocked()
+    assert found is not None
+    assert ("rollout", False) == (found.hop, found.is_overdue)
 
 
 def test_without_the_groups_positions() -> None:

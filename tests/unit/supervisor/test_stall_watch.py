@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from schemas.events import ClosedGroups, Event
 from streams.bus import Bus
@@ -27,6 +29,7 @@ from tests.logs import made_log
 from workers.config.operation import DeadlinesSection
 from workers.config.run import PromptsSection, RunConfig
 from workers.config.trainer import TrainerSection
+from workers.live.input import ProcessInfo
 from workers.supervisor.stall_facts import StallFacts, positions, worker_of
 from workers.supervisor.stall_watch import StallClock, StallWatch
 
@@ -101,7 +104,7 @@ class World:
 
     def tick(self, *, is_running: bool = True) -> None:
         self._now_s += TICK_S
-        self.watch.tick(is_running=is_running, gone=frozenset())
+        self.watch.tick(is_running=is_running)
 
 
 @contextmanager
@@ -175,6 +178,51 @@ def test_a_step_in_between_is_no_stall() -> None:
         assert "" == world.tick_for(STALL_S / 2)
         world.say(STEPS, factories.step_completed(step, closed=ClosedGroups(watermark=0)))
     assert "" == world.watch.problem
+
+
+def test_after_the_last_step_idle_roles_do_not_stall() -> None:
+    """The trainer writes its checkpoint, prompts has ended: that is said, and nothing stops."""
+    patient = DeadlinesSection(stall_s=STALL_S, checkpoint_s=3600)
+    world = World(replace(CONFIG, deadlines=patient))
+    world.say(STEPS, factories.trainer_started(epoch=2, step_target=1))
+    world.say(STEPS, factories.step_completed(1, epoch=2, closed=ClosedGroups(watermark=0)))
+    world.say(POLICY_VERSIONS, factories.policy_published(1))
+    world.report("prompts", "stopped", at_ms=now_ms())
+    world.report("trainer", "saving", at_ms=now_ms())
+    world.tick_for(STALL_S)
+    time.sleep(2 * STALL_S)  # the trainer's report is dated by the real clock
+    told = world.tick_until_told()
+    assert "" == world.watch.problem
+    assert told.startswith("the last step was 0 s ago, within its own deadline: trainer: ")
+
+
+def test_a_restarted_worker_has_time_to_start() -> None:
+    """Until it reports; and a process that is about to be started is not gone."""
+    world = World()
+    for instance, age_s in (("second", 5.0), ("", 0.0)):
+        started_s = time.monotonic() - age_s
+        world.watch.note([process("rollout-0", instance, started_s)])
+        told = world.tick_until_told()
+        assert re.search(r"rollout: rollout-0 was started \d+ s ago and has not reported", told)
+        assert ("", True) == (world.watch.problem, world.watch.is_starting("rollout"))
+        world.watch.news = ""
+    world.watch.note([process("rollout-0", "rollout", time.monotonic())])  # it has reported
+    assert "blocked at rollout: rollout-0 says" in world.tick_until_told()
+    assert not world.watch.is_starting("rollout")
+    world = World()
+    world.watch.note([process("rollout-0", "", None)])
+    assert "blocked at rollout: rollout-0 is not running" in world.tick_until_told()
+
+
+def process(worker: str, instance: str, started_s: float | None) -> ProcessInfo:
+    return ProcessInfo(
+        worker=worker,
+        role=worker[:-2],
+        pid=1 if instance else None,
+        is_alive=bool(instance),
+        instance=instance,
+        started_s=started_s,
+    )
 
 
 def test_silence_is_told_once() -> None:

@@ -48,12 +48,23 @@ def watching(bus: MemoryBus) -> Iterator[Watcher]:
 
 
 def test_work_is_what_a_process_committed() -> None:
-    """A report without any count is no work; a trajectory and a count are."""
+    """A trajectory and a count are; a report without any, or of what was only read, is no work."""
     progress = Progress()
     progress.apply(worker_report(instance="idle", counters={"tokens": 0.0}))
+    progress.apply(worker_report(instance="idle", counters={"fetched_records": 9.0}))
     progress.apply(worker_report(instance="busy", counters={"tokens": 1.0}))
     progress.apply(trajectory(instance="sampler"))
     assert [False, True, True] == [progress.committed(i) for i in ("idle", "busy", "sampler")]
+
+
+def test_who_writes_a_checkpoint_is_who_said_so_last() -> None:
+    """Until it says something else; another process of the same worker does not count."""
+    progress = Progress()
+    seen = []
+    for instance, state in (("a", "saving"), ("b", "starting"), ("a", "waiting")):
+        progress.apply(worker_report(worker="trainer-0", instance=instance, state=state))
+        seen.append([progress.is_saving(i) for i in ("a", "b")])
+    assert [[True, False], [True, False], [False, False]] == seen
 
 
 def test_the_owner_is_who_claimed_last() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from streams.memory.bus import MemoryBus
-from streams.stalls import SAVE_S
 from tests.logs import made_log
 from workers.config.load import load
 from workers.config.run import RunConfig
@@ -79,12 +78,12 @@ def test_time_in_which_the_process_itself_stood_does_not_count() -> None:
 
 
 def test_each_state_has_its_own_limit() -> None:
-    """A sample and a pull have deadlines of their own; what has none gets `stall_s`."""
+    """A sample, a pull and a checkpoint have deadlines of their own; others get `stall_s`."""
     given = config(
         deadlines__stall_s=50, rollout__sample_deadline_s=100, reward__timeout_s=10,
-        rollout__max_attempts=2, weights__pull_deadline_s=70, deadlines__drain_s=60,
+        rollout__max_attempts=2, weights__pull_deadline_s=70, deadlines__checkpoint_s=60,
     )  # fmt: skip
-    common = {"pulling": 70.0, "draining": 60.0, "saving": SAVE_S}
+    common = {"pulling": 70.0, "saving": 60.0}
     assert {"working": 220.0} | common == limits(given, "rollout")
     assert {"working": 50.0} | common == limits(given, "trainer")
     assert {} == limits(config(deadlines__stall_s=0), "logprob")

@@ -20,6 +20,7 @@ from workers.engines.served.wire import Answer, AnswerError, Wanted
 
 ASK_S = 60.0  # the first request of a fresh server compiles
 _PROBE_S = 0.5
+START = "start it, with what `rlstreams engine command vllm|sglang CONFIG` prints"
 
 
 class Weight(StrEnum):
@@ -48,7 +49,7 @@ async def check_server(url: str) -> tuple[Finding, ...]:
             facts = await ask_facts(http, ASK_S)
         except ServerError as err:
             broken = Weight.BROKEN
-            return (Finding(name="server", weight=broken, found=str(err), cure="start it"),)
+            return (Finding(name="server", weight=broken, found=str(err), cure=START),)
         ask = _vllm_findings if facts.kind is Kind.VLLM else _sglang_findings
         asked = await ask(http, facts)
         spread = await _spread(http, facts)

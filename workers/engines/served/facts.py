@@ -45,7 +45,7 @@ class ServerFacts:
     @property
     def is_tested(self) -> bool:
         """Whether this version was run with these adapters."""
-        return self.version.partition("+")[0] in TESTED[self.kind]
+        return not untested(self.kind, self.version)
 
     @property
     def reports_spans(self) -> bool:
@@ -63,6 +63,33 @@ class ServerFacts:
         """Where one request is aborted; empty if only by hanging up."""
         known = ("/abort_requests", "/inference/v1/abort_requests", "/abort_request")
         return next((route for route in known if route in self.routes), "")
+
+
+def untested(kind: Kind, version: str) -> str:
+    """Why a version is refused, unless `engine.allow_untested` is set; "": it was run here."""
+    if version.partition("+")[0] in TESTED[kind]:
+        return ""
+    return (
+        f"which rlstreams was not run with (only with {', '.join(TESTED[kind])}): "
+        "set engine.allow_untested = true to use it"
+    )
+
+
+async def ask_usable(
+    http: ServerHttp, kind: Kind, deadline_s: float, *, allow_untested: bool
+) -> ServerFacts:
+    """What the server at `http` is, if a run with `rollout.engine = KIND` can use it.
+
+    Raises:
+        ServerGoneError: it does not answer.
+        ServerError: it is of another kind or version, or lacks a field.
+    """
+    facts = await ask_facts(http, deadline_s)
+    if facts.kind is not kind:
+        raise ServerError(f"server {http.url} is {facts.name}, but rollout.engine is {kind}")
+    if (why := untested(kind, facts.version)) and not allow_untested:
+        raise ServerError(f"server {http.url} is {facts.name}, {why}")
+    return facts
 
 
 async def ask_facts(http: ServerHttp, deadline_s: float) -> ServerFacts:

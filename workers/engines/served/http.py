@@ -107,6 +107,10 @@ class ServerHttp:
         except (TimeoutError, aiohttp.ClientError, OSError):
             return 0
 
+    async def is_taken(self, deadline_s: float) -> bool:
+        """Whether somebody listens at the address, as far as a GET of `/health` tells."""
+        return await self.status_of("/health", deadline_s) != REFUSED
+
     async def close(self) -> None:
         """Close all connections; idempotent."""
         if self._session is not None:

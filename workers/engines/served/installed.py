@@ -58,7 +58,22 @@ def _ask(python: str, names: tuple[str, ...]) -> Mapping[str, str]:
             check=True,
             text=True,
         )
-    except (OSError, subprocess.SubprocessError) as err:
-        raise EngineError(f"engine.python: {python} cannot be asked what it has: {err}") from err
-    versions: dict[str, str] = json.loads(answer.stdout)
+        versions: dict[str, str] = json.loads(answer.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as err:
+        raise EngineError(
+            f"engine.python: {python} cannot be asked what it has: {_why(err)}; name the Python "
+            "executable of the server's environment"
+        ) from err
     return versions
+
+
+def _why(err: Exception) -> str:
+    """Without the question, which is many lines."""
+    if isinstance(err, subprocess.CalledProcessError):
+        lines = str(err.stderr).strip().splitlines()
+        return f"it ended with status {err.returncode}" + (f": {lines[-1]}" if lines else "")
+    if isinstance(err, subprocess.TimeoutExpired):
+        return f"no answer within {ASK_S:g} s"
+    if isinstance(err, OSError):
+        return err.strerror or str(err)
+    return "it does not answer as a Python does"

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from workers.engines.served.http import REFUSED, ServerError, ServerGoneError
+from workers.engines.served.http import ServerError, ServerGoneError
 from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
@@ -97,7 +97,7 @@ class Keeper:
 
         The end of its predecessor is waited for.
         """
-        if await self.server.http.status_of("/health", self._settings.look_s) == REFUSED:
+        if not await self.server.http.is_taken(self._settings.look_s):
             self._taken_since_s = None
             return False
         now_s = time.monotonic()

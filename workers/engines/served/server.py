@@ -16,7 +16,7 @@ from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
 from workers.engines.served.dialect import Dialect, dialect_of
 from workers.engines.served.ending import Endings
-from workers.engines.served.facts import TESTED, ServerFacts, ask_facts
+from workers.engines.served.facts import ServerFacts, ask_usable
 from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.request import wanted_of
 from workers.engines.served.router import Router
@@ -106,16 +106,10 @@ class Server:
         Raises:
             ServerError: it is of another kind or version, or fails.
         """
-        facts = await ask_facts(self.http, self._settings.answer_s)
-        if facts.kind is not self._settings.kind:
-            raise ServerError(
-                f"server {self.url} is {facts.name}, but rollout.engine is {self._settings.kind}"
-            )
-        if not (facts.is_tested or self._settings.allow_untested):
-            raise ServerError(
-                f"server {self.url} is {facts.name}, which rlstreams was not run with (only with "
-                f"{', '.join(TESTED[facts.kind])}): set engine.allow_untested = true to use it"
-            )
+        settings = self._settings
+        facts = await ask_usable(
+            self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
+        )
         if self._router is not None:
             self._router.check(facts)
         await self._delivery.prepare(self.http, self._dialect, facts)

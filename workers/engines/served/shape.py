@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.engines.base import EngineError
-from workers.engines.model import eos_ids_of, num_experts_of, read_config
+from workers.engines.folder import eos_ids_of, num_experts_of, read_config
 from workers.engines.served.answer import ModelShape
 
 _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")

@@ -1,0 +1,14 @@
+"""A time of the log as text; whatever a producer's clock, or a changed byte, says."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def utc_text(at_ms: int, between: str = " ") -> str:
+    """`2026-11-18 11:06:40`, in UTC; outside of years 1 to 9999 the milliseconds since 1970."""
+    try:
+        when = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
+    return f"{when:%Y-%m-%d}{between}{when:%H:%M:%S}"

@@ -1,0 +1,205 @@
+"""The doctor asks of model servers what a rollout worker would ask of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.errors import ConfigError
+from tests.servers.fake_router import FakeRouter
+from tests.servers.fake_server import FakeServer
+from tests.servers.world import World
+from workers.config.load import load
+from workers.config.run import RunConfig
+from workers.doctor import engines
+from workers.doctor.check import Check, Level
+from workers.doctor.diagnose import preflight
+from workers.doctor.engines import engine_checks
+from workers.doctor.host import EVERYTHING, Host
+
+DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(engines, "ASK_S", 2.0)
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def python_with(folder: Path, packages: str) -> Path:
+    """An executable that answers as a Python with these packages would."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\necho '{packages}'\n")
+    program.chmod(0o755)
+    return program
+
+
+def config_of(folder: Path, *words: str) -> RunConfig:
+    return load([DEMO], [f"--run.dir={folder / 'run'}", "--rollout.engine=vllm", *words])
+
+
+def found(config: RunConfig, host: Host = EVERYTHING, *, has_model: bool = True) -> list[Check]:
+    return list(engine_checks(config, host, has_model=has_model))
+
+
+def named(config: RunConfig, name: str, host: Host = EVERYTHING) -> Check:
+    (check,) = [check for check in found(config, host) if check.name == name]
+    return check
+
+
+def urls(*servers: FakeServer | str) -> str:
+    listed = [server if isinstance(server, str) else server.url for server in servers]
+    return f"--engine.urls={listed}".replace("'", '"')
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_the_built_in_engine_has_no_server() -> None:
+    """Its checks are those of the model."""
+    assert [] == found(load([DEMO]))
+
+
+@pytest.mark.parametrize(
+    ("python", "told"),
+    [
+        ("no/such/python", "no/such/python cannot be asked what it has: No such file or directory"),
+        ("/bin/false", "/bin/false cannot be asked what it has: it ended with status 1; name the"),
+        ("/bin/echo", "/bin/echo cannot be asked what it has: it does not answer as a Python does"),
+        ("", "has no vllm: install it there, or name the Python that has it, or give engine.urls"),
+    ],
+)
+def test_a_python_that_cannot_start_the_server(tmp_path: Path, python: str, told: str) -> None:
+    """Without the question, which is a program; `up` refuses it before it starts a broker."""
+    config = config_of(tmp_path, f"--engine.python={python}")
+    check = named(config, "engine")
+    assert check.level is Level.FAIL
+    assert check.found.startswith("engine.python: ")
+    assert told in check.found
+    with pytest.raises(ConfigError, match=r"engine\.python: "):
+        preflight(config)
+
+
+def test_a_version_that_was_never_tried(tmp_path: Path) -> None:
+    """As the worker would refuse it, but before the server was started; the field accepts it."""
+    python = python_with(tmp_path, '{"vllm": "0.99.0"}')
+    config = config_of(tmp_path, f"--engine.python={python}")
+    check = named(config, "engine")
+    assert check.level is Level.FAIL
+    assert f"vllm 0.99.0 in {python}, which rlstreams was not run with (only with" in check.found
+    config = config_of(tmp_path, f"--engine.python={python}", "--engine.allow_untested=true")
+    assert (Level.OK, True) == (
+        (check := named(config, "engine")).level,
+        "not run with rlstreams before" in check.found,
+    )
+    python = python_with(tmp_path, '{"vllm": "0.32.0+cu129"}')
+    assert named(config_of(tmp_path, f"--engine.python={python}"), "engine").level is Level.OK
+
+
+def test_an_argument_that_contradicts_one_of_ours(tmp_path: Path) -> None:
+    """It is part of the start command; without the model's folder that is not made."""
+    python = python_with(tmp_path, '{"vllm": "0.32.0"}')
+    config = config_of(tmp_path, f"--engine.python={python}", "--engine.args.logprobs-mode=raw")
+    assert "engine.args.logprobs-mode is 'raw'" in named(config, "engine").found
+    (check,) = [c for c in found(config, has_model=False) if c.name == "engine"]
+    assert check.level is Level.OK
+
+
+def test_ports_of_servers(tmp_path: Path) -> None:
+    """Taken, too high, the broker's own; one taken by the run's own server is fine."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        config = config_of(tmp_path, f"--engine.port={number}")
+        check = named(config, "engine.port")
+        assert (Level.FAIL, f"another process listens on {number}") == (check.level, check.found)
+        pid = tmp_path / "run/logs/vllm-0.pid"
+        pid.parent.mkdir(parents=True)
+        pid.write_text(f"{os.getpid()}\n")
+        assert (Level.OK, "the run's own servers are up") == (
+            (check := named(config, "engine.port")).level,
+            check.found,
+        )
+        pid.write_text("999999999\n")  # of a run that was killed
+        assert named(config, "engine.port").level is Level.FAIL
+    free = config_of(tmp_path, f"--engine.port={free_port()}")
+    assert named(free, "engine.port").level is Level.OK
+    same = config_of(tmp_path, f"--engine.port={number}", f"--broker.port={number}")
+    assert named(same, "engine.port").found == f"{number} is broker.port too"
+    high = config_of(tmp_path, "--engine.port=65535", "--rollout.workers=2")
+    assert "rollout worker 1 would have port 65536" in named(high, "engine.port").found
+    assert named(high, "engine.port", Host(role="rollout", ordinal=0)).level is Level.OK
+
+
+def test_a_server_that_runs_is_asked_what_it_is(world: World) -> None:
+    """Kind, version and health, by url."""
+    server = world.serve()
+    config = config_of(world.folder, urls(server))
+    check = named(config, "engine.urls")
+    assert (Level.OK, True) == (check.level, f"{server.url}: vllm/0.32.0, model" in check.found)
+    other = config_of(world.folder, urls(server), "--rollout.engine=sglang")
+    check = named(other, "engine.urls")
+    assert (Level.FAIL, True) == (
+        check.level,
+        f"server {server.url} is vllm/0.32.0, but rollout.engine is sglang" in check.found,
+    )
+
+
+def test_a_server_that_does_not_answer_is_named_with_the_error(world: World) -> None:
+    """A failure for a worker that has no other, a warning for one that has."""
+    server, gone = world.serve(), f"http://127.0.0.1:{free_port()}"
+    check = named(config_of(world.folder, urls(gone)), "engine.urls")
+    assert check.level is Level.FAIL
+    assert check.found.startswith(f"server {gone}: GET /openapi.json: connection failed: ")
+    assert "rlstreams engine command vllm CONFIG" in check.advice
+    levels = [c.level for c in found(config_of(world.folder, urls(gone, server)))[1:]]
+    assert [Level.WARN, Level.OK] == levels
+    two = config_of(world.folder, urls(gone, server), "--rollout.workers=2")
+    assert [Level.FAIL, Level.OK] == [c.level for c in found(two)[1:]]
+    assert named(two, "engine.urls", Host(role="rollout", ordinal=1)).level is Level.OK
+
+
+def test_a_server_that_hangs_costs_the_deadline(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are asked at once."""
+    monkeypatch.setattr(engines, "ASK_S", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        check = named(config_of(world.folder, urls(url)), "engine.urls")
+    assert f"server {url}: GET /openapi.json: no answer within 0.2 s" == check.found
+
+
+def test_routers(world: World) -> None:
+    """One for each worker, and somebody listens there."""
+    server = world.serve()
+    router = FakeRouter([server.url])
+    try:
+        words = [urls(server), f'--engine.routers=["{router.url}"]']
+        assert named(config_of(world.folder, *words), "engine.routers").level is Level.OK
+    finally:
+        router.close()
+    check = named(config_of(world.folder, *words), "engine.routers")
+    assert (Level.FAIL, True) == (check.level, check.found.startswith(f"router {router.url}: GET"))
+    more = config_of(world.folder, urls(server, "http://127.0.0.1:1"), words[1],
+                     "--rollout.workers=2")  # fmt: skip
+    assert "names 1 routers for 2 rollout workers" in named(more, "engine").found
+
+
+def test_an_address_that_is_not_of_this_host(tmp_path: Path) -> None:
+    """Where servers are to report."""
+    config = config_of(tmp_path, "--engine.report_host=192.0.2.1")
+    check = named(config, "engine.report_host")
+    assert (Level.FAIL, True) == (check.level, "no address of this host" in check.found)

@@ -1,0 +1,146 @@
+"""`doctor --role ROLE`: what one role needs on a host of its own, and nothing of the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from workers.__main__ import main
+from workers.config.load import load
+from workers.config.run import RunConfig
+from workers.doctor.alone import alone_checks
+from workers.doctor.check import Check, Level
+from workers.doctor.host import EVERYTHING, Host
+from workers.doctor.memory import estimate, of_host
+from workers.doctor.model import read_model
+from workers.doctor.secrets import secrets_check
+
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "infra/examples/demo.toml"
+NO_BROKER = "--broker.bootstrap=127.0.0.1:1"
+EVERYWHERE = {"python", "packages", "disk", "gpus", "secrets", "ordinal", "model", "broker"}
+
+
+def answered(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> dict[str, Check]:
+    main(["doctor", str(DEMO), "--json", f"--run.dir={folder / 'run'}", NO_BROKER, *words])
+    return {row["name"]: Check(**row) for row in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        ("prompts", {"memory", "data.train", "data.held_out"}),
+        ("rollout", {"cpu", "weights", "numerics", "answers", "memory", "verifier"}),
+        ("logprob", {"cpu", "weights", "numerics", "answers", "memory"}),
+        ("trainer", {"cpu", "weights", "numerics", "answers", "memory", "data.train"}),
+    ],
+)
+def test_only_what_a_role_needs_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, names: set[str]
+) -> None:
+    """No Java on a worker's host, data only where it is read, a verifier only where it judges."""
+    checks = answered(capsys, tmp_path, "--role", role)
+    assert EVERYWHERE | names == set(checks)
+    assert ["broker"] == [name for name, check in checks.items() if check.level == "fail"]
+
+
+def test_a_role_is_not_asked_for_files_that_its_host_need_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The data of `prompts` is not on the rollout host; of the trainer's host it is a warning."""
+    absent = f"--data.train={tmp_path / 'no.jsonl'}"
+    assert "data.train" not in answered(capsys, tmp_path, "--role=rollout", absent)
+    assert "fail" == answered(capsys, tmp_path, "--role=prompts", absent)["data"].level
+    check = answered(capsys, tmp_path, "--role=trainer", absent)["data.train"]
+    assert ("warn", True) == (check.level, "is not on this host" in check.found)
+    broken = "--reward.verifier=no_such_file.py:reward"
+    assert "fail" == answered(capsys, tmp_path, "--role=rollout", broken)["verifier"].level
+    assert "verifier" not in answered(capsys, tmp_path, "--role=logprob", broken)
+
+
+def test_a_worker_by_itself_needs_a_broker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedded one is on this host or nowhere."""
+    words = ["doctor", str(DEMO), f"--run.dir={tmp_path / 'run'}", "--role=logprob"]
+    assert 1 == main(words)
+    out = capsys.readouterr().out
+    assert "no embedded broker runs in" in out
+    assert "or set broker.bootstrap to one that all hosts reach" in out
+
+
+def test_the_table_of_memory_has_the_role_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process of it, whatever all hosts run together; the trainer with its ranks."""
+    config = load([DEMO], ["--rollout.workers=3", "--trainer.ranks=2"])
+    roles = estimate(read_model(config.model.path), config)
+    assert list(roles) == of_host(roles, EVERYTHING)
+    (rollout,) = of_host(roles, Host(role="rollout"))
+    assert ("rollout", 1) == (rollout.role, rollout.processes)
+    assert ["trainer", "ranks"] == [r.role for r in of_host(roles, Host(role="trainer"))]
+    main(["doctor", str(DEMO), f"--run.dir={tmp_path / 'run'}", "--role=logprob"])
+    table = capsys.readouterr().out.split("memory by role")[1]
+    assert ["logprob", "all"] == [line.split()[0] for line in table.splitlines()[1:3]]
+
+
+def asked(*words: str, role: str, ordinal: int | None = None) -> Mapping[str, Check]:
+    config = load([DEMO], words)
+    return {c.name: c for c in alone_checks(config, Host(role=role, ordinal=ordinal))}
+
+
+def test_how_weights_reach_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By files on a common folder; else a secret, and an address that others reach."""
+    assert [] == list(alone_checks(load([DEMO]), EVERYTHING))
+    assert "weights" not in asked(role="prompts")
+    assert "must all mount there" in asked(role="trainer")["weights"].found
+    gloo = "--weights.channel=gloo"
+    loopback = asked(gloo, role="rollout")["weights"]
+    assert (Level.WARN, True) == (loopback.level, "only the trainer's own host" in loopback.found)
+    named = [gloo, "--weights.host=192.0.2.1"]
+    assert "weights.secret is empty" in asked(*named, role="logprob")["weights"].found
+    named.append("--weights.secret=env:A_SECRET")
+    assert asked(*named, role="logprob")["weights"].level is Level.OK
+    trainer = asked(*named, role="trainer")["weights"]
+    assert (Level.FAIL, True) == (trainer.level, "no address of this host" in trainer.found)
+    unknown = [gloo, named[2], "--weights.host=no-such-host.invalid"]
+    assert "cannot resolve" in asked(*unknown, role="rollout")["weights"].found
+
+
+def test_the_number_of_a_worker() -> None:
+    """Counted over all hosts."""
+    check = asked("--rollout.workers=2", role="rollout", ordinal=2)["ordinal"]
+    told = "--ordinal 2: rollout.workers is 2, so ordinals are 0 to 1 over all hosts"
+    assert (Level.FAIL, told) == (check.level, check.found)
+    assert asked("--rollout.workers=2", role="rollout", ordinal=1)["ordinal"].level is Level.OK
+    assert asked(role="trainer", ordinal=1)["ordinal"].found.startswith(
+        "--ordinal 1: a run has one trainer"
+    )
+
+
+def test_a_number_without_a_role_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would be a worker of which role?"""
+    assert 78 == main(["doctor", str(DEMO), "--ordinal=1"])
+    assert "name it with --role" in capsys.readouterr().err
+
+
+def of_secrets(config: RunConfig, role: str = "") -> Check:
+    return secrets_check(config, Host(role=role))
+
+
+def test_secrets_that_are_not_set_are_told_where_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By field and name, never by value."""
+    monkeypatch.delenv("A_TOKEN", raising=False)
+    config = load([DEMO], ["--engine.env.HF_TOKEN=env:A_TOKEN", "--weights.secret=env:A_SECRET"])
+    monkeypatch.setenv("A_SECRET", "swordfish")
+    check = of_secrets(config)
+    assert check.level is Level.FAIL
+    assert "environment variable A_TOKEN is not set (wanted by engine.env.HF_TOKEN" in check.found
+    assert of_secrets(config, "rollout").level is Level.FAIL
+    assert of_secrets(config, "trainer").found == "there: weights.secret"
+    assert of_secrets(config, "prompts").found == "none is referred to"

@@ -1,0 +1,90 @@
+"""What `record` and `replay` say that they did: one is one, and more are more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from schemas.events import Event
+from streams.recording import Manifest
+from streams.recording.recorder import Progress
+from streams.recording.selection import Selection
+from tests import factories
+from tests.unit.recording.recordings import raw_of, record
+from workers.__main__ import main
+from workers.cli import record as record_command
+from workers.cli import replay as replay_command
+from workers.cli import replay_into
+from workers.config.run import RunConfig
+from workers.replay.into_logprob import ScoreReplay
+from workers.replay.into_trainer import ReplayedStep, TrainerReplay
+from workers.replay.player import Played
+from workers.replay.record import Made, Wanted
+from workers.replay.target import Target
+
+Said = pytest.CaptureFixture[str]
+
+
+def made(num: int, *, new: int = 0) -> Made:
+    manifest = Manifest(run="r", started_at_ms=1)
+    return Made(
+        manifest=manifest,
+        num_records=num,
+        num_new=new,
+        num_bytes=2_000_000,
+        seconds=1.0,
+        is_resumed=bool(new),
+    )
+
+
+def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None:
+    """`num_records` is of the whole recording, also where it was continued."""
+    wanted = Wanted(folder=Path("rec"), selection=Selection(), words={})
+    record_command._tell(made(1), wanted)
+    record_command._tell(made(2000, new=3), wanted)
+    said = capsys.readouterr().out
+    assert "rec: 1 record, 0.0 MB in Avro files (2.0 MB read in 1.0 s)" in said
+    assert "rec: 2,000 records, 0.0 MB in Avro files (2.0 MB read in 1.0 s, continued: 3 of" in said
+    record_command._show(Progress(num_records=1, num_bytes=0, behind=1))
+    assert "1 record, 0.0 MB, 1 offset behind" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("num", "told"), [(1, "1 record would"), (2, "2 records would")])
+def test_a_dry_run_counts_by_topic(tmp_path: Path, capsys: Said, num: int, told: str) -> None:
+    """And in all."""
+    events: list[Event] = [factories.heartbeat(), factories.worker_report()]
+    record(tmp_path / "r", [raw_of(event, 0) for event in events[:num]])
+    assert 0 == main(["replay", str(tmp_path / "r"), "--dry-run"])
+    *topics, total = capsys.readouterr().out.splitlines()
+    assert [["steps", "1"], ["worker-events", "1"]][:num] == [line.split() for line in topics]
+    assert total.startswith(told)
+
+
+def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
+    """One record is one record."""
+    played = Played(num_records=1, num_bytes=10, at_ms=0, seconds=1.0, by_topic={"steps": 1})
+    target = Target(config=RunConfig(), bus=cast("Any", None), config_file=Path("x"))
+    replay_command._tell(played, target)
+    assert "\n1 record, 0.0 MB in 1.0 s (1 a second) into run" in capsys.readouterr().out
+
+
+def test_one_role_alone_says_what_it_was_fed(capsys: Said) -> None:
+    """Steps, groups and scores."""
+    step = factories.step_completed(1)
+    one = ReplayedStep(recorded=step, again=step, differences=())
+    told = TrainerReplay(steps=(one,), num_fed=1, num_not_fed=1, last_step=2)
+    said = replay_into._verdict(told)
+    assert "1 scored trajectory was fed" in said
+    assert "1 group that the run dropped because of the time was not fed" in said
+    assert "step 2 was not requested" in said
+    said = replay_into._verdict(replace(told, num_fed=4000, num_not_fed=2, last_step=3))
+    assert "4,000 scored trajectories were fed" in said
+    assert "2 groups that the run dropped because of the time were not fed" in said
+    assert "steps 2 to 3 were not requested" in said
+    (scores,) = replay_into._scores(ScoreReplay(num_equal=1))
+    assert scores.startswith("1 scored trajectory equal, bit for bit; 0 different, 0 not scored")
+    replay_into._print_step(replace(one, differences=cast("Any", ("loss: 1 and 2",))))
+    assert "1 field differs" in capsys.readouterr().out

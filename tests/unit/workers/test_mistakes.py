@@ -1,0 +1,66 @@
+"""What a newcomer types wrong is answered with what to type."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from workers.__main__ import main
+
+DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", "COMMAND is missing, one of demo, init, try, up, worker, "),
+        ("broker", "ACTION is missing, one of start, stop, status; `rlstreams broker --help` says"),
+        ("config", "ACTION is missing, one of show, schema, fields; `rlstreams config --help`"),
+        ("engine command", "the following arguments are required: KIND\n"),
+        ("engine command vlm", "argument KIND: there is no vlm; did you mean vllm?"),
+        ("rerun-step", "the following arguments are required: N\n"),
+        ("rerun-step runs/x 7", "argument N: must be a whole number, got 'runs/x'"),
+        ("up rnu.toml", "rnu.toml: cannot be read: No such file or directory; did you mean 'run."),
+        ("up zzzz.json", "zzzz.json: cannot be read: No such file or directory\n"),
+        ("worker logprob --config DEMO --ordinal 5",
+         "--ordinal 5: logprob.workers is 1, so ordinals are 0\n"),
+        ("worker trainer --config DEMO --ordinal 1", "--ordinal 1: a run has one trainer"),
+        ("audit DEMO --bootstrap 127.0.0.1:1", "no broker answers at 127.0.0.1:1: "),
+        ("dead-letters show zzz DEMO", "like 17/3 or trajectories-0@41, got none; `rlstreams dead"),
+        ("replay run.toml", "run.toml is a file; a recording is a folder with a manifest.json"),
+        ("init new --from gsm8", "--from gsm8: cannot be read: No such file or directory; did you "
+         "mean 'gsm8k'?"),
+        ("init new --model modle", "--model: there is no folder '{0}/modle'; did you mean '{0}/"),
+        ("try DEMO --reward-only nope.jsonl", "nope.jsonl: cannot be read: No such file or direct"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_what_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    told: str,
+) -> None:
+    """On standard error, with a status that is not 0, and nothing is made."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").touch()
+    (tmp_path / "model").mkdir()
+    words = [str(DEMO) if word == "DEMO" else word for word in shlex.split(line)]
+    try:
+        status = main(words)
+    except SystemExit as err:  # of argparse
+        status = int(str(err.code))
+    assert status in (1, 2, 78)
+    assert told.format(tmp_path) in capsys.readouterr().err
+    assert {"run.toml", "model"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_no_recording_is_no_dead_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the command that makes one."""
+    monkeypatch.chdir(tmp_path)
+    assert 1 == main(["recordings"])
+    assert "no recording in recordings; make one: rlstreams record RUN" in capsys.readouterr().out

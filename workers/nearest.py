@@ -1,0 +1,36 @@
+"""What was probably meant by a name that there is not: the end of a message, or nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def meant(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean 'NAME'?`, of those that there are; empty if none is near."""
+    near = _nearest(name, names, cutoff)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def meant_path(path: str | Path) -> str:
+    """The same of what lies beside `path`, or beside the first folder above it that is not there.
+
+    What is looked into and cannot be read has nothing near.
+    """
+    missing = Path(path)
+    while not missing.parent.exists() and missing.parent != missing:
+        missing = missing.parent
+    try:
+        beside = os.listdir(missing.parent)
+    except OSError:
+        return ""
+    if near := _nearest(missing.name, beside, 0.6):
+        return f"; did you mean {str(missing.parent / near)!r}?"
+    return f"; there is no {str(missing)!r} either" if missing != Path(path) else ""
+
+
+def _nearest(name: str, names: Iterable[str], cutoff: float) -> str:
+    from difflib import get_close_matches  # 5 ms, for messages alone
+
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), "")
