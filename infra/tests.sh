@@ -7,6 +7,8 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 CHOSEN=${1:+and ($1)}
 ALONE="broker or e2e or docker or vllm"
+WORKERS=$(($(getconf _NPROCESSORS_ONLN) + 1)) # one more than cores: many tests wait for processes
+[ "$WORKERS" -le 4 ] || WORKERS=4
 SAID=
 STATUS=0
 shift
@@ -26,7 +28,7 @@ part() { # NAME, MARKS, pytest's arguments
 
 if [ "${1:-}" = --no-broker ]; then BROKER=false; shift; else BROKER=true; fi
 part "tests without a broker, on all cores" "not ($ALONE)" \
-    --numprocesses auto --maxprocesses 4 --dist worksteal "$@"
+    --numprocesses "$WORKERS" --dist worksteal "$@"
 $BROKER && part "tests with a broker, one after the other" "($ALONE)" "$@"
 printf '%s\n' "$SAID"
 exit "$STATUS"

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from streams.errors import BrokerError
@@ -32,10 +33,11 @@ def find_java() -> Path:
     )
 
 
+@cache
 def java_version(path: Path) -> int:
     """The feature release of the runtime at `path` (17, 21, ...); 0 if it does not run.
 
-    The `java` of a macOS without Java exists, and fails.
+    The `java` of a macOS without Java exists, and fails. Each is asked once: a JVM has to start.
     """
     try:
         done = subprocess.run(

@@ -11,9 +11,10 @@ import pytest
 
 from tests.contract.engine_rigs import collect, drive, long_request, request
 from tests.heavy.test_spawned_server import START_S, Spawned
+from tests.served.test_gate import until_sampling
 from tests.servers.served import piece_engine
 from tests.servers.world import World
-from tests.unit.served.test_gate import until, until_sampling
+from tests.waiting import until
 from workers.engines.base import EngineError
 from workers.engines.served.delivery import FolderDelivery
 from workers.engines.served.engine import ServedEngine

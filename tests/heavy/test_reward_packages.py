@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes.rollout.test_judges import rewards, verifier
 from tests.unit.problems.rows import problems
-from tests.unit.rollout.test_judges import rewards, verifier
 from workers.config.data import GymSection
 from workers.rollout.reward import RewardError
 

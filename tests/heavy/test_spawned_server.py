@@ -17,7 +17,7 @@ import pytest
 from tests.contract.engine_rigs import collect, request
 from tests.servers.served import model_folder, settings
 from tests.servers.world import World
-from tests.unit.served.test_gate import until
+from tests.waiting import until
 from workers.engines.base import EngineError
 from workers.engines.served.command import StartCommand
 from workers.engines.served.delivery import FolderDelivery

@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-import os
+from tests.brief import brief_polls, no_power_cuts
 
-import pytest
-
-from workers.loop import control, stage
-
-
-@pytest.fixture(autouse=True)
-def brief_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A role with nothing to read waits for records; of a log in memory nothing is on its way."""
-    monkeypatch.setattr(stage, "IDLE_S", 0.002)
-    monkeypatch.setattr(control, "EVERY_S", 0.0)
-
-
-@pytest.fixture(autouse=True)
-def no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files outlive the process that wrote them also without waiting for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+__all__ = ["brief_polls", "no_power_cuts"]

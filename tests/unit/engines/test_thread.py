@@ -21,7 +21,7 @@ async def echo(value: int) -> int:
     return value
 
 
-def test_every_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its result or its error, which is no line in the log where nobody asks for it."""
     thread = EngineThread()
     ended: SimpleQueue[tuple[int, asyncio.Task[int]]] = SimpleQueue()
@@ -29,7 +29,9 @@ def test_every_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
     def tell(value: int) -> tuple[object, object, object]:
         return value, echo(value), lambda task: ended.put((value, task))
 
-    with caplog.at_level(logging.ERROR, logger="asyncio"):
+    logged: list[logging.LogRecord] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(logging.getLogger("asyncio"), "handle", logged.append)
         thread.start([tell(value) for value in (1, -2, 3)])  # type: ignore[misc]
         tasks = dict(ended.get(timeout=DEADLINE_S) for _ in range(3))
         assert (1, 3) == (tasks[1].result(), tasks[3].result())
@@ -38,7 +40,7 @@ def test_every_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
         thread.wait(asyncio.sleep(0), DEADLINE_S, "the loop")
         gc.collect()
     assert isinstance(tasks[-2].exception(), ValueError)
-    assert [] == caplog.records
+    assert [] == logged
     thread.close()
 
 

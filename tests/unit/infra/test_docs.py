@@ -18,6 +18,7 @@ DOCS = Path(__file__).parents[3] / "infra" / "docs"
 PAGES = [DOCS.parents[1] / "README.md", *sorted(DOCS.glob("*.md"))]
 FILES = {"run.toml", "reward.py"}  # of a project; they look like fields
 SECTIONS = {field.name for field in fields(RunConfig)}
+PARSER = parser_of_all()
 
 
 def is_field(name: str) -> bool:
@@ -66,7 +67,7 @@ def test_commands_that_a_page_names_can_be_typed(page: Path) -> None:
     for command in found:
         words, _ = split_overrides(shlex.split(command.replace("\\", ""))[1:])
         if words[1:]:  # else it is the name of a command, not a line to type
-            _, unknown = parser_of_all().parse_known_args(words)
+            _, unknown = PARSER.parse_known_args(words)
             assert [] == unknown, command
 
 

@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from socketserver import BaseServer
 
 import pytest
 
@@ -181,8 +182,9 @@ def test_json_lines_and_csv_say_the_same() -> None:
     ]
 
 
-def test_a_scrape_has_steps_lag_staleness_and_workers() -> None:
+def test_a_scrape_has_steps_lag_staleness_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over HTTP, in the text format; all with the run's name."""
+    monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))  # looks for its end
     log = begun()
     send(log, (PROMPTS, factories.prompt(group_id="0")))
     views = Views()

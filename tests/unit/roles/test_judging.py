@@ -11,7 +11,7 @@ from pathlib import Path
 
 from schemas.events import EVALUATE, Prompt
 from tests.unit.roles.stand import DEADLINE_S, LengthVerifier, Stand, make_prompt, make_sampler
-from tests.unit.served.test_gate import until
+from tests.waiting import until
 from workers.engines.fake import FakeEngine
 from workers.rollout.reward import Judgement, Transcript
 from workers.rollout.sampling import Sampler, sampling_of

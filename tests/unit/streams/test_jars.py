@@ -86,3 +86,12 @@ def test_a_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:
 
     assert java_version(stub) == 0
     assert java_version(tmp_path / "none") == 0
+
+
+def test_a_java_is_asked_once(tmp_path: Path) -> None:
+    """A JVM starts for it, and several places ask."""
+    stub = tmp_path / "java"
+    stub.write_text(f"#!/bin/sh\necho asked >>{tmp_path}/asked\necho 'version \"21.0.1\"' >&2\n")
+    stub.chmod(0o755)
+    assert (21, 21) == (java_version(stub), java_version(stub))
+    assert "asked\n" == (tmp_path / "asked").read_text()

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
+from workers.weights import listening
 from workers.weights.link.frames import Connection
 from workers.weights.listening import accept_all
 
 DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has no room tries again at once."""
+    monkeypatch.setattr(listening, "AGAIN_S", 0.001)
 
 
 class Exhausted(socket.socket):
@@ -41,33 +48,33 @@ def test_a_moment_without_threads_does_not_end_it(monkeypatch: pytest.MonkeyPatc
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse_once)
-    listening = socket.create_server(("127.0.0.1", 0))
+    door = socket.create_server(("127.0.0.1", 0))
     served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    accepting = threading.Thread(target=accept_all, args=(listening, served.put, "test"))
+    accepting = threading.Thread(target=accept_all, args=(door, served.put, "test"))
     accepting.start()
-    with socket.create_connection(listening.getsockname(), DEADLINE_S) as refused:
+    with socket.create_connection(door.getsockname(), DEADLINE_S) as refused:
         assert b"" == refused.recv(1)
-    with socket.create_connection(listening.getsockname(), DEADLINE_S):
+    with socket.create_connection(door.getsockname(), DEADLINE_S):
         served.get(timeout=DEADLINE_S).close()
-    listening.shutdown(socket.SHUT_RDWR)
-    listening.close()
+    door.shutdown(socket.SHUT_RDWR)
+    door.close()
     accepting.join(DEADLINE_S)
     assert (False, 1) == (accepting.is_alive(), num_refused)
 
 
 def test_a_moment_without_file_descriptors_does_not_end_it() -> None:
     """Who connects then is served later; closing the socket is what ends it."""
-    listening = Exhausted()
-    listening.bind(("127.0.0.1", 0))
-    listening.listen()
+    door = Exhausted()
+    door.bind(("127.0.0.1", 0))
+    door.listen()
     served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    accepting = threading.Thread(target=accept_all, args=(listening, served.put, "test"))
+    accepting = threading.Thread(target=accept_all, args=(door, served.put, "test"))
     accepting.start()
-    with socket.create_connection(listening.getsockname(), DEADLINE_S) as caller:
+    with socket.create_connection(door.getsockname(), DEADLINE_S) as caller:
         link = served.get(timeout=DEADLINE_S)
         assert f"127.0.0.1:{caller.getsockname()[1]}" == link.peer
         link.close()
-    listening.shutdown(socket.SHUT_RDWR)
-    listening.close()
+    door.shutdown(socket.SHUT_RDWR)
+    door.close()
     accepting.join(DEADLINE_S)
     assert not accepting.is_alive()

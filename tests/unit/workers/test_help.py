@@ -27,7 +27,8 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
             yield from commands(one)
 
 
-ALL = list(commands(parser_of_all()))
+PARSER = parser_of_all()
+ALL = list(commands(PARSER))
 each = pytest.mark.parametrize("command", ALL, ids=lambda one: one.prog)
 
 
@@ -38,7 +39,7 @@ def test_the_examples_are_commands_that_parse(command: argparse.ArgumentParser) 
     for line in (command.epilog or "").splitlines()[1:]:
         program, *rest = shlex.split(line.partition(" > ")[0])
         words, overrides = split_overrides(rest)
-        args = parser_of_all().parse_args(words)
+        args = PARSER.parse_args(words)
         assert "rlstreams" == program
         assert command.get_default("run") == args.run
         assert [] == overrides or hasattr(args, "config")
@@ -69,7 +70,7 @@ def test_a_run_is_named_by_the_same_words(command: argparse.ArgumentParser) -> N
 
 def test_the_readme_lists_every_command() -> None:
     """One line each, in the order of `rlstreams --help`."""
-    (named,) = [a for a in parser_of_all()._actions if isinstance(a, argparse._SubParsersAction)]
+    (named,) = [a for a in PARSER._actions if isinstance(a, argparse._SubParsersAction)]
     table = README.read_text("utf-8").partition("\n## Commands\n")[2].partition("\n## ")[0]
     assert list(named.choices) == re.findall(r"^\| `([\w-]+)", table, re.MULTILINE)
 

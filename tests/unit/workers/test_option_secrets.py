@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streams.errors import ConfigError
+from tests.processes.rollout.games import begin, drive, turn
 from tests.unit.roles.stand import EXAMPLE
-from tests.unit.rollout.games import begin, drive, turn
 from workers.config.load import check_secrets, load, load_with_origins, resolved_json
 from workers.rollout.environment import Ends
 from workers.rollout.make_environment import make_environment

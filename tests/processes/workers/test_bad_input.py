@@ -1,8 +1,8 @@
 """`rlstreams up` with something broken: one clear line, and nothing was started.
 
-What a bad value does to the configuration is in `test_config_load.py`, bad rows in
-`problems/test_problems.py`, failing verifiers in `rollout/test_reward.py`, bad records in
-`test_stage.py`, and what needs a broker in `tests/integration`.
+What a bad value does to the configuration is in `unit/workers/test_config_load.py`, bad rows in
+`unit/problems/test_problems.py`, failing verifiers in `rollout/test_reward.py`, bad records in
+`unit/workers/test_stage.py`, and what needs a broker in `tests/integration`.
 """
 
 from __future__ import annotations

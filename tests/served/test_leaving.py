@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from tests.contract.engine_rigs import PROMPT, collect, long_request, request
+from tests.served.test_gate import until_sampling
 from tests.servers.fake_server import VERSIONS
 from tests.servers.world import World
-from tests.unit.served.test_gate import until, until_sampling
+from tests.waiting import until
 from workers.engines.base import FinishReason, PauseMode
 from workers.engines.served.engine import ServedEngine
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from tests.contract.engine_rigs import collect, long_request, tokens
+from tests.served.test_gate import until_sampling
 from tests.servers.fake_server import VERSIONS, FakeServer
 from tests.servers.markov import Job
 from tests.servers.world import World
-from tests.unit.served.test_gate import until, until_sampling
+from tests.waiting import until
 from workers.engines.base import EngineError, FinishReason, GeneratedSegment, PauseMode
 from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from workers.engines.served.engine import ServedEngine
@@ -23,6 +24,7 @@ from workers.weights.channel import WeightError
 
 LONG = "0/0/0"
 STREAMING = ("vllm-0.25.1", "sglang-0.5.17")  # they report no spans
+STEP_S = 0.001  # slow enough to be stopped in the middle
 
 
 def pause_route(server: FakeServer) -> str:
@@ -43,10 +45,12 @@ def sampled(job: Job) -> list[int]:
 
 
 async def until_longer(job: Job, server: FakeServer) -> None:
-    """Until a few tokens more are there; it stands still until the next pause then."""
+    """Until a few tokens more are there; it stands still until the next pause then, and what is
+    left is sampled as fast as it goes."""
+    server.core.step_s = STEP_S
     least = len(job.token_ids) + 3
     await until(lambda: len(job.token_ids) >= least, "nothing more is sampled")
-    server.core.holds = True
+    server.core.holds, server.core.step_s = True, 0.0
 
 
 async def begun(
@@ -65,7 +69,7 @@ async def begun(
 @pytest.mark.parametrize("flavour", VERSIONS)
 def test_a_pull_that_fails_at_its_pause_changes_no_version(world: World, flavour: str) -> None:
     """Nothing was delivered: the request goes on under what it ran under, to its end."""
-    server = world.serve(flavour, step_s=0.001)
+    server = world.serve(flavour, step_s=STEP_S)
 
     async def scenario(engine: ServedEngine) -> None:
         running, job = await begun(engine, world, server)
@@ -84,7 +88,7 @@ def test_a_pull_that_fails_at_its_pause_changes_no_version(world: World, flavour
 @pytest.mark.parametrize("flavour", STREAMING)
 def test_a_server_that_does_not_fall_silent_changes_no_version(world: World, flavour: str) -> None:
     """It went on sampling, and nothing was delivered."""
-    server = world.serve(flavour, step_s=0.001)
+    server = world.serve(flavour, step_s=STEP_S)
 
     async def scenario(engine: ServedEngine) -> None:
         running, job = await begun(engine, world, server)
@@ -107,7 +111,7 @@ def test_the_next_pull_after_one_that_failed_borders_what_was_sampled_since(
     world: World, flavour: str
 ) -> None:
     """The server holds no version that we vouch for, and samples all the same."""
-    server = world.serve(flavour, step_s=0.001)
+    server = world.serve(flavour, step_s=STEP_S)
 
     async def scenario(engine: ServedEngine) -> None:
         running, job = await begun(engine, world, server)
@@ -130,7 +134,7 @@ def test_a_resumption_whose_answer_is_lost_is_under_the_new_version(
     world: World, flavour: str
 ) -> None:
     """The pull failed for us, and the server goes on with what it took."""
-    server = world.serve(flavour, step_s=0.001)
+    server = world.serve(flavour, step_s=STEP_S)
 
     async def scenario(engine: ServedEngine) -> None:
         running, job = await begun(engine, world, server)
@@ -148,7 +152,7 @@ def test_a_resumption_whose_answer_is_lost_is_under_the_new_version(
 @pytest.mark.parametrize("flavour", VERSIONS)
 def test_a_pull_that_fails_untouched_makes_no_border(world: World, flavour: str) -> None:
     """The same version before and after it is one segment."""
-    server = world.serve(flavour, step_s=0.001)
+    server = world.serve(flavour, step_s=STEP_S)
 
     async def scenario(engine: ServedEngine) -> None:
         running, job = await begun(engine, world, server)
@@ -168,7 +172,7 @@ def test_a_request_that_is_aborted_after_a_failed_pull_is_told_truly(
     world: World, flavour: str
 ) -> None:
     """It ends with what it has."""
-    server = world.serve(flavour, step_s=0.001)
+    server = world.serve(flavour, step_s=STEP_S)
 
     async def scenario(engine: ServedEngine) -> None:
         running, job = await begun(engine, world, server)
@@ -192,7 +196,7 @@ def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
     world: World, flavour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both may come up in one turn of the loop; what the server held is forgotten by then."""
-    server = world.serve(flavour, step_s=0.001)
+    server = world.serve(flavour, step_s=STEP_S)
     heard = Server._heard
 
     async def heard_and_lost(self: Server, running: Running) -> Answer:
@@ -218,7 +222,7 @@ def test_weights_do_not_change_under_a_server_whose_pause_failed(
     world: World, flavour: str
 ) -> None:
     """It is held back all the same, and sampling: a pull pauses it."""
-    server = world.serve(flavour, step_s=0.001)
+    server = world.serve(flavour, step_s=STEP_S)
 
     async def scenario(engine: ServedEngine) -> None:
         running, job = await begun(engine, world, server)

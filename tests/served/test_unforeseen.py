@@ -10,9 +10,9 @@ import torch
 
 from schemas.events import PolicyPublished
 from tests.contract.engine_rigs import collect, request
+from tests.served.test_gate import until_passed_by
 from tests.servers.fake_server import VERSIONS
 from tests.servers.world import World
-from tests.unit.served.test_gate import until_passed_by
 from workers.engines.served.engine import ServedEngine
 from workers.weights.channel import WeightError
 from workers.weights.file import FileWeightChannel

@@ -11,7 +11,7 @@ import pytest
 
 from workers.config.docs import field_docs
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 QUOTED = re.compile(r"`([^`]+)`")
 BLANK = "\0"  # what stands in an f-string's braces
 # Of the user's own world, or of a page: nothing that we print.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streams.topics import STEPS
 from tests.factories import step_completed, trainer_started
-from tests.unit.supervisor.small import OBEDIENT, Log, fleet_of
+from tests.processes.supervisor.small import OBEDIENT, Log, fleet_of
 from tests.unit.supervisor.test_watcher import make_bus, say, watching
 from workers.config.run import RunConfig
 from workers.supervisor.fleet import Worker

@@ -13,7 +13,7 @@ from tests.contract.engine_rigs import collect, request
 from tests.servers.fake_server import VERSIONS
 from tests.servers.served import STAND_IN_BEAT_S, model_folder, settings
 from tests.servers.world import World
-from tests.unit.served.test_gate import until
+from tests.waiting import until
 from workers.engines.base import EngineError
 from workers.engines.served.command import StartCommand
 from workers.engines.served.delivery import FolderDelivery

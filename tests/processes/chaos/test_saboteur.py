@@ -20,7 +20,7 @@ from streams.topic import Topic
 from streams.topics import STEPS, WORKER_EVENTS
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
-from tests.unit.supervisor.small import DEADLINE_S, Scripts, all_up, until
+from tests.processes.supervisor.small import DEADLINE_S, Scripts, all_up, until
 from workers.chaos import saboteur as module
 from workers.chaos.journal import Silence
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.supervisor.small import DEAF, OBEDIENT, Log, all_up, fleet_of, until
+from tests.processes.supervisor.small import DEAF, OBEDIENT, Log, all_up, fleet_of, until
 from workers.supervisor import drain as drain_module
 from workers.supervisor import restart
 from workers.supervisor.child import log_tail

@@ -7,7 +7,7 @@ import asyncio
 from schemas.events import PolicyPublished
 from tests.contract.engine_rigs import collect, request
 from tests.servers.world import World
-from tests.unit.served.test_gate import until
+from tests.waiting import until
 from workers.engines.base import EngineError
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.routing import SLACK, Place, choose

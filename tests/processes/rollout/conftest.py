@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.rollout.games import PLAIN, World
+from tests.processes.rollout.games import PLAIN, World
 from workers.rollout.user_environment import UserEnvironment
 from workers.rollout.user_verifier import Function
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streams.errors import ConfigError
-from tests.unit.rollout.games import PLAIN, SLOW, World, begin, drive, turn
-from tests.unit.served.test_gate import until
+from tests.processes.rollout.games import PLAIN, SLOW, World, begin, drive, turn
+from tests.waiting import until
 from workers.rollout.environment import (
     Ends,
     EpisodeError,

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.contract.engine_rigs import collect, long_request, request, tokens
 from tests.servers.fake_server import VERSIONS, FakeServer
 from tests.servers.world import World
+from tests.waiting import until
 from workers.engines.base import EngineError, FinishReason, PauseMode
 from workers.engines.served.engine import ServedEngine
 from workers.weights.channel import WeightError
 
 LONG = "0/0/0"
-
-
-async def until(reached: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
-    until_s = time.monotonic() + deadline_s
-    while not reached():
-        assert time.monotonic() < until_s, what
-        await asyncio.sleep(0.005)
 
 
 async def until_sampling(server: FakeServer) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rollout.games import DEADLINE_S, PLAIN, SLOW, World, begin, drive, turn
-from tests.unit.served.test_gate import until
+from tests.processes.rollout.games import DEADLINE_S, PLAIN, SLOW, World, begin, drive, turn
+from tests.waiting import until
 from workers.rollout import verifier_child
 from workers.rollout.environment import (
     EpisodeError,

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.brief import no_power_cuts
 from tests.servers.world import World
 from workers.engines.served import engine
+
+__all__ = ["no_power_cuts"]
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from streams.errors import DeadlineError
-from tests.unit.rollout.games import DEADLINE_S, World, begin, drive, turn
-from tests.unit.served.test_gate import until
+from tests.processes.rollout.games import DEADLINE_S, World, begin, drive, turn
+from tests.waiting import until
 from workers.config.reward import RewardSection
 from workers.rollout import verifier_child
 from workers.rollout.environment import LostEpisodeError, Says

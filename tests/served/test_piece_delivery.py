@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.servers.world import World
-from tests.unit.served.test_gate import until
+from tests.waiting import until
 from workers.engines.served.http import ServerHttp
 from workers.engines.served.piece_delivery import PieceDelivery
 from workers.weights.desk import Desk, ServerPullError

@@ -13,7 +13,7 @@ from tests.contract.engine_rigs import collect, request, tokens
 from tests.servers.fake_router import FakeRouter
 from tests.servers.fake_server import FakeServer
 from tests.servers.world import World
-from tests.unit.served.test_gate import until
+from tests.waiting import until
 from workers.config.run import EngineSection, RolloutSection, RunConfig
 from workers.engines.base import EngineError
 from workers.engines.served.engine import ServedEngine
