@@ -109,7 +109,7 @@ def test_a_step_takes_or_names_what_intake_takes(training: Training, data: Any) 
     """Numbers at every bound, dtypes and codecs of every kind, segments without a token."""
     taken = []
     for number in range(2):
-        payload = payload_of(record(data.draw(samples(number)), number))
+        payload = payload_of(record(data.draw(samples(number)), number), {})
         try:
             validate(payload.scored, training.vocab_size, training.max_tokens)
             check_routing(payload.scored, is_replayed=True, shape=training.routers)

@@ -154,7 +154,7 @@ def test_a_header_that_was_changed_is_named(small: Path, old: bytes, new: bytes,
 def test_a_file_where_a_recording_is_expected_is_named(tmp_path: Path) -> None:
     """And a manifest that nests without end."""
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(ForeignFileError, match="file is a file, not the folder of a recording"):
+    with pytest.raises(ForeignFileError, match="file is a file; a recording is a folder with"):
         Recording(tmp_path / "file")
     (tmp_path / "manifest.json").write_text("[" * 100_000, encoding="utf-8")
     with pytest.raises(DamagedError, match=r"manifest\.json"):

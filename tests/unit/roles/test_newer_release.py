@@ -76,7 +76,7 @@ def test_trainer() -> None:
     positions = [
         raw.position for raw in site.bus.reader(site.bus.beginnings(SCORED.name)).poll(10, 0.0)
     ]
-    again = Payloads(site.bus, lambda: None).take(positions)
+    again = Payloads(site.bus, lambda _: None).take(positions)
     assert [0, 1] == [payload.scored.trajectory.sample for payload in again]
 
 
