@@ -57,15 +57,15 @@ def check(done: subprocess.CompletedProcess[str], figures: dict[str, Any]) -> No
 def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
     """Twelve faults and more over all roles and the broker; every sample accounted for."""
     done, figures = chaos(
-        workspace, "--kills=14", "--seed=2", "--every=3", "--max-stop=6", "--points", "--steps=16",
+        workspace, "--kills=16", "--seed=2", "--every=3", "--max-stop=6", "--points", "--steps=16",
         *SMALL,
     )  # fmt: skip
     check(done, figures)
     assert ROLES == sorted(figures["faults"])
-    assert 14 == sum(sum(kinds.values()) for kinds in figures["faults"].values())
+    assert 16 == sum(sum(kinds.values()) for kinds in figures["faults"].values())
     assert 12 <= figures["processes_killed"]
     zombies = figures["zombies"]
-    assert (2, 2) == (zombies["woken"], zombies["fenced"]), done.stdout
+    assert 1 <= zombies["woken"] == zombies["fenced"], done.stdout
     assert all(spread["worst_s"] < 60 for spread in figures["detection"].values())
     assert {} == workspace.processes()
 
