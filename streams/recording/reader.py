@@ -228,9 +228,8 @@ class Recording(Closing):
             reader = self._reader(file)
             if (found := Kind.of(reader.header, file.name)) != file.kind:
                 raise DamagedError(f"{file.name}: its header says that it is {found.file_name}")
-            if (
-                run := reader.header.metadata.get("rlstreams.run", b"").decode()
-            ) != self.manifest.run:
+            run = reader.header.metadata.get("rlstreams.run", b"").decode("utf-8", "replace")
+            if run != self.manifest.run:
                 raise ForeignFileError(
                     f"{file.name} is of run {run!r}, the recording of {self.manifest.run!r}"
                 )
