@@ -175,13 +175,15 @@ def test_a_schema_that_cannot_be_asked_for_costs_no_record(
         def get(self, _print: bytes) -> str | None:
             raise DeadlineError("looking a schema up in schemas[0]")
 
-    with RecordingWriter(world.folder, world.manifest()) as writer:
-        with Recorder(world.bus, writer, Selection()) as recorder:
-            with monkeypatch.context() as patch:
-                patch.setattr(world.bus, "schemas", Away)
-                with pytest.raises(DeadlineError):
-                    recorder.up_to_now()
-            recorder.commit()  # as who is interrupted does
+    with (
+        RecordingWriter(world.folder, world.manifest()) as writer,
+        Recorder(world.bus, writer, Selection()) as recorder,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(world.bus, "schemas", Away)
+            with pytest.raises(DeadlineError):
+                recorder.up_to_now()
+        recorder.commit()  # as who is interrupted does
     world.record()
     assert world.on_the_log() == world.recorded()
 
