@@ -1,8 +1,9 @@
 """Writers' schemas that are not in the package: who wrote them is not known, so reading must end.
 
 Avro allows schemas under which a few bytes take for ever: a type that holds itself recurses as deep
-as a record is long, and an array whose items take no bytes may name any number of them. No event
-of ours has either; rather than crash or hang, their records are unreadable.
+as a record is long, an array whose items take no bytes may name any number of them, and records
+that take none, each twice within the next one, are more than anybody can count. No event of ours
+has any of these; rather than crash or hang, their records are unreadable.
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ def _least_of_named(schema: Any, names: dict[str, int | None]) -> int:  # noqa: 
     names[name] = None
     least = int(schema.get("size", 1))
     if "fields" in schema:
-        least = sum(_least_bytes(field["type"], names) for field in schema["fields"])
+        least = sum(_least_of_field(field, names) for field in schema["fields"])
     names[name] = least
+    return least
+
+
+def _least_of_field(field: Any, names: dict[str, int | None]) -> int:  # noqa: ANN401
+    least = _least_bytes(field["type"], names)
+    if not least and field["type"] != "null":
+        raise ValueError(f"field {field['name']} takes no bytes: {str(field['type'])[:80]}")
     return least

@@ -52,6 +52,7 @@ HOLD_IN_A_PART = frozenset(
         BreachKind.TRAINED_AND_DROPPED,
         BreachKind.CLOSED_TWICE,
         BreachKind.STEP_TWICE,
+        BreachKind.UNREADABLE_STEP,
         BreachKind.VERSION_TWICE,
         BreachKind.TOO_STALE,
         BreachKind.MISLABELLED,

@@ -32,7 +32,14 @@ from streams.recording.errors import (
     NotRecordedError,
     RecordingError,
 )
-from streams.recording.index import INDEX_FILE, Entry, Index, IndexedFile, usable_index
+from streams.recording.index import (
+    INDEX_FILE,
+    Entry,
+    Index,
+    IndexedFile,
+    KnownBlock,
+    usable_index,
+)
 from streams.recording.manifest import Manifest, load
 from streams.recording.missing import cut_text, num_text, unlike_manifest
 from streams.recording.rebuild import rebuild
@@ -69,6 +76,7 @@ class Recording(Closing):
         self._notes: list[str] = []
         self.index = self._opened_index()
         self._readers: dict[int, ContainerReader] = {}
+        self._known: dict[int, Mapping[int, KnownBlock]] = {}  # by file
         self._held: OrderedDict[tuple[int, int], list[RawRecord]] = OrderedDict()
         self.schemas: dict[bytes, str] = {}  # writers' schemas by fingerprint, for `decode`
         all_files = [file for file in self.index.files() if file.size_bytes]
@@ -228,9 +236,8 @@ class Recording(Closing):
             reader = self._reader(file)
             if (found := Kind.of(reader.header, file.name)) != file.kind:
                 raise DamagedError(f"{file.name}: its header says that it is {found.file_name}")
-            if (
-                run := reader.header.metadata.get("rlstreams.run", b"").decode()
-            ) != self.manifest.run:
+            run = reader.header.metadata.get("rlstreams.run", b"").decode("utf-8", "replace")
+            if run != self.manifest.run:
                 raise ForeignFileError(
                     f"{file.name} is of run {run!r}, the recording of {self.manifest.run!r}"
                 )
@@ -274,7 +281,7 @@ class Recording(Closing):
     ) -> Iterator[RawRecord]:
         at = self._first_block(file, start)
         # An index that was made from the files knows no other blocks than theirs.
-        known = None if self._scratch is not None else self.index.known_blocks(file.number)
+        known = None if self._scratch is not None else self._known_blocks(file)
         follower = Follower(file.name, known)
         while at is not None and at < file.size_bytes:
             try:
@@ -291,6 +298,12 @@ class Recording(Closing):
                     raise error from err
                 on_damage(error)
                 at = self._block_after(file, err.at)
+
+    def _known_blocks(self, file: IndexedFile) -> Mapping[int, KnownBlock]:
+        """Asked for once: it takes a look at all rows of the file, and each seek needs them."""
+        if file.number not in self._known:
+            self._known[file.number] = self.index.known_blocks(file.number)
+        return self._known[file.number]
 
     def _explained(self, error: DamagedError, file: IndexedFile) -> DamagedError:
         """The error, with the records that lie there."""

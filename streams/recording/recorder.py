@@ -15,7 +15,7 @@ from schemas.binary import HEADER_BYTES, MARKER
 from schemas.events import StepCompleted, TrainerHeartbeat, TrainerStarted
 from streams.bus import Bus, Closing
 from streams.codec import decoded
-from streams.errors import DeadlineError
+from streams.errors import DeadlineError, StreamsError
 from streams.record import Partition, RawRecord
 from streams.recording.envelope import Described
 from streams.recording.facts import facts_of
@@ -94,7 +94,8 @@ class Recorder(Closing):
         begun = {p: span.next for p, span in writer.spans.items() if p in self._first}
         self._reader = bus.reader(self._first | begun)
         self._ends: dict[Partition, int] = {}
-        self._ahead: list[RawRecord] = []  # delivered, but beyond the stretch
+        # Delivered and not taken: beyond the stretch, or a schema could not be asked for.
+        self._ahead: list[RawRecord] = []
         self._next_commit_s = time.monotonic() + commit_s
         self._num_bytes = 0
         self._num_poll = 1
@@ -147,12 +148,16 @@ class Recorder(Closing):
         self._reader.close()
 
     def _take(self, raws: Sequence[RawRecord], ends: Mapping[Partition, int] | None) -> None:
-        for raw in raws:
+        for index, raw in enumerate(raws):
             if ends is not None and raw.position.offset >= ends[raw.partition]:
                 self._ahead.append(raw)
                 continue
+            try:
+                described = self._described(raw)
+            except StreamsError:
+                self._ahead += raws[index:]
+                raise
             self._num_bytes += len(raw.value)
-            described = self._described(raw)
             event = described.event
             if isinstance(event, TrainerStarted) and event.epoch > self._epoch:
                 self._epoch, self.trainer_state = event.epoch, ""

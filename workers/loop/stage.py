@@ -20,7 +20,7 @@ from schemas.events import Event, Prompt
 from streams.bus import Bus
 from streams.codec import decoded, outgoing
 from streams.crash_points import CrashPoint, reach
-from streams.errors import AbortedError
+from streams.errors import AbortedError, StreamsError
 from streams.probing import Probing
 from streams.record import Committed, Outgoing, Partition, RawRecord, Record
 from streams.topics import DEAD_LETTERS
@@ -167,7 +167,7 @@ class StageLoop:
     def _let_go(self, partitions: Set[Partition]) -> None:
         """Put back the notes that this worker found: it leaves these partitions alive.
 
-        Called in a poll, so no transaction is under way. If this one is aborted, the notes stay.
+        Called where no transaction is under way. If this one is aborted, the notes stay.
         """
         with suppress(AbortedError):
             notes = self._without_our_tries(self._tracker.noted & partitions)
@@ -282,12 +282,21 @@ class StageLoop:
     def _begin(self, raw: RawRecord) -> None:
         event: Event | None = None
         try:
-            record = decoded(raw, self._bus.schemas())
+            record = self._decoded(raw)
             event = record.event
             self._stage.begin(record)
         except (ValueError, RecursionError) as err:  # the latter of JSON that is nested too deep
             letter = refusal(self._context, raw, event, err)
             self._outbox.add([Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))])
+
+    def _decoded(self, raw: RawRecord) -> Record[Event]:
+        """That nobody can be asked for its schema is not its doing: it is not noted as begun."""
+        try:
+            return decoded(raw, self._bus.schemas())
+        except StreamsError:
+            with suppress(StreamsError):  # the first error says what happened
+                self._let_go(self._tracker.noted)
+            raise
 
     def _killer(self, raw: RawRecord, tries: int) -> Finished:
         detail = (

@@ -17,6 +17,7 @@ from workers.context import Context
 from workers.log import get as get_log
 from workers.loop.foreign import ForeignRecords
 from workers.loop.reporter import Reporter
+from workers.loop.stall import StuckError
 from workers.trainer.admission import Admission, Plan
 from workers.trainer.claim import claim
 from workers.trainer.expired import drop_expired
@@ -33,7 +34,8 @@ from workers.weights.channel import WeightServer
 POLL_S = 0.005  # of a turn; it returns early when records are there
 DROP_EVERY_S = 0.25
 _REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
-_OF_COMMITS = (BrokerError, FencedError, OutcomeUnknownError)  # to ask once more would not help
+# To ask once more would not help: a commit failed, or what is reported with it is refused again.
+_FINAL = (BrokerError, FencedError, OutcomeUnknownError, StuckError)
 
 
 class TrainerWorker:
@@ -108,7 +110,7 @@ class TrainerWorker:
         """
         try:
             self._turn()
-        except _OF_COMMITS:
+        except _FINAL:
             raise
         except Exception as err:
             # Who slept may find files removed, records expired, deadlines over. If somebody took

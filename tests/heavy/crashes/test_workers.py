@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from streams.catalogue import Catalogue
+from streams.codec import outgoing
 from streams.crash_points import CrashPoint
-from tests.unit.workers.crashing import Killed, Site, kill_at
+from streams.errors import DeadlineError
+from streams.topics import TRAJECTORIES
+from tests.newer_release import newer, publish
+from tests.unit.roles.stand import turn_until
+from tests.unit.roles.test_logprob import segment, trajectory
+from tests.unit.workers.crashing import Killed, MortalBus, Site, kill_at
 from workers.engines.base import EngineError, Scores, TokenSequence
 from workers.engines.fake import FakeScorer
+from workers.loop.probation import MAX_TRIES
 
 POINTS = [point for point in CrashPoint if not point.startswith("checkpoint")]
 
@@ -94,3 +102,29 @@ def test_an_output_that_the_broker_never_takes_is_set_aside(tmp_path: Path) -> N
     (letter,) = site.letters()
     assert ("transaction", 5) == (letter.reason, letter.sample)
     assert "max.message.bytes is 600" in letter.detail
+
+
+class Silent(Catalogue):
+    """Nobody can be asked for a schema."""
+
+    def get(self, _print: bytes, /) -> str | None:
+        raise DeadlineError("looking a schema up in schemas[0]: at offset 0 of 16 after 10 s")
+
+
+def test_a_record_whose_schema_cannot_be_asked_for_is_not_to_blame(tmp_path: Path) -> None:
+    """However many workers end at it: the first one that gets an answer scores it."""
+    site = Site(tmp_path, "logprob", num_samples=1)
+    site.stand.send(newer(outgoing(TRAJECTORIES, trajectory("1", segment(0, 5, 6), group_size=1))))
+    site.ends = site.stand.bus().ends(TRAJECTORIES.name)
+    for _ in range(2 * MAX_TRIES):
+        bus = MortalBus(site.stand)
+        bus._catalogue = Silent(bus)
+        worker = site._make(bus, None)
+        with pytest.raises(DeadlineError):
+            turn_until(worker, site.is_covered)
+        worker.close()
+        bus.expire()
+    publish(site.stand.bus())
+    assert not site.live()
+    assert [] == site.letters()
+    assert {("0", 0): 1, ("1", 0): 1} == site.outcomes()

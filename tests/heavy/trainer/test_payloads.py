@@ -33,6 +33,7 @@ from workers.loop.stall import StuckError
 from workers.trainer.fetch import PollSize, fetch
 from workers.trainer.packing import MicroBatch
 from workers.trainer.payloads import Payload, batch_hash, payload_of
+from workers.trainer.redo import read_step
 from workers.trainer.training import Culprit, Trained, Training
 from workers.trainer.worker import TrainerWorker
 
@@ -189,8 +190,17 @@ class Counting(Training):
         return super().train(*args)
 
 
-def test_a_redo_holds_one_step_s_samples_at_a_time(tmp_path: Path) -> None:
+def test_a_redo_holds_one_step_s_samples_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does the steps since a checkpoint one after another, however many there are."""
+    counts: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        counts.append(sum(isinstance(found, Trajectory) for found in living()))
+        return read_step(*args)
+
+    monkeypatch.setattr("workers.trainer.redo.read_step", counted)
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
     for group in range(3):
@@ -203,6 +213,7 @@ def test_a_redo_holds_one_step_s_samples_at_a_time(tmp_path: Path) -> None:
     turn_until(second, lambda: second._reporter.policy_version == 3)
     second.close()
     assert [2, 2, 2] == Counting.counts
+    assert [0, 0, 0] == counts  # nothing is left of a step when the next one is read
 
 
 class Slow(Training):

@@ -27,6 +27,7 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from workers.config.run import RunConfig
 from workers.loop.runtime import Exit, exit_status
+from workers.loop.stall import StuckError
 from workers.trainer.checkpoint import CheckpointStore
 from workers.trainer.fetch import RecordGoneError
 from workers.trainer.redo import RedoError
@@ -204,6 +205,23 @@ def test_what_it_cannot_ask_is_not_the_reason_either(
         trainer.turn()
     trainer.close()
     assert 1 == len(asked)  # a broker that failed is not asked once more
+
+
+def test_who_is_stuck_says_so_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reports with would only say once more that it is stuck."""
+    log, config = make_log(), make_config(tmp_path)
+    trainer = make_trainer(log, config)
+
+    def look(*_args: object) -> None:
+        raise StuckError("trainer-0 has done nothing for 300 s")
+
+    monkeypatch.setattr(trainer._reporter._stuck, "look", look)
+    with pytest.raises(StuckError) as told:
+        trainer.turn()
+    trainer.close()
+    assert not getattr(told.value, "__notes__", [])
 
 
 def check_weights(log: MemoryLog) -> None:

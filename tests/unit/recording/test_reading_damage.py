@@ -135,6 +135,7 @@ def test_a_header_that_claims_to_be_enormous_is_damaged(tmp_path: Path) -> None:
         (b"zstandard", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff", "its header is damaged"),
         (b'"name":"epoch"', b'"name":"apoch"', "its schema is not the one of its fingerprint"),
         (b"rlstreams.run\x02r", b"rlstreams.run\x02q", "is of run 'q', the recording of 'r'"),
+        (b"rlstreams.run\x02r", b"rlstreams.run\x02\xff", "is of run '\ufffd', the recording of"),
     ],
 )
 def test_a_header_that_was_changed_is_named(small: Path, old: bytes, new: bytes, told: str) -> None:

@@ -19,7 +19,7 @@ from schemas.tensor import Tensor
 from streams.audit.auditor import audit
 from streams.bus import Bus
 from streams.codec import outgoing
-from streams.errors import OffsetGoneError, TopicMismatchError
+from streams.errors import DeadlineError, OffsetGoneError, TopicMismatchError
 from streams.memory.bus import MemoryBus
 from streams.record import Partition, Position, RawRecord
 from streams.recording import (
@@ -36,6 +36,7 @@ from streams.recording.selection import Range, Selection
 from streams.topics import STEPS, TOPICS, TRAJECTORIES
 from tests import factories
 from tests.logs import made_log
+from tests.newer_release import newer, publish
 from tests.unit.recording.recordings import TOPIC_OF
 
 BY_NAME = {topic.name: topic for topic in TOPICS}
@@ -159,6 +160,32 @@ def test_chosen_steps_come_with_their_groups_and_versions(world: World) -> None:
     assert [1, 2] == [event.step for event in events if isinstance(event, PolicyPublished)]
     assert any(isinstance(event, TrainerStarted) for event in events)
     assert [2] == [event.step for event in events if isinstance(event, StepCompleted)]
+
+
+def test_a_schema_that_cannot_be_asked_for_costs_no_record(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read behind the record that needs it does not count as recorded."""
+    beat = outgoing(STEPS, factories.heartbeat())
+    with world.bus.producer("newer") as producer:
+        producer.commit([beat, newer(beat), beat, beat])
+    publish(world.bus)
+
+    class Away:
+        def get(self, _print: bytes) -> str | None:
+            raise DeadlineError("looking a schema up in schemas[0]")
+
+    with (
+        RecordingWriter(world.folder, world.manifest()) as writer,
+        Recorder(world.bus, writer, Selection()) as recorder,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(world.bus, "schemas", Away)
+            with pytest.raises(DeadlineError):
+                recorder.up_to_now()
+        recorder.commit()  # as who is interrupted does
+    world.record()
+    assert world.on_the_log() == world.recorded()
 
 
 def test_the_end_of_a_run_is_seen(world: World) -> None:

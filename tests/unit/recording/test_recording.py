@@ -134,6 +134,26 @@ def test_a_start_within_a_partition_begins_there(tmp_path: Path) -> None:
     assert [r for r in raws if r.position.partition == 1 and r.position.offset >= 37] == found
 
 
+def test_blocks_are_asked_of_the_index_once_however_often_one_seeks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which goes through all rows of a file; a redo seeks for every step."""
+    record(tmp_path / "r", trajectories(100), block=8)
+    partition = Partition("trajectories", 1)
+    asked: list[int] = []
+    with Recording(tmp_path / "r") as recording:
+        known_blocks = recording.index.known_blocks
+
+        def ask(number: int) -> object:
+            asked.append(number)
+            return known_blocks(number)
+
+        monkeypatch.setattr(recording.index, "known_blocks", ask)
+        for start in (0, 20, 37):
+            assert start == next(recording.partition(partition, start=start)).position.offset
+    assert 1 == len(asked)
+
+
 def test_what_steps_trained_on_is_indexed(tmp_path: Path) -> None:
     """From a sample to its step, and back."""
     step = factories.step_completed(step=3)

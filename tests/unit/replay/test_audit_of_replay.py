@@ -130,6 +130,15 @@ def test_of_a_part_only_what_can_hold_is_judged(raws: Sequence[RawRecord]) -> No
     assert {"trained twice": SIZE, "closed twice": 1} == judged(bus).breach_counts
 
 
+def test_a_step_that_cannot_be_read_is_named_of_a_part_too(raws: Sequence[RawRecord]) -> None:
+    """It is there, whatever else was left out."""
+    part = [raw for raw in raws if raw.position.topic == STEPS.name]
+    cut = [raw._replace(value=raw.value[:-3]) for raw in part]
+    report = judged(played(cut, is_part=True))
+    assert {"unreadable step": len(part)} == report.breach_counts
+    assert not report.ok
+
+
 def test_a_trainer_alone_names_positions_of_its_own_log(raws: Sequence[RawRecord]) -> None:
     """It was fed recorded samples, and made its steps here."""
     bus = MemoryBus(made_log("again", 2), "again")

@@ -215,6 +215,25 @@ def test_schema_of_a_foreign_event():
         decode(MARKER + fingerprint(text), {fingerprint(text): text})
 
 
+def test_a_foreign_schema_whose_records_take_no_bytes_is_not_read_with():
+    """Each type twice within the next one: some thousand bytes of schema, and no end of values."""
+
+    def nested(depth):
+        inner = nested(depth - 1) if depth else "null"
+        return {
+            "type": "record",
+            "name": f"R{depth}" if depth < 40 else "Prompt",
+            "fields": [
+                {"name": "a", "type": inner},
+                {"name": "b", "type": f"R{depth - 1}" if depth else "null"},
+            ],
+        }
+
+    text = json.dumps(nested(40))
+    with pytest.raises(DecodeError, match="takes no bytes"):
+        decode(MARKER + fingerprint(text), {fingerprint(text): text})
+
+
 def test_tensor_data_is_not_copied_when_encoding():
     """The buffers of a record contain the array's own memory."""
     tokens = int32s(1000)
