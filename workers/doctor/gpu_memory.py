@@ -72,7 +72,7 @@ def loads(
     by_index: dict[int, Load] = {}
     weights = {role.role: _of_role(role, config) for role in roles}
     for place in places:
-        for number, gpu in enumerate(place.gpus):
+        for rank, gpu in enumerate(place.gpus):
             load = by_index.setdefault(gpu.index, Load(gpu=gpu))
             if place.role == SERVER:
                 name, each = _of_server(config, gpu)
@@ -80,7 +80,7 @@ def loads(
                 by_index[gpu.index] = load
             else:
                 name = place.role
-                each = weights.get("ranks" if place.role == "trainer" and number else name, 0.0)
+                each = weights.get("ranks" if place.role == "trainer" and rank else name, 0.0)
             name = name if place.processes == 1 else f"{place.processes} x {name}"
             load.parts[name] = place.processes * each
     return iter([by_index[index] for index in sorted(by_index)])

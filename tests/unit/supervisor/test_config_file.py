@@ -101,7 +101,7 @@ def test_a_folder_of_something_else_is_refused_as_it_is(
     bus: MemoryBus, tmp_path: Path, name: str, told: str
 ) -> None:
     """A run among a recording's files would be both to every command that takes either."""
-    place = tmp_path / name.split("/")[0]
+    place = tmp_path / name.partition("/")[0]
     if name.startswith("file"):
         (tmp_path / "file").write_text("mine")
         place = tmp_path / name
