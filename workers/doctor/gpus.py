@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -162,8 +163,8 @@ def number(args: Mapping[str, str | int | float | bool], name: str) -> float | N
         return None
     if value is None or found is None or not found[2]:
         return value
-    base = 1000 if found[2].islower() else 1024
-    return value * base ** ("kmgt".index(found[2].lower()) + 1)
+    base = 1000.0 if found[2].islower() else 1024.0
+    return value * math.pow(base, "kmgt".index(found[2].lower()) + 1)
 
 
 def gpu_checks(
