@@ -233,7 +233,7 @@ class EmbeddedBroker:
     def _read_state(self) -> BrokerState | None:
         try:
             return BrokerState(**json.loads((self.folder / "broker.json").read_text("utf-8")))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError):  # a power cut emptied it: the data know themselves
             return None

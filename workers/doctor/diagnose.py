@@ -41,6 +41,7 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     checks = [
         *machine(config, host, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
         *gpu_checks(config, seen, host, weights_mb=weights_mb),
+        *_all("run.dir", lambda: _folder(config, host)),
         *_all("secrets", lambda: iter([secrets_check(config, host)])),
         *_all("role", lambda: alone_checks(config, host)),
         *(plan_checks(config) if host.has("trainer") else ()),
@@ -58,6 +59,16 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
         check = loaded_check if host.is_alone else verifier_check
         checks += _all("verifier", lambda: iter([check(config)]))
     return [*checks, *_broker(config, host, bootstrap)]
+
+
+def _folder(config: RunConfig, host: Host) -> Iterator[Check]:
+    """Nothing, unless `up` would refuse the run's folder."""
+    from workers.supervisor.config_file import refuse_other_run, refuse_place
+
+    if not host.is_alone:
+        refuse_place(config)
+        refuse_other_run(config)
+    yield from ()
 
 
 def _of_model(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Check]:

@@ -21,12 +21,12 @@ Fragmentation, buffers of kernels and of NCCL are not in it: so it warns, and re
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, ok, warn
-from workers.doctor.gpus import SERVER, VISIBLE, Gpu, Placed, placed
+from workers.doctor.gpus import SERVER, VISIBLE, Gpu, Placed, number, placed
 from workers.doctor.host import Host
 from workers.doctor.memory import LESS, RoleMemory
 
@@ -72,7 +72,7 @@ def loads(
     by_index: dict[int, Load] = {}
     weights = {role.role: _of_role(role, config) for role in roles}
     for place in places:
-        for number, gpu in enumerate(place.gpus):
+        for rank, gpu in enumerate(place.gpus):
             load = by_index.setdefault(gpu.index, Load(gpu=gpu))
             if place.role == SERVER:
                 name, each = _of_server(config, gpu)
@@ -80,7 +80,7 @@ def loads(
                 by_index[gpu.index] = load
             else:
                 name = place.role
-                each = weights.get("ranks" if place.role == "trainer" and number else name, 0.0)
+                each = weights.get("ranks" if place.role == "trainer" and rank else name, 0.0)
             name = name if place.processes == 1 else f"{place.processes} x {name}"
             load.parts[name] = place.processes * each
     return iter([by_index[index] for index in sorted(by_index)])
@@ -94,18 +94,14 @@ def _of_role(role: RoleMemory, config: RunConfig) -> float:
 
 def _of_server(config: RunConfig, gpu: Gpu) -> tuple[str, float]:
     """What to call it, and MB on one of its GPUs."""
-    args = _plain(config.engine.args)
+    args = config.engine.args
     kind = config.rollout.engine
-    if _CACHE in args:
-        return f"{kind} ({_CACHE}, without its weights)", CONTEXT_MB + float(args[_CACHE]) / 1e6
-    told = next((float(args[name]) for name in _FRACTIONS if name in args), None)
+    if cache_bytes := number(args, _CACHE):
+        return f"{kind} ({_CACHE}, without its weights)", CONTEXT_MB + cache_bytes / 1e6
+    told = next(filter(None, (number(args, name) for name in _FRACTIONS)), None)
     fraction = USUAL_FRACTION if told is None else told
     usual = ", as usual where nothing is said" if told is None else ""
     return f"{kind} ({fraction:g} of it{usual})", fraction * gpu.total_mb
-
-
-def _plain(args: Mapping[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
-    return {name.lstrip("-").replace("_", "-"): value for name, value in args.items()}
 
 
 def _checked(config: RunConfig, load: Load, *, is_up: bool) -> Check:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ IDLE = 0.9  # share of a GPU's memory that is free where nobody uses it
 SERVER = "server"  # as a role: the model server that a rollout worker starts
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.free,memory.total",
           "--format=csv,noheader,nounits"]  # fmt: skip
+_SLICE = "MIG-"  # how one is named where a GPU would be
 _RANKS = ("tensor-parallel-size", "tp-size", "tp")  # GPUs of a server, in both spellings
 
 
@@ -142,9 +145,26 @@ def placed(
 
 
 def num_ranks(args: Mapping[str, str | int | float | bool]) -> int:
-    """GPUs that one server is spread over, by its arguments."""
+    """GPUs that one server is spread over, by its arguments; what is no number counts as 1."""
+    return max((int(number(args, name) or 1) for name in _RANKS), default=1)
+
+
+def number(args: Mapping[str, str | int | float | bool], name: str) -> float | None:
+    """An argument of a server; None: there is none, or only the server knows what it means.
+
+    A suffix is vLLM's: k, m, g, t are powers of 1000, in capitals of 1024
+    (https://docs.vllm.ai/en/stable/cli/serve/).
+    """
     plain = {name.lstrip("-").replace("_", "-"): value for name, value in args.items()}
-    return max((int(plain[name]) for name in _RANKS if name in plain), default=1)
+    found = re.fullmatch(r"([0-9.e+-]+)([kmgt]?)", str(plain.get(name, "")).strip(), re.IGNORECASE)
+    try:
+        value = float(found[1]) if found else None
+    except ValueError:
+        return None
+    if value is None or found is None or not found[2]:
+        return value
+    base = 1000.0 if found[2].islower() else 1024.0
+    return value * math.pow(base, "kmgt".index(found[2].lower()) + 1)
 
 
 def gpu_checks(
@@ -158,7 +178,7 @@ def gpu_checks(
     named = os.environ.get(VISIBLE)
     roles = list(placed(config, seen.gpus, host, named))
     yield _there(seen, roles, named)
-    if not seen.gpus:
+    if not seen.gpus or _SLICE in (named or ""):
         return
     if not host.is_alone:
         yield from _unused(config, visible(seen.gpus, named), roles, weights_mb)
@@ -175,6 +195,8 @@ def _there(seen: Seen, roles: Sequence[Placed], named: str | None) -> Check:
         return warn("gpus", found, "name cpu where none is") if wanted else ok("gpus", found)
     hidden = "" if named is None else f" ({VISIBLE}={named!r})"
     found = f"{'; '.join(map(str, seen.gpus))}{hidden}"
+    if _SLICE in (named or ""):
+        return warn("gpus", f"{found}: slices of GPUs are not looked at; {where}", "")
     lacking = [one for one in roles if len(one.gpus) < one.num_wanted]
     if not lacking:
         return ok("gpus", f"{found}; {where}")

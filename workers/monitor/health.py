@@ -84,7 +84,7 @@ class HealthWatch:
         if self._live_s is None and num_behind == 0:
             self._live_s = now_s
         state = self._hops.state
-        counts = self._live_s is not None and _expects_step(state)
+        counts = self._live_s is not None and _expects_step(state) and not self._saves(state)
         self._clock.tick(now_s, mark_of(state), counts=counts)
 
     def look(self) -> Health:
@@ -111,6 +111,16 @@ class HealthWatch:
         if self._live_s is None or self._monotonic_s() - self._live_s <= SILENT_S:
             return {}  # those that live have not had the time to say so
         return {name: age_s for name, age_s in ages.items() if age_s > SILENT_S}
+
+    def _saves(self, state: HopsState) -> bool:
+        """Whether a trainer that is heard writes a checkpoint, and has still time for it."""
+        now = self._clock_ms()
+        return any(
+            worker.state == "saving"
+            and now - worker.at_ms <= SILENT_S * 1000
+            and now - worker.since_ms < self._limits.of(worker) * 1000
+            for worker in state.of("trainer")
+        )
 
     def _told_state(self, state: HopsState) -> str:
         if self._live_s is None:

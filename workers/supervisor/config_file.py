@@ -11,6 +11,22 @@ from streams.run_folder import CONFIG_FILE
 from workers.config.load import read_json, resolved_json
 from workers.config.run import RunConfig
 from workers.problems.files import write_whole
+from workers.runs.places import other_than_run
+
+
+def refuse_place(config: RunConfig) -> None:
+    """A folder that no run can have, or that holds something else. Changes nothing.
+
+    Raises:
+        ConfigError: says what is there.
+    """
+    folder = Path(config.folder)
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    told = f"{there} is a file" if there.is_file() else ""
+    if not (folder / CONFIG_FILE).exists():  # a run may have been recorded into its own folder
+        told = told or other_than_run(folder)
+    if told:
+        raise ConfigError(f"run.dir: {told}, not a folder of a run: name another, `--run.dir DIR`")
 
 
 def refuse_other_run(config: RunConfig) -> None:
@@ -27,7 +43,8 @@ def refuse_other_run(config: RunConfig) -> None:
     if owner != config.run.id:
         raise ConfigError(
             f"run.dir: {config.folder} is the folder of run {owner!r}, and run.id is "
-            f"{config.run.id!r}: name that run, or another folder"
+            f"{config.run.id!r}: name that run, `--run.id {owner}`, or another folder, "
+            "`--run.dir DIR`"
         )
 
 

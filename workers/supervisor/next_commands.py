@@ -28,8 +28,8 @@ def next_commands(ended: Ended) -> Sequence[str]:
     commands = [resume, f"audit {shlex.quote(config.folder)}"]
     if ended.outcome is not Outcome.FAILED:
         commands.append(_with_another_seed(ended))
-    elif command.startswith("up "):  # not the demo, which has no file that `doctor` could look at
-        commands.append(f"doctor {command.removeprefix('up ')}")
+    elif command.partition(" ")[0] == "up":  # not the demo: it has no file for `doctor`
+        commands.append(f"doctor{command.removeprefix('up')}")
     return [f"{program} {words}" for words in commands]
 
 

@@ -33,7 +33,7 @@ from workers.hub import model_folder
 from workers.loop.control import RUNNING
 from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
-from workers.supervisor.config_file import configured, refuse_other_run
+from workers.supervisor.config_file import configured, refuse_other_run, refuse_place
 from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.fleet import LOGS, Fleet
 from workers.supervisor.fleet_size import num_workers
@@ -76,6 +76,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         StreamsError: the broker, a topic or the configuration cannot be used.
     """
     config = asked.config
+    refuse_place(config)
     preflight(config, show)
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(config))
@@ -185,10 +186,12 @@ def _refuse_started(bus: Bus, asked: Asked) -> None:
     ends, beginnings = bus.ends(STEPS.name), bus.beginnings(STEPS.name)
     is_started = any(end > beginnings[partition] for partition, end in ends.items())
     if is_started and not asked.is_resumed:
+        run = asked.config.run
+        folder = "" if "{id}" in run.dir else " --run.dir DIR"  # two runs need two folders
         raise ConfigError(
-            f"run.id {asked.config.run.id!r} has steps already: continue it with "
+            f"run.id {run.id!r} has steps already: continue it with "
             f"`{program_name()} {asked.resume}`, "
-            "or begin another run with `--run.id NAME`"
+            f"or begin another run with `--run.id NAME{folder}`"
         )
 
 

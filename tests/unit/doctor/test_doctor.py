@@ -279,3 +279,24 @@ def test_more_rows_to_evaluate_on_than_are_held_out(
     assert "evaluate_rows is 257, but there are 256 held-out rows" in capsys.readouterr().out
     assert 0 == main([*words[:-1], "--prompts.evaluate_rows=256"])
     assert "evaluate_rows" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("config.json", '{"run": {"id": "other"}}', "is the folder of run 'other', and"),
+        ("manifest.json", "{}", "is a recording, not a folder of a run"),
+        ("", "mine", "is a file"),
+    ],
+)
+def test_a_folder_that_a_start_would_refuse(
+    tmp_path: Path, name: str, text: str, told: str
+) -> None:
+    """Before `up` does; the rest is looked at all the same."""
+    place = tmp_path / "run" / name
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(text)
+    checks = {check.name: check for check in diagnose(demo(tmp_path))}
+    found = checks["run.dir"]
+    assert (Level.FAIL, True) == (found.level, told in found.found)
+    assert "verifier" in checks

@@ -256,3 +256,27 @@ def test_memory_that_somebody_else_has_taken() -> None:
     (check,) = memory(config, gpus=taken)
     assert (Level.WARN, True) == (check.level, "only 40,000 are free now" in check.found)
     assert [Level.OK] == [check.level for check in memory(config, gpus=taken, is_up=True)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ("tensor-parallel-size=auto", "vllm (0.9 of it"),
+        ("gpu-memory-utilization=most", "vllm (0.9 of it"),
+        ("kv-cache-memory-bytes=20g", "vllm (kv-cache-memory-bytes, without its weights) 20,500"),
+        ("kv-cache-memory-bytes=20G", "vllm (kv-cache-memory-bytes, without its weights) 21,975"),
+    ],
+)
+def test_arguments_of_a_server_are_the_servers_to_judge(argument: str, part: str) -> None:
+    """What is no number for us may be one for it, or is refused by it; the rest is looked at."""
+    config = load([DEMO], ["--rollout.engine=vllm", f"--engine.args.{argument}"])
+    (check,) = memory(config, gpus=gpus(1))
+    assert part in check.found
+
+
+def test_slices_of_a_gpu_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MIG: the driver's list of GPUs does not name them, and a role that has one is no fault."""
+    monkeypatch.setenv(VISIBLE, "MIG-1f2e")
+    found = checks(1, "--trainer.device=cuda:0")
+    assert ["gpus"] == list(found)
+    assert (Level.WARN, True) == (found["gpus"].level, "MIG-1f2e" in found["gpus"].found)

@@ -111,6 +111,18 @@ def test_a_paused_run_does_not_stall(scene: Scene) -> None:
     assert ((), "over") == (scene.problems, scene.watch.look().state)
 
 
+def test_a_checkpoint_has_its_own_time(scene: Scene) -> None:
+    """As it has under `up`: `deadlines.checkpoint_s`, and only while its writer is heard."""
+    allowed_s = round(CONFIG.deadlines.checkpoint_s)
+    scene.saying["rollout-0"] = ("waiting", "for prompts")
+    scene.saying["trainer-0"] = ("saving", "a checkpoint of step 1")
+    scene.pass_s(allowed_s - 5)
+    assert () == scene.problems
+    scene.pass_s(round(STALL_S) + 10)
+    (problem,) = scene.problems
+    assert "blocked at trainer: trainer-0 says 'saving a checkpoint of step 1'" in problem
+
+
 def test_a_silent_worker_is_named(scene: Scene) -> None:
     """Whatever its clock said while it spoke; one that said it stops is not missed."""
     del scene.saying["logprob-0"]

@@ -70,8 +70,8 @@ def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryBus:
         (["--run.seed=5"], True, "run.seed is 5, but the run was started with 0"),
         (["--prompts.group_size=4"], True, "prompts.group_size is 4, but"),
         (["--trainer.lora.rank=4"], True, "trainer.lora.rank is 4, but"),
-        ([], False, "has steps already"),
-        (["--run.id=other"], True, "is the folder of run 'run', and run.id is 'other'"),
+        ([], False, "has steps already: .* `--run.id NAME --run.dir DIR`"),
+        (["--run.id=other"], True, "is the folder of run 'run', .* `--run.id run`, or .*--run.dir"),
     ],
 )
 def test_a_refused_start_changes_nothing(
@@ -85,6 +85,35 @@ def test_a_refused_start_changes_nothing(
         up(asked)
     assert before == files(tmp_path)
     assert not any(bus.ends(CONTROL.name).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("recording/manifest.json", "recording is a recording"),
+        ("checkpoints/000001-00000005/manifest.json", "checkpoints is a folder of checkpoints"),
+        ("weights/v000001-abc.safetensors", "weights is a folder of weights"),
+        ("file", "file is a file"),
+        ("file/below", "file is a file"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused_as_it_is(
+    bus: MemoryBus, tmp_path: Path, name: str, told: str
+) -> None:
+    """A run among a recording's files would be both to every command that takes either."""
+    place = tmp_path / name.partition("/")[0]
+    if name.startswith("file"):
+        (tmp_path / "file").write_text("mine")
+        place = tmp_path / name
+    else:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}" if "recording" in name else '{"weight_hash": ""}')
+    before = sorted(tmp_path.rglob("*"))
+    config = load([DEMO], [f"--run.dir={place}", "--run.id=new"])
+    asked = Asked(config=config, command="up", is_resumed=False, is_live=False)
+    with pytest.raises(ConfigError, match=f"run.dir: .*{told}.*name another.*--run.dir"):
+        up(asked)
+    assert before == sorted(tmp_path.rglob("*"))
 
 
 def test_what_the_trainer_refuses_leaves_the_configuration_as_it_was(tmp_path: Path) -> None:

@@ -164,7 +164,11 @@ def test_a_folder_by_id_that_was_typed_is_kept(here: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "last"),
-    [("up my.toml --data.train=x", "doctor my.toml --data.train=x"), ("demo", "audit runs/mine")],
+    [
+        ("up my.toml --data.train=x", "doctor my.toml --data.train=x"),
+        ("up", "doctor"),  # of ./run.toml
+        ("demo", "audit runs/mine"),
+    ],
 )
 def test_a_run_that_failed_is_looked_at_before_another_is_begun(command: str, last: str) -> None:
     """Another seed would fail as well; the demo has no file that could be looked at."""
