@@ -78,6 +78,20 @@ def test_what_a_terminal_sends_reaches_neither_the_fork_server_nor_what_it_forks
     assert (done.stdout, done.stderr) == ("[1, 2, 2] [True, True] True None\n", "")
 
 
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_whoever_was_started_with_signals_blocked_stays_where_it_is(is_leader: bool) -> None:
+    """Some runners of jobs block what they start; `up` imports this too, and may lead a group."""
+    words = "import os; before = os.getsid(0); import workers.supervisor.own_session; "
+    words += "assert before == os.getsid(0)"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGHUP])
+    try:
+        done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True,
+                              text=True, check=False, start_new_session=is_leader)  # fmt: skip
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
 @pytest.mark.parametrize("has_pidfd", [True, False])
 def test_a_worker_lives_on_without_the_fork_server(
     monkeypatch: pytest.MonkeyPatch, has_pidfd: bool

@@ -6,6 +6,7 @@ A pipe whose reader has left (`up | head`), and a terminal that hung up, refuse 
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -65,7 +66,10 @@ class _Lasting:
     def _send(self, data: bytes) -> None:
         try:
             while data:
-                data = data[os.write(self._fd, data) :]
+                with suppress(BlockingIOError):  # its reader is slow, and it does not wait itself
+                    data = data[os.write(self._fd, data) :]
+                    continue
+                select.select([], [self._fd], [])
         except OSError:
             if self._has_left:  # a full disk: nobody is told
                 return

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
 _OF_A_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+_FORK_SERVER = "from multiprocessing.forkserver import main"  # as `ensure_running` starts one
 
 
 @contextmanager
@@ -36,6 +38,11 @@ def _leave() -> None:
         signal.signal(number, meaning)
 
 
-# Only where it was started by `unheard`: nobody else loses their terminal by an import.
-if set(_OF_A_TERMINAL) <= signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+def _is_fork_server() -> bool:
+    """Of `unheard`: nobody else loses their terminal by an import, whatever signals they block."""
+    is_one = any(word.startswith(_FORK_SERVER) for word in sys.orig_argv)
+    return is_one and set(_OF_A_TERMINAL) <= signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+if _is_fork_server():
     _leave()

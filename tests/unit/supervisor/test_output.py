@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.unit.report.test_live import live_input
 from workers.live.screen import LiveInput
+from workers.supervisor.output import lasting
 
 ROOT = Path(__file__).parents[3]
 
@@ -129,3 +131,28 @@ def test_a_file_that_cannot_be_written_either_is_no_end(tmp_path: Path) -> None:
     turn(process)
     _, stderr = process.communicate(timeout=_SECONDS)
     assert (0, b"seen\n") == (process.returncode, stderr)
+
+
+def test_a_reader_that_is_slow_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A descriptor that does not block, as some parents leave it, refuses what does not fit now."""
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    text = "x" * 300_000  # more than a pipe holds
+    taken: list[bytes] = []
+
+    def read() -> None:
+        time.sleep(0.1)
+        taken.extend(iter(lambda: os.read(theirs, 65_536), b""))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(ours, "w") as stream, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stream)
+        with lasting(tmp_path / "logs/up.log"):
+            sys.stdout.write(f"{text}\n")
+    reader.join(_SECONDS)
+    os.close(theirs)
+    assert f"{text}\n".encode() == b"".join(taken)
+    assert not (tmp_path / "logs").exists()
