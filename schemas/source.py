@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 # By the first byte of a text: bytes with the length byte, or 0: longer, negative, or more follow.
@@ -26,6 +28,12 @@ LENGTH = (*UNSIGNED, "if n & 1:", "    refuse('length', n, i)", "j = i + (n >> 1
 def refuse(what: str, byte: int, i: int) -> bool:
     """A byte, or an encoded length, that stands for nothing."""
     raise ValueError(f"{what} encoded as {byte} at byte {i}")
+
+
+@lru_cache(maxsize=128)
+def _compiled(text: str, file: str) -> CodeType:
+    """Each new audit reads the same fields, with tables of its own: only they are made anew."""
+    return compile(text, file, "exec")
 
 
 class Source:
@@ -56,5 +64,5 @@ class Source:
 
     def function(self, name: str, title: str) -> Any:  # noqa: ANN401
         """Compile; `title` is what a traceback shows as the file."""
-        exec(compile("\n".join(self._lines), f"<{title}>", "exec"), self.scope)
+        exec(_compiled("\n".join(self._lines), f"<{title}>"), self.scope)
         return self.scope[name]

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from keyword import iskeyword
@@ -184,6 +185,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+@cache
 def parser_of_all() -> argparse.ArgumentParser:
     """The parser of every command."""
     parser = _Parser(

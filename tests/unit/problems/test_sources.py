@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.json
 import pyarrow.parquet
 import pytest
 
@@ -25,8 +26,16 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path / "cache"))
 
 
-def parquet(path: Path, rows: list[dict[str, Any]]) -> str:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
+def parquet(path: Path, rows: list[dict[str, Any]], **types: pyarrow.DataType) -> str:
+    """A file of rows; `types`: of the columns that JSON has no type for."""
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    table = pyarrow.json.read_json(
+        pyarrow.BufferReader(lines.encode())
+    )  # `from_pylist` reads pandas
+    schema = pyarrow.schema(
+        [field.with_type(types.get(field.name, field.type)) for field in table.schema]
+    )
+    pyarrow.parquet.write_table(table.cast(schema), path, row_group_size=7)
     return str(path)
 
 
@@ -75,7 +84,9 @@ def test_a_column_that_no_parquet_file_has(tmp_path: Path) -> None:
 
 def test_bytes_are_refused_with_a_way_out(tmp_path: Path) -> None:
     """An image column stands in the way until the others are named."""
-    file = parquet(tmp_path / "rows.parquet", [{**row, "image": b"\x00"} for row in ROWS])
+    file = parquet(
+        tmp_path / "rows.parquet", [{**row, "image": "x"} for row in ROWS], image=pyarrow.binary()
+    )
     with pytest.raises(
         ConfigError, match=r"row 1: a column holds bytes; .*data\.columns\.metadata"
     ):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pyarrow
+import pyarrow.json
 import pyarrow.parquet
 import pytest
 
@@ -152,8 +153,9 @@ def test_a_table_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
 def test_rows_may_be_parquet(tmp_path: Path) -> None:
     """As `data.train` may be."""
     file = tmp_path / "my.parquet"
-    rows = [{"question": f"{n}+1=", "target": n + 1} for n in range(30)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    lines = "".join(f'{{"question": "{n}+1=", "target": {n + 1}}}\n' for n in range(30))
+    table = pyarrow.json.read_json(pyarrow.BufferReader(lines.encode()))
+    pyarrow.parquet.write_table(table, file)
     config = project(tmp_path, "--from", str(file))
     assert (str(file), 6) == (config.data.train, config.data.held_out_rows)
     assert "3+1=" == first_rows(config.data, "data.train", 4)[3].prompt

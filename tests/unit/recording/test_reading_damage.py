@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -53,16 +52,37 @@ def read_everything(folder: Path) -> None:
         recording.index.check()
 
 
+def files_of(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+Whole = dict[Path, bytes]  # each file of a recording
+
+
+def put_back(folder: Path, whole: Whole, damaged: Path) -> None:
+    """What a test damaged, and the index, which may have been made anew."""
+    for path in {damaged, folder / "index.sqlite"}:
+        path.write_bytes(whole[path])
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Whole]:
+    """A recording with each event, and its files as they should be."""
+    folder = tmp_path_factory.mktemp("everything") / "r"
+    each = [raw_of(e, 10 * n) for n, e in enumerate(factories.one_of_each().values())]
+    record(folder, [*each, *trajectories(20, first=100)], block=4)
+    return folder, {path: path.read_bytes() for path in files_of(folder)}
+
+
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_is_damaged_it_is_one_kind_of_error(tmp_path: Path, seed: int) -> None:
+def test_whatever_is_damaged_it_is_one_kind_of_error(
+    everything: tuple[Path, Whole], seed: int
+) -> None:
     """Bytes of any file changed, cut off or overwritten; with its index or without."""
     rng = random.Random(seed)
-    everything = [raw_of(e, 10 * n) for n, e in enumerate(factories.one_of_each().values())]
-    record(tmp_path / "r", [*everything, *trajectories(20, first=100)], block=4)
-    for number in range(6):
-        folder = tmp_path / str(number)
-        shutil.copytree(tmp_path / "r", folder)
-        files = sorted(p for p in folder.rglob("*") if p.is_file())
+    folder, whole = everything
+    for _ in range(6):
+        files = sorted(whole)
         path = rng.choice([folder / "index.sqlite", rng.choice(files)])
         data = bytearray(path.read_bytes())
         at = rng.randrange(len(data))
@@ -77,6 +97,8 @@ def test_whatever_is_damaged_it_is_one_kind_of_error(tmp_path: Path, seed: int) 
         for look in (read_everything, verify):
             with suppress(RecordingError):
                 look(folder)
+        put_back(folder, whole, path)
+    assert whole == {path: path.read_bytes() for path in files_of(folder)}, "looking changed it"
 
 
 @pytest.mark.parametrize(

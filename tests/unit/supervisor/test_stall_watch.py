@@ -93,7 +93,7 @@ class World:
         until_s = time.monotonic() + LATER_S
         while not (self.watch.problem or self.watch.news) and time.monotonic() < until_s:
             self.tick(is_running=is_running)
-            time.sleep(0.001)  # the facts are asked for in a thread
+            time.sleep(0)  # the facts are asked for in a thread
         return self.watch.problem or self.watch.news
 
     def tick_for(self, seconds: float, *, is_running: bool = True) -> str:

@@ -30,7 +30,7 @@ ON, OFF = (load([], [f"trainer.routing_replay={on}"]) for on in ("true", "false"
 ROWS = 12  # of five tokens of the prompt, three sampled, two of the environment, three sampled
 
 
-def sample() -> ScoredTrajectory:
+def _sample() -> ScoredTrajectory:
     """Two turns, of which all is recorded but one row of the experts."""
     experts = np.arange(ROWS * 4, dtype=np.uint8).reshape(ROWS, 2, 2)
     mask = np.ones(ROWS, np.uint8)
@@ -49,6 +49,9 @@ def sample() -> ScoredTrajectory:
     first = factories.score(version=1, weight_hash="", reference_logprobs=reference)
     second = factories.score(segment=3, reference_logprobs=reference)
     return factories.scored(trajectory, scores=(first, second))
+
+
+SAMPLES = {on: replace(_sample(), routing_replayed=on) for on in (True, False)}
 
 
 Edit = Callable[[Tensor | None], Tensor | None]
@@ -87,6 +90,14 @@ def _at(owners: tuple[Any, ...], index: int, name: str, edit: Edit) -> tuple[Any
 
 DIMENSIONS = st.integers(-1, 14) | st.sampled_from([1 << 20, 1 << 40, (1 << 63) - 1])
 SHAPES = st.lists(DIMENSIONS, max_size=4).map(tuple)
+# Made once: to make a strategy costs more than to draw from it.
+BYTES = st.binary(max_size=60)
+ANY_DTYPE, ANY_CODEC = st.sampled_from([*DTYPES, "bfloat16", ""]), st.sampled_from([*CODECS, "lz4"])
+OUR_DTYPE, OUR_CODEC = st.sampled_from(DTYPES), st.sampled_from(CODECS)
+FITTING_SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, ROWS - 1, ROWS, ROWS + 1]), max_size=3)
+VALUES = st.integers(0, 70)
+KINDS = st.sampled_from(["whole", "dtype", "shape", "codec", "data", "cut", "flip"])
+PLACES_OF_BYTES = st.integers(0, 200)
 
 
 def frame(num_bytes: int) -> bytes:
@@ -104,17 +115,18 @@ def _unsized(data: bytes) -> bytes:
 
 
 _WRAPS: list[Callable[[bytes], bytes]] = [bytes, _sized, _unsized]
+WRAPS = st.sampled_from(_WRAPS)
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
     """Any tensor at all: what its fields say need not be what its bytes are."""
-    data = draw(st.binary(max_size=60))
-    wrap = draw(st.sampled_from(_WRAPS))
+    data = draw(BYTES)
+    wrap = draw(WRAPS)
     return Tensor(
-        dtype=draw(st.sampled_from([*DTYPES, "bfloat16", ""])),
+        dtype=draw(ANY_DTYPE),
         shape=draw(SHAPES),
-        codec=draw(st.sampled_from([*CODECS, "lz4"])),
+        codec=draw(ANY_CODEC),
         data=wrap(data),
     )
 
@@ -122,7 +134,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 @st.composite
 def bombs(draw: st.DrawFn) -> Tensor:
     """A few bytes whose frame declares what the shape asks for, however much that is."""
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(OUR_DTYPE)
     shape = draw(SHAPES)
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     declared = max(0, min(num_bytes, (1 << 64) - 3))
@@ -132,18 +144,20 @@ def bombs(draw: st.DrawFn) -> Tensor:
 @st.composite
 def fitting(draw: st.DrawFn) -> Tensor:
     """A tensor whose fields fit its bytes; it only need not be the one that belongs there."""
-    dtype = draw(st.sampled_from(DTYPES))
-    dims = st.sampled_from([0, 1, 2, 3, 4, ROWS - 1, ROWS, ROWS + 1])
-    shape = tuple(draw(st.lists(dims, max_size=3)))
-    return Tensor.of(np.full(shape, draw(st.integers(0, 70)), dtype), draw(st.sampled_from(CODECS)))
+    dtype = draw(OUR_DTYPE)
+    shape = tuple(draw(FITTING_SHAPES))
+    return Tensor.of(np.full(shape, draw(VALUES), dtype), draw(OUR_CODEC))
+
+
+OTHERS = st.none() | tensors() | fitting() | bombs()
 
 
 @st.composite
 def edits(draw: st.DrawFn) -> Edit:
     """None, another tensor, one field of another, or damaged bytes."""
-    other = draw(st.none() | tensors() | fitting() | bombs())
-    kind = draw(st.sampled_from(["whole", "dtype", "shape", "codec", "data", "cut", "flip"]))
-    at = draw(st.integers(0, 200))
+    other = draw(OTHERS)
+    kind = draw(KINDS)
+    at = draw(PLACES_OF_BYTES)
 
     def edit(old: Tensor | None) -> Tensor | None:
         if old is None or other is None or kind == "whole":
@@ -185,7 +199,7 @@ def takes_or_refuses(record: ScoredTrajectory | Outgoing, is_replayed: bool) -> 
 @pytest.mark.parametrize("is_replayed", [True, False])
 def test_a_sample_as_it_should_be_is_taken(is_replayed: bool) -> None:
     """What the other tests damage."""
-    assert takes_or_refuses(replace(sample(), routing_replayed=is_replayed), is_replayed)
+    assert takes_or_refuses(SAMPLES[is_replayed], is_replayed)
 
 
 @settings(max_examples=400)
@@ -197,7 +211,7 @@ def test_tensors_that_do_not_fit_are_set_aside(
     changes: list[tuple[tuple[str, int, str], Edit]], is_replayed: bool
 ) -> None:
     """Bytes, dtype, shape, codec or length of any of them, and one that is missing."""
-    scored = replace(sample(), routing_replayed=is_replayed)
+    scored = SAMPLES[is_replayed]
     for place, edit in changes:
         scored = edited(scored, place, edit)
     takes_or_refuses(scored, is_replayed)
@@ -207,7 +221,7 @@ def test_tensors_that_do_not_fit_are_set_aside(
 @given(st.data(), st.booleans())
 def test_damaged_bytes_are_set_aside(data: st.DataObject, is_replayed: bool) -> None:
     """A record with bits turned, or cut: most is no event then, and some is another sample."""
-    whole = outgoing(SCORED, replace(sample(), routing_replayed=is_replayed))
+    whole = outgoing(SCORED, SAMPLES[is_replayed])
     value = bytearray(b"".join(bytes(piece) for piece in whole.value))
     for _ in range(data.draw(st.integers(0, 3))):
         value[data.draw(st.integers(10, len(value) - 1))] ^= 1 << data.draw(st.integers(0, 7))

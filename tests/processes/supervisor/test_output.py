@@ -27,7 +27,7 @@ from workers.live.screen import LiveView
 from workers.supervisor.interrupts import Interrupts
 from workers.supervisor.output import lasting
 from workers.supervisor.summary import show
-from tests.unit.supervisor.test_output import step
+from tests.processes.supervisor.test_output import step
 with lasting(Path({log!r})):
     with LiveView() as view:
         with Interrupts() as interrupts:

@@ -21,7 +21,7 @@ from workers.doctor.diagnose import preflight
 from workers.doctor.engines import engine_checks
 from workers.doctor.host import EVERYTHING, Host
 
-DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
+DEMO = Path(__file__).parents[2] / "infra/examples/demo.toml"
 
 
 @pytest.fixture
