@@ -27,6 +27,7 @@ T = TypeVar("T")
 NOISE = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._DESTROY_BROKER,  # it answers under another name, or is not named any more
         KafkaError._TRANSPORT,
         KafkaError._RESOLVE,
         KafkaError._TIMED_OUT,

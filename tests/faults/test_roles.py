@@ -9,7 +9,7 @@ from tests.faults.proxy import Weather
 from tests.integration.test_roles_on_broker import Site, end
 from workers.loop.runtime import Exit
 
-NUM_GROUPS = 90
+NUM_GROUPS = 150
 MORE = 25  # samples that are done in each weather, so several commits
 STORM = (
     Weather(delay_s=0.25),  # 500 ms there and back

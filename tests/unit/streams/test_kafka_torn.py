@@ -47,7 +47,13 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [KafkaError._UNKNOWN_PARTITION, KafkaError._TRANSPORT, KafkaError._TIMED_OUT]
+    "code",
+    [
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._DESTROY_BROKER,
+    ],
 )
 def test_a_record_waits_as_long_as_nobody_says_whether_it_ends(code: int):
     """Whoever reads through a broker's restart goes on behind it; then it is given up as usual."""
