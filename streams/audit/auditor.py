@@ -219,7 +219,7 @@ class Auditor(Closing):
                     found = UnreadStep(raw.position, f"fingerprint {print_}: {err}")
                 if origin is not None:
                     self._origins.add(origin)
-                elif topic is STEPS:
+                elif topic is STEPS and not isinstance(found, UnreadStep):
                     self._fold.replay.has_own_steps = True
                 yield found, raw
 

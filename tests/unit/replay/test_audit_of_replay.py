@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from schemas.binary import MARKER
 from schemas.events import StepCompleted
 from streams.audit.auditor import audit
 from streams.audit.report import AuditReport
 from streams.bus import Bus
 from streams.codec import decoded, outgoing
 from streams.memory.bus import MemoryBus
-from streams.record import REPLAY_HEADER, Partition, Position, RawRecord
+from streams.record import REPLAY_HEADER, Outgoing, Partition, Position, RawRecord
 from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from streams.recording.recorder import ORDER, Recorder
 from streams.recording.selection import Selection
@@ -137,6 +138,16 @@ def test_a_step_that_cannot_be_read_is_named_of_a_part_too(raws: Sequence[RawRec
     report = judged(played(cut, is_part=True))
     assert {"unreadable step": len(part)} == report.breach_counts
     assert not report.ok
+
+
+def test_a_stranger_in_steps_does_not_make_positions_those_of_this_log(
+    raws: Sequence[RawRecord],
+) -> None:
+    """Its record is named; that it was not replayed says nothing of who made the steps."""
+    bus = played(raws, in_order=False)
+    with bus.producer("stranger") as producer:
+        producer.commit([Outgoing(topic=STEPS.name, key=b"", value=[MARKER + bytes(40)])])
+    assert {"unreadable step": 1} == judged(bus).breach_counts
 
 
 def test_a_trainer_alone_names_positions_of_its_own_log(raws: Sequence[RawRecord]) -> None:
