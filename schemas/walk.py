@@ -21,11 +21,20 @@ Some = Numbers | slice
 
 _ALL = slice(None)
 _SPARE = bytes(16)  # what a step beyond the last record reads: lengths and counts of 0
-_MANY = 1 << 16  # items of one block; more are not walked through
+_MANY = 1 << 16  # items of an array; more are not walked through
 _WORD_BYTES = 8
 _LONG_BYTES, _LONG_BITS = 10, 64
 
-_ZIGZAG = np.array([(z >> 1) ^ -(z & 1) for z in range(128)], np.int64)
+
+def _zigzag(bits: Numbers) -> Numbers:
+    return np.asarray((bits >> 1) ^ -(bits & 1), np.int64)
+
+
+_ZIGZAG = _zigzag(np.arange(128))
+# By a varint's first two bytes, the first one lower: its value and its size; size 0: more follow.
+_LOW, _HIGH = np.arange(1 << 16) & 255, np.arange(1 << 16) >> 8
+_PAIR_BYTES = np.where(_LOW < 128, 1, np.where(_HIGH < 128, 2, 0)).astype(np.int8)
+_PAIR = _zigzag(np.where(_LOW < 128, _LOW, (_LOW & 127) | (_HIGH & 127) << 7)).astype(np.int16)
 # By the first byte of a text: bytes with the length byte, or 0: longer, negative, or more follow.
 _SHORT = np.array([1 + (z >> 1) if z < 128 and not z & 1 else 0 for z in range(256)], np.int64)
 
@@ -52,11 +61,10 @@ class Walk:
         self.ends: Numbers = np.cumsum(sizes)
         self.starts: Numbers = self.ends - sizes
         self._bytes: Bytes = np.frombuffer(self.joined, np.uint8)
+        # The two, and the eight bytes from every position on, as one integer.
         self._last_word = len(self.joined) - _WORD_BYTES
-        # The eight bytes from every position on, as one integer.
-        self._words: npt.NDArray[np.uint64] = np.ndarray(
-            (self._last_word + 1,), "<u8", self.joined, strides=(1,)
-        )
+        self._pairs = np.ndarray((self._last_word + 1,), "<u2", self.joined, strides=(1,))
+        self._words = np.ndarray((self._last_word + 1,), "<u8", self.joined, strides=(1,))
         self._beyond = len(self.joined)
 
     def byte(self, at: Numbers) -> Bytes:
@@ -69,7 +77,12 @@ class Walk:
         first = self.byte(at)
         if first.max() < 128:
             return _ZIGZAG.take(first), at + 1
-        bits, sizes = self._varint(at)
+        inside = np.minimum(at, self._last_word)
+        pairs = self._pairs[inside]
+        short = _PAIR_BYTES.take(pairs)
+        if short.min() > 0:
+            return _PAIR.take(pairs).astype(np.int64), at + short
+        bits, sizes = _varint(self._words[inside])
         end = at + sizes
         for index in np.flatnonzero(sizes == 0).tolist():
             bits[index], end[index] = self._long_varint(int(at[index]))
@@ -123,24 +136,14 @@ class Walk:
                 here = base + number
                 at = _stepped(at, counts > number, lambda at, some: pass_item(at, some, here))  # noqa: B023
             base += largest
+            if base > _MANY:
+                at[counts > 0] = self._beyond
+                return at
             if counts.min() > 0:
                 counts, at = self.long(at)
             else:
                 left = np.flatnonzero(counts)
                 counts[left], at[left] = self.long(at[left])
-
-    def _varint(self, at: Numbers) -> tuple[npt.NDArray[np.uint64], Numbers]:
-        """Bits and size of each varint; size 0: of more than eight bytes."""
-        words = self._words[np.minimum(at, self._last_word)]
-        ends = ~words & _CONTINUES
-        below = (ends & -ends) - _ONE  # all bits below the one that says that no byte follows
-        sizes = (np.bitwise_count(below).astype(np.int64) + 1) >> 3
-        sizes[ends == 0] = 0
-        bits = words & below & ~_CONTINUES
-        for upper, by in _SQUEEZES:
-            moved = bits & upper
-            bits = (bits ^ moved) | moved >> by
-        return bits, sizes
 
     def _long_varint(self, at: int) -> tuple[int, int]:
         """One of nine or ten bytes."""
@@ -150,6 +153,19 @@ class Walk:
             if byte < 128:
                 return (bits, at + index + 1) if bits >> _LONG_BITS == 0 else (0, self._beyond)
         return 0, self._beyond
+
+
+def _varint(words: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], Numbers]:
+    """Bits and size of the varint that each word begins with; size 0: more than eight bytes."""
+    ends = ~words & _CONTINUES
+    below = (ends & -ends) - _ONE  # all bits below the one that says that no byte follows
+    sizes = (np.bitwise_count(below).astype(np.int64) + 1) >> 3
+    sizes[ends == 0] = 0
+    bits = words & below & ~_CONTINUES
+    for upper, by in _SQUEEZES:
+        moved = bits & upper
+        bits = (bits ^ moved) | moved >> by
+    return bits, sizes
 
 
 def _stepped(
