@@ -2,9 +2,9 @@
 
 Prompts and trajectories are not read, so the blocked hop is told from what the workers report: the
 first role, from upstream, of which nobody finished anything within its limit and somebody is not
-merely waiting. Where there is none, somebody who starts, or whose work comes forward (who reads again
-what it has to after a restart), is waited for, as `up` does. Time is this process's own: clocks of
-other hosts may be wrong.
+merely waiting. Where there is none, somebody who starts, or whose work comes forward (it reads
+again what it has to after a restart), is waited for, as `up` does. Time is this process's own:
+clocks of other hosts may be wrong.
 """
 
 from __future__ import annotations
