@@ -144,7 +144,8 @@ def _decode_any(value: Buffer, view: memoryview, schemas: SchemaTexts) -> Event:
     try:
         if decoder is None:
             return _resolve(value, print_, schemas)
-        event, end = decoder(value, view, HEADER_BYTES)
+        record = value if type(value) is bytes else bytes(value)  # slices of it are looked up
+        event, end = decoder(record, view, HEADER_BYTES)
     except DecodeError:
         raise
     except _CORRUPT as err:

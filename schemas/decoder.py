@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from schemas.shapes import fields_of, shape_of
-from schemas.source import LENGTH, SHORT_TEXT, UNSIGNED, Source, refuse
+from schemas.source import LENGTH, SHORT_TEXT, UNSIGNED, Source, refuse, signed
 from schemas.tensor import Buffer
 from schemas.varint import read_count, read_long, read_unsigned
 
-Decoder = Callable[[Buffer, memoryview, int], tuple[Any, int]]
+Decoder = Callable[[bytes, memoryview, int], tuple[Any, int]]
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
 
@@ -151,14 +151,8 @@ class _Reader:
         self.source.add(depth, f"{target} = {f'tuple({items})' if shape == 'array' else items}")
 
 
-def leaf_lines(
-    leaves: Sequence[Leaf], source: Source, *, piece: str = "bytes(b[i:j])"
-) -> list[str]:
-    """Code that reads neighbouring leaves; doubles that are neighbours go through one call.
-
-    Args:
-        piece: `b[i:j]` as `bytes`.
-    """
+def leaf_lines(leaves: Sequence[Leaf], source: Source) -> list[str]:
+    """Code that reads neighbouring leaves; doubles that are neighbours go through one call."""
     lines: list[str] = []
     for is_double, group in itertools.groupby(leaves, lambda leaf: leaf.shape == "double"):
         if is_double:
@@ -167,15 +161,15 @@ def leaf_lines(
             source.scope[unpack] = struct.Struct(f"<{len(targets)}d").unpack_from
             lines += [f"{', '.join(targets)}, = {unpack}(b, i)", f"i += {8 * len(targets)}"]
         else:
-            lines += [line for leaf in group for line in _scalar(leaf, piece)]
+            lines += [line for leaf in group for line in _scalar(leaf)]
     return lines
 
 
-def _scalar(leaf: Leaf, piece: str) -> list[str]:
+def _scalar(leaf: Leaf) -> list[str]:
     target = leaf.target
     match leaf.shape:
         case "long":
-            return [*UNSIGNED, f"{target} = n >> 1 ^ -(n & 1)"]
+            return signed(target)
         case "count":
             sized = ["if n & 1:  # negative: a size in bytes follows", f"    {target} += 1"]
             return [*UNSIGNED, f"{target} = n >> 1", *sized, "    _, i = read_long(b, i)"]
@@ -189,5 +183,5 @@ def _scalar(leaf: Leaf, piece: str) -> list[str]:
             return [*LENGTH, f"{target} = {data}", "i = j"]
         case _:
             short = ["n = SHORT[b[i]]", "if n:", "    j = i + n"]
-            long = [f"    {line}" for line in (*LENGTH, f"{target} = {piece}.decode()")]
-            return [*short, f"    {target} = TEXT[{piece}]", "else:", *long, "i = j"]
+            long = [f"    {line}" for line in (*LENGTH, f"{target} = b[i:j].decode()")]
+            return [*short, f"    {target} = TEXT[b[i:j]]", "else:", *long, "i = j"]
