@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from schemas.alike import Alike, is_plain
 from schemas.shapes import fields_of, shape_of
 from schemas.source import LENGTH, SHORT_TEXT, UNSIGNED, Source, refuse, signed
 from schemas.tensor import Buffer
@@ -29,6 +30,8 @@ class _Texts(dict[bytes, str]):
     """Decoded short texts by their bytes, the length byte included."""
 
     def __missing__(self, encoded: bytes) -> str:
+        if encoded[0] != 2 * len(encoded) - 2:
+            raise IndexError(f"a text of {encoded[0] >> 1} bytes in {len(encoded) - 1}")
         text = encoded[1:].decode()
         if len(self) >= _TABLE_ENTRIES:
             self.clear()
@@ -47,9 +50,10 @@ def read_longs(buf: Buffer, i: int, count: int) -> tuple[tuple[int, ...], int]:
     return tuple(longs), i
 
 
+_TEXTS = _Texts()
 SCOPE: dict[str, object] = {
     "SHORT": SHORT_TEXT,
-    "TEXT": _Texts(),
+    "TEXT": _TEXTS,
     "read_long": read_long,
     "read_unsigned": read_unsigned,
     "read_longs": read_longs,
@@ -107,6 +111,8 @@ class _Reader:
             count = self.source.name()
             self._pending.append(Leaf(count, "count"))
             self._pending.append(f"{target}, i = read_longs(b, i, {count})")
+        elif shape == "array" and shape_of(inner)[0] == "record" and is_plain(inner):
+            self._alike(inner, target, depth)
         elif shape in ("array", "map"):
             self._block(shape, inner, target, depth)
         else:
@@ -132,6 +138,18 @@ class _Reader:
         self.field(inner, target, depth + 1)
         self.flush(depth + 1)
         self.source.add(depth, "else:", f"    refuse('union branch', {branch}, i - 1)")
+
+    def _alike(self, inner: type, target: str, depth: int) -> None:
+        """An array of records without branches."""
+        items, left, read = (self.source.name() for _ in range(3))
+        self.source.scope[read] = Alike(inner, compile_decoder(inner), _TEXTS).read
+        self._pending.append(Leaf(left, "count"))
+        self.flush(depth)
+        self.source.add(depth, f"{items} = []", f"while {left}:")
+        self.source.add(depth + 1, f"i = {read}(b, i, {left}, {items})")
+        self._pending.append(Leaf(left, "count"))
+        self.flush(depth + 1)
+        self.source.add(depth, f"{target} = tuple({items})")
 
     def _block(self, shape: str, inner: Any, target: str, depth: int) -> None:  # noqa: ANN401
         """An array or a map: blocks of items until an empty one."""

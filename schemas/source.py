@@ -13,11 +13,8 @@ SHORT_TEXT = tuple(1 + (z >> 1) if z < 128 and z % 2 == 0 else 0 for z in range(
 # byte before off again.
 _SECOND = tuple((byte << 7) - (1 << 7) for byte in range(256))
 _THIRD = tuple((byte << 14) - (1 << 14) for byte in range(256))
-_BYTES = {
-    "SECOND": _SECOND,
-    "THIRD": _THIRD,
-    "SIGNED": tuple(z >> 1 ^ -(z & 1) for z in range(128)),  # what an integer of one byte says
-}
+SIGNED = tuple(z >> 1 ^ -(z & 1) for z in range(128))  # what an integer of one byte says
+_BYTES = {"SECOND": _SECOND, "THIRD": _THIRD, "SIGNED": SIGNED}
 
 # With `n` the first byte of an unsigned integer at `i`, which goes on: reads it.
 _MORE = (
