@@ -20,8 +20,9 @@ from fastavro import schemaless_reader
 from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
+from schemas.alike import Decoder
 from schemas.avro import HISTORY, fingerprint, parsing_form, schema_text
-from schemas.decoder import Decoder, compile_decoder
+from schemas.decoder import compile_decoder
 from schemas.encoder import compile_encoder
 from schemas.events import EVENTS, Event
 from schemas.foreign import writer_schema

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from schemas.decoder import SCOPE, Leaf, leaf_lines
+from schemas.leaves import SCOPE, Leaf, leaf_lines
 from schemas.runs import STEADY, Found, Heads, OtherOutlineError, Run, Sizes
 from schemas.shapes import fields_of, shape_of
 from schemas.source import Source

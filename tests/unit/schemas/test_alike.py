@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from schemas import DecodeError, decode, encode
 from schemas.alike import Alike, is_plain
 from schemas.binary import _CORRUPT
-from schemas.decoder import SCOPE, compile_decoder
+from schemas.decoder import compile_decoder
 from schemas.events import DroppedGroup, MaskedSegment, SampleRef, Segment, StepCompleted
 from tests.factories import sample_ref, step_completed
 
@@ -108,7 +109,7 @@ def test_only_records_without_branches_are_read_so():
 
 def test_lines_stay_bounded_and_the_rest_is_read_all_the_same():
     """Sizes that never repeat compile no code for ever."""
-    alike = Alike(SampleRef, compile_decoder(SampleRef), SCOPE["TEXT"])
+    alike = Alike(SampleRef, compile_decoder(SampleRef))
     for letters in range(60):
         for tokens in (3, 300, 30_000):
             refs = [sample_ref("x" * letters, num_tokens=tokens)] * 12
@@ -119,6 +120,27 @@ def test_lines_stay_bounded_and_the_rest_is_read_all_the_same():
             assert items == refs
             assert (end - start) % len(refs) == 0
     assert len(alike._lines) == 64
+
+
+@pytest.mark.parametrize("tokens", [(9_000, 700), (1 << 40, 700), (-9_000,)])
+def test_a_mixture_is_learned_once(tokens):
+    """Items that do not fit are read by themselves; in the next array there is none."""
+    decode_one, num_decoded = compile_decoder(SampleRef), 0
+
+    def counted(*arguments):
+        nonlocal num_decoded
+        num_decoded += 1
+        return decode_one(*arguments)
+
+    alike = Alike(SampleRef, counted)
+    rng = random.Random(1)
+    refs = [replace(ref, num_tokens=rng.choice(tokens)) for ref in mixture(rng, 64, 0.0)]
+    wire = record(refs)
+    for num_allowed in (9, 0):
+        num_decoded, items = 0, []
+        alike.read(wire, wire.index(b"\x081000"), len(refs), items)
+        assert items == refs
+        assert num_decoded <= num_allowed
 
 
 def test_threads_share_what_was_learned():
