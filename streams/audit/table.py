@@ -114,10 +114,11 @@ class Table:
     def _new_slots(self, number: int, room: int) -> int:
         first = len(self.flags)
         self.flags.extend(bytes(room))
-        self.group_of.extend([number] * room)
-        self.oldest.extend([0] * room)
+        self.group_of.extend(array("i", (number,)) * room)
+        self.oldest.frombytes(bytes(self.oldest.itemsize * room))
+        nowhere = array("q", (NOWHERE,)) * room
         for column in self._columns:
-            column.extend([NOWHERE] * room)
+            column.extend(nowhere)
         return first
 
     def _move(self, number: int, room: int) -> None:
