@@ -24,7 +24,7 @@ from workers.trainer.expired import drop_expired
 from workers.trainer.facts import make_claim, versions
 from workers.trainer.intake import Intake
 from workers.trainer.ledger import Ledger
-from workers.trainer.office import Office
+from workers.trainer.ledger_writer import LedgerWriter
 from workers.trainer.payloads import Payload, Payloads
 from workers.trainer.recovery import Recovery
 from workers.trainer.redo import Life, Redone, drift_error
@@ -61,7 +61,7 @@ class TrainerWorker:
         self._reporter = Reporter(context)
         claimed = claim(context, bus, self._claim)
         self._ledger = claimed.ledger
-        self._office = Office(
+        self._writer = LedgerWriter(
             context,
             claimed.producer,
             claimed.claim.epoch,
@@ -73,7 +73,7 @@ class TrainerWorker:
         self._version = self._ledger.policy_version
         self._target = claimed.claim.step_target
         if self._config.on_expired == "drop":
-            drop_expired(bus, self._ledger, self._office, self._log)
+            drop_expired(bus, self._ledger, self._writer, self._log)
         self._recovery = Recovery(context, bus, self._ledger, training, self._compute, self._log)
         # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
         size = context.config.prompts.group_size
@@ -152,7 +152,7 @@ class TrainerWorker:
         self._server.close()
         self._intake.close()
         self._pulls.close()
-        self._office.close()
+        self._writer.close()
 
     def _live(self) -> Life[None]:
         """The training loop. Each `yield` waits for a computation, while turns go on."""
@@ -201,7 +201,7 @@ class TrainerWorker:
         redone = yield from self._recovery.come_back(self._while_fetching)
         self._training.configure(self._config)
         if redone.num_steps or redone.passed_over:
-            self._office.redone(redone)
+            self._writer.redone(redone)
             self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)
         if self._config.is_redo_exact and redone.first_unequal is not None:
             unequal = redone.first_unequal
@@ -215,7 +215,7 @@ class TrainerWorker:
         assert redone.last_unequal is not None
         expected, actual = redone.last_unequal.expected, redone.last_unequal.actual
         self._version += 1
-        self._office.drifted(self._step, self._version, expected, actual)
+        self._writer.drifted(self._step, self._version, expected, actual)
         self._ledger.hashes[self._version] = actual
         self._log.warning("redo_drifted", step=self._step, policy_version=self._version)
         yield from self._checkpoint()
@@ -229,7 +229,7 @@ class TrainerWorker:
             self._training.learner.weights(),
             self._training.weight_hash,
         )
-        self._office.published(self._step, manifest, self._server)
+        self._writer.published(self._step, manifest, self._server)
         # After the commit, which a trainer that was replaced does not get through.
         self._server.retire(self._context.config.weights.versions_served)
         self._reporter.policy_version = self._version
@@ -254,7 +254,7 @@ class TrainerWorker:
             for p, offset in sorted(low.items())
         ]
         closed = self._admission.closed_after(plan.group_ids)
-        self._office.step_completed(step, plan, trained, closed, positions)
+        self._writer.step_completed(step, plan, trained, closed, positions)
         # A sample may have come since, of which the plan knew a letter alone.
         self._payloads.release(self._admission.positions_of(plan.group_ids))
         self._admission.close(plan.group_ids)
@@ -307,7 +307,7 @@ class TrainerWorker:
             return
         ids = [group.group_id for group in groups]
         closed = self._admission.closed_after(ids)
-        self._office.groups_dropped(groups, closed, letters)
+        self._writer.groups_dropped(groups, closed, letters)
         self._payloads.release(self._admission.positions_of(ids))
         self._admission.close(ids)
         self._reporter.count(dropped_groups=len(groups), dead_letters=len(letters))
@@ -359,7 +359,7 @@ class TrainerWorker:
         self._heartbeat()
 
     def _prove(self) -> None:
-        self._office.prove(self._state, self._step + 1)
+        self._writer.prove(self._state, self._step + 1)
 
     def _heartbeat(self) -> None:
-        self._office.heartbeat(self._state, self._step + 1)
+        self._writer.heartbeat(self._state, self._step + 1)
