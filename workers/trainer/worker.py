@@ -27,7 +27,7 @@ from workers.trainer.ledger import Ledger
 from workers.trainer.ledger_writer import LedgerWriter
 from workers.trainer.payloads import Payload, Payloads
 from workers.trainer.recovery import Recovery
-from workers.trainer.redo import Life, Redone, drift_error
+from workers.trainer.redo import Coroutine, Redone, drift_error
 from workers.trainer.training import Culprit, Trained, Training
 from workers.weights.channel import WeightServer
 
@@ -98,7 +98,7 @@ class TrainerWorker:
         self._draining = False
         self._next_drop = 0.0
         self._num_micro_batches = 0  # as it was counted last
-        self._life: Life[None] = self._live()
+        self._coroutine: Coroutine[None] = self._live()
         self._waits_for: Future[Any] | None = None
         self._done = False
 
@@ -154,7 +154,7 @@ class TrainerWorker:
         self._pulls.close()
         self._writer.close()
 
-    def _live(self) -> Life[None]:
+    def _live(self) -> Coroutine[None]:
         """The training loop. Each `yield` waits for a computation, while turns go on."""
         yield from self._redo()
         yield from self._publish()
@@ -182,7 +182,7 @@ class TrainerWorker:
         self._heartbeat()
         self._done = True
 
-    def _train(self, plan: Plan) -> Life[None]:
+    def _train(self, plan: Plan) -> Coroutine[None]:
         """A step, or the drop of groups that no step can take. Behind it no payload is held: until
         the next plan may be long."""
         payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
@@ -196,7 +196,7 @@ class TrainerWorker:
         else:
             self._set_aside(plan, payloads, trained)
 
-    def _redo(self) -> Life[None]:
+    def _redo(self) -> Coroutine[None]:
         """Report the redone steps. If weights differ, stop, or go on under a new version."""
         redone = yield from self._recovery.come_back(self._while_fetching)
         self._training.configure(self._config)
@@ -210,7 +210,7 @@ class TrainerWorker:
         if redone.last_unequal is not None:
             yield from self._drifted(redone)
 
-    def _drifted(self, redone: Redone) -> Life[None]:
+    def _drifted(self, redone: Redone) -> Coroutine[None]:
         """Go on with our own weights. Only a checkpoint holds them: no redo elsewhere makes them"""
         assert redone.last_unequal is not None
         expected, actual = redone.last_unequal.expected, redone.last_unequal.actual
@@ -221,7 +221,7 @@ class TrainerWorker:
         yield from self._checkpoint()
         self._tell("redo", "")
 
-    def _publish(self) -> Life[None]:
+    def _publish(self) -> Coroutine[None]:
         """Serve the version in hand, then announce it."""
         manifest = yield self._compute(
             self._server.publish,
@@ -235,7 +235,7 @@ class TrainerWorker:
         self._reporter.policy_version = self._version
         self._log.info("published", policy_version=self._version, hash=manifest.weight_hash[:12])
 
-    def _checkpoint(self) -> Life[None]:
+    def _checkpoint(self) -> Coroutine[None]:
         if self._recovery.saved_step == self._step:
             return
         self._tell("saving", f"a checkpoint of step {self._step}")
@@ -329,7 +329,7 @@ class TrainerWorker:
             return
         result = self._waits_for.result() if self._waits_for is not None else None
         try:
-            self._waits_for = self._life.send(result)
+            self._waits_for = self._coroutine.send(result)
         except StopIteration:
             self._done = True
 
