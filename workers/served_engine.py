@@ -28,7 +28,7 @@ from workers.engines.served.shape import longest_sequence, read_shape
 from workers.hub import model_folder
 from workers.log import get
 from workers.weights import piece
-from workers.weights.desk import Desk
+from workers.weights.report_listener import ReportListener
 
 LOGS = "logs"
 SERVERS = "servers"  # folder of the transfer piece, and of versions for servers without it
@@ -58,16 +58,16 @@ def make_served_engine(context: Context) -> ServedEngine:
         raise ConfigError(f"model.path: {err}") from err
     settings = settings_of(config)
     folder = context.folder / SERVERS / context.worker
-    desk = desk_of(config)
+    listener = report_listener_of(config)
     servers: list[tuple[Server, ServerProcess | None]] = []
     router = router_of(config, context.ordinal)
     for number, url in enumerate(urls_of(config, context.ordinal)):
-        delivery = delivery_of(model, folder, number, desk)
+        delivery = delivery_of(model, folder, number, listener)
         servers.append((Server(url, settings, shape, delivery, router), None))
     if not servers:
         port = port_of(config, context.ordinal)
         url = f"http://{config.engine.host}:{port}"
-        server = Server(url, settings, shape, delivery_of(model, folder, 0, desk))
+        server = Server(url, settings, shape, delivery_of(model, folder, 0, listener))
         servers.append((server, _process(context, settings.kind, port, folder)))
     log = get(context.role, context.worker, context.instance)
     return ServedEngine(
@@ -76,19 +76,19 @@ def make_served_engine(context: Context) -> ServedEngine:
         max_tokens,
         servers,
         note=lambda what: log.info("engine", what=what),
-        on_close=desk.close,
+        on_close=listener.close,
         router=router,
     )
 
 
-def desk_of(config: RunConfig) -> Desk:
+def report_listener_of(config: RunConfig) -> ReportListener:
     """Where the servers of one worker report.
 
     Raises:
         ConfigError: no such address here.
     """
     check_address("engine.report_host", config.engine.report_host)
-    return Desk(config.engine.report_host)
+    return ReportListener(config.engine.report_host)
 
 
 def settings_of(config: RunConfig) -> ServedSettings:
@@ -218,10 +218,10 @@ def port_of(config: RunConfig, ordinal: int) -> int:
     return port if config.engine.port else free_port(config.engine.host)
 
 
-def delivery_of(model: Path, folder: Path, number: int, desk: Desk) -> Delivery:
+def delivery_of(model: Path, folder: Path, number: int, listener: ReportListener) -> Delivery:
     """How versions reach server `number` of a worker; `folder` is where they may be written."""
     other = FolderDelivery(model, folder / f"versions-{number}")
-    return PieceDelivery(desk, other, str(number))
+    return PieceDelivery(listener, other, str(number))
 
 
 def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerProcess:

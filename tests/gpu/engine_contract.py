@@ -43,8 +43,8 @@ from workers.engines.served.server import Server
 from workers.engines.served.shape import longest_sequence, read_shape
 from workers.served_engine import command_of, delivery_of, free_port, where_installed
 from workers.weights import piece
-from workers.weights.desk import Desk
 from workers.weights.file import FileWeightChannel, FileWeightServer
+from workers.weights.report_listener import ReportListener
 
 START_S = 500.0
 
@@ -55,7 +55,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.kind, self.model, self.folder = Kind(args.kind), Path(args.model).resolve(), folder
         self.weights = FileWeightServer(folder / "weights", keep=4)
-        self.desk = Desk()
+        self.listener = ReportListener()
         self.process: ServerProcess | None = None
         self.url = args.url or self._start(args)
 
@@ -85,7 +85,7 @@ class Bench:
             self.kind, self.model, capture_experts=args.experts, **{**limits, **changes}
         )
         shape = read_shape(self.model)
-        delivery: Delivery = delivery_of(self.model, self.folder, 0, self.desk)
+        delivery: Delivery = delivery_of(self.model, self.folder, 0, self.listener)
         if args.record:
             delivery = FolderDelivery(self.model, self.folder / "versions")
         server = Server(url, chosen, shape, delivery)
@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             told = asyncio.run(run(bench, args))
         finally:
-            bench.desk.close()
+            bench.listener.close()
             if bench.process is not None:
                 bench.process.close()
     print(json.dumps(told, indent=2))  # noqa: T201

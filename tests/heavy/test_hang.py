@@ -19,9 +19,9 @@ from workers.engines.base import EngineError
 from workers.engines.served.delivery import FolderDelivery
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.piece_delivery import PieceDelivery
-from workers.weights import desk as desk_module
+from workers.weights import report_listener
 from workers.weights.channel import WeightError
-from workers.weights.desk import Desk
+from workers.weights.report_listener import ReportListener
 
 FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
 LONG_S = 60.0
@@ -36,9 +36,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr(desk_module, "REPORT_GRACE_S", LONG_S)
-    made = Desk()
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportListener]:
+    monkeypatch.setattr(report_listener, "REPORT_GRACE_S", LONG_S)
+    made = ReportListener()
     yield made
     made.close()
 
@@ -46,7 +46,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 @pytest.mark.parametrize("has_piece", [True, False])
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_running_server_that_hangs_is_shut_and_named(
-    world: World, desk: Desk, flavour: str, has_piece: bool
+    world: World, listener: ReportListener, flavour: str, has_piece: bool
 ) -> None:
     """Its requests end with an error, it takes no pull by whatever way, until somebody restarts
     it."""
@@ -79,7 +79,7 @@ def test_a_running_server_that_hangs_is_shut_and_named(
         assert "" == engine.trouble
         assert {1} == {s.policy_version for s in await collect(engine, request())}
 
-    drive(piece_engine(server, desk, world.folder, probe_s=LONG_S), scenario)
+    drive(piece_engine(server, listener, world.folder, probe_s=LONG_S), scenario)
 
 
 def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
@@ -90,7 +90,7 @@ def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
     assert isinstance(piece, PieceDelivery)
     assert isinstance(piece._other, FolderDelivery)
     piece._probe_s = piece._other._probe_s = deadline_s
-    desk_module.REPORT_GRACE_S = deadline_s
+    report_listener.REPORT_GRACE_S = deadline_s
 
 
 async def _pull_on(engine: ServedEngine, world: World) -> None:

@@ -19,7 +19,7 @@ from workers.engines.served.router import Router
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
-from workers.weights.desk import Desk
+from workers.weights.report_listener import ReportListener
 
 
 def model_folder(folder: Path) -> Path:
@@ -64,7 +64,7 @@ def served_engine(
 
 
 def piece_engine(
-    fake: FakeServer, desk: Desk, folder: Path, *, probe_s: float, **changes: Any
+    fake: FakeServer, listener: ReportListener, folder: Path, *, probe_s: float, **changes: Any
 ) -> ServedEngine:
     """An engine of one stand-in server that weights reach by its piece, if it has one.
 
@@ -75,7 +75,7 @@ def piece_engine(
     chosen = settings(fake.kind, model, **changes)
     shape = read_shape(model)
     by_folder = FolderDelivery(model, folder / "versions", probe_s=probe_s)
-    delivery = PieceDelivery(desk, by_folder, "0", probe_s=probe_s)
+    delivery = PieceDelivery(listener, by_folder, "0", probe_s=probe_s)
     server = Server(fake.url, chosen, shape, delivery)
     return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)])
 
