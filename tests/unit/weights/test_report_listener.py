@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from workers.weights import listener as module
+from workers.weights import report_listener as module
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import dial
 from workers.weights.link.trust import Hello, introduce
