@@ -19,7 +19,7 @@ from workers.engines.served.delivery import Delivery, FolderDelivery
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import Kind
 from workers.engines.served.installed import installed_server
-from workers.engines.served.piece_delivery import PieceDelivery
+from workers.engines.served.plugin_delivery import PluginDelivery
 from workers.engines.served.process import ServerProcess
 from workers.engines.served.router import Router
 from workers.engines.served.server import Server
@@ -27,11 +27,11 @@ from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
 from workers.hub import model_folder
 from workers.log import get
-from workers.weights import piece
+from workers.weights import server_plugin
 from workers.weights.report_listener import ReportListener
 
 LOGS = "logs"
-SERVERS = "servers"  # folder of the transfer piece, and of versions for servers without it
+SERVERS = "servers"  # folder of the transfer plugin, and of versions for servers without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +131,12 @@ def router_of(config: RunConfig, ordinal: int) -> Router | None:
 
 
 def command_of(
-    config: RunConfig, kind: Kind, where: Where, port: int, piece: Mapping[str, str]
+    config: RunConfig, kind: Kind, where: Where, port: int, plugin: Mapping[str, str]
 ) -> StartCommand:
     """How a server for `config` is started.
 
     Args:
-        piece: environment that brings our transfer piece in; empty where it is installed.
+        plugin: environment that brings our transfer plugin in; empty where it is installed.
 
     Raises:
         ConfigError: an argument of the user's contradicts one of ours.
@@ -154,7 +154,7 @@ def command_of(
         and read_shape(model_folder(config.model.path)).num_experts > 0,
         load=engine.load,
         log_level=engine.log_level,
-        piece=piece,
+        plugin=plugin,
         args=engine.args,
         environment={name: _text(value) for name, value in engine.env.items()},
     )
@@ -221,13 +221,13 @@ def port_of(config: RunConfig, ordinal: int) -> int:
 def delivery_of(model: Path, folder: Path, number: int, listener: ReportListener) -> Delivery:
     """How versions reach server `number` of a worker; `folder` is where they may be written."""
     other = FolderDelivery(model, folder / f"versions-{number}")
-    return PieceDelivery(listener, other, str(number))
+    return PluginDelivery(listener, other, str(number))
 
 
 def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerProcess:
     config = context.config
     where = where_installed(config, kind)
-    command = command_of(config, kind, where, port, piece.environment(folder / "piece"))
+    command = command_of(config, kind, where, port, server_plugin.environment(folder / "plugin"))
     secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
     command = replace(command, environment=secrets)
     return ServerProcess(command, server_log(context.folder, kind, context.ordinal))

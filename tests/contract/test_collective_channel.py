@@ -267,7 +267,7 @@ def test_weights_of_a_type_that_cannot_be_sent_are_refused_by_name(
 def test_two_pulls_of_one_worker_follow_each_other(
     stand: Stand, channel: CollectiveWeightChannel
 ) -> None:
-    """A worker of several servers without the transfer piece pulls for each; its link is one."""
+    """A worker of several servers without the transfer plugin pulls for each; its link is one."""
     for version in range(4):
         published = stand.publish(version)
         stand.ask(channel, version)

@@ -4,11 +4,12 @@
     python -m tests.gpu.engine_contract sglang --python PYTHON --model FOLDER --record out.jsonl
 
 Starts a server by the command that a rollout worker would use, dummy-loaded, with the transfer
-piece; `--url` takes a running one instead. Then: `engine check`, two versions pulled by the channel
-`file`, greedy and random answers, a long answer under each way of changing weights, an abort, and
-log-probs against Hugging Face on the same machine. `--record` writes the exchanges for `Replay`
-instead (tests/contract/recordings/KIND-VERSION.jsonl; use a small model); weights then travel by
-folder, as a replay has no piece. Every file there is replayed by tests/contract/test_recorded.py.
+plugin; `--url` takes a running one instead. Then: `engine check`, two versions pulled by the
+channel `file`, greedy and random answers, a long answer under each way of changing weights, an
+abort, and log-probs against Hugging Face on the same machine. `--record` writes the exchanges for
+`Replay` instead (tests/contract/recordings/KIND-VERSION.jsonl; use a small model); weights then
+travel by folder, as a replay has no plugin. Every file there is replayed by
+tests/contract/test_recorded.py.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.shape import longest_sequence, read_shape
 from workers.served_engine import command_of, delivery_of, free_port, where_installed
-from workers.weights import piece
+from workers.weights import server_plugin
 from workers.weights.file import FileWeightChannel, FileWeightServer
 from workers.weights.report_listener import ReportListener
 
@@ -72,7 +73,7 @@ class Bench:
             words.append("engine.load=auto")  # a folder is loaded by the loader of the start
         config, port = load([], words), free_port("127.0.0.1")
         where = where_installed(config, self.kind)
-        environment = piece.environment(self.folder / "piece")
+        environment = server_plugin.environment(self.folder / "plugin")
         command = command_of(config, self.kind, where, port, environment)
         print(command.shell())  # noqa: T201
         self.process = ServerProcess(command, Path(args.log))

@@ -14,7 +14,7 @@ from workers.engines.served.check import Weight, check_server
 from workers.engines.served.dialect import dialect_of
 from workers.engines.served.facts import Kind, ask_facts
 from workers.engines.served.http import ServerError, ServerHttp
-from workers.engines.served.piece_delivery import PieceDelivery
+from workers.engines.served.plugin_delivery import PluginDelivery
 from workers.engines.served.ranks import Ranks, ask_ranks
 from workers.weights.report_listener import ReportListener
 
@@ -32,7 +32,7 @@ def test_replicas_in_one_server_are_refused_when_it_is_met(world: World, flavour
         http = ServerHttp(server.url)
         facts = await ask_facts(http, ASK_S)
         assert Ranks(total=4, replicas=2) == await ask_ranks(http, facts, ASK_S)
-        delivery = PieceDelivery(listener, None, "0")  # type: ignore[arg-type]
+        delivery = PluginDelivery(listener, None, "0")  # type: ignore[arg-type]
         try:
             await delivery.prepare(http, dialect_of(facts.kind), facts)
         finally:

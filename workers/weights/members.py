@@ -36,7 +36,7 @@ class Member:
     mode: str = "in_place"
     ranks: int = 1
     engine: str = ""
-    gpu: str = ""  # empty: none, or a piece that does not tell
+    gpu: str = ""  # empty: none, or a plugin that does not tell
     wants: int | None = None  # a version
     settled: int | None = None  # the version that it got, or was refused, last
     worker: str = ""  # that asked for it in the log

@@ -1,8 +1,8 @@
-"""Delivery by our piece in the server: straight into its own parameters (infra/server/README.md).
+"""Delivery by our plugin in the server: straight into its own parameters (infra/server/README.md).
 
-An order goes to the server by its own update route and holds no weights; the piece receives them
+An order goes to the server by its own update route and holds no weights; the plugin receives them
 from the trainer and reports to this worker's listener. The report counts; the route's answer
-matters only where the server died. A server without the piece is noticed when it is met.
+matters only where the server died. A server without the plugin is noticed when it is met.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Calls = Sequence[tuple[str, Mapping[str, object]]]
 _ALREADY = "already active"  # how vLLM refuses a second session
 
 
-class PieceDelivery:
-    """Puts versions into one server; by `other` where the server has no piece."""
+class PluginDelivery:
+    """Puts versions into one server; by `other` where the server has no plugin."""
 
     def __init__(
         self, listener: ReportListener, other: Delivery, server: str, *, probe_s: float = PROBE_S
@@ -57,27 +57,27 @@ class PieceDelivery:
         self._server = server
         self._probe_s = probe_s
         self._ranks = 1
-        self._has_piece = False
+        self._has_plugin = False
 
     @property
     def name(self) -> str:
-        """`piece`, or the other way's name and why."""
-        return "piece" if self._has_piece else f"{self._other.name} (it has no transfer piece)"
+        """`plugin`, or the other way's name and why."""
+        return "plugin" if self._has_plugin else f"{self._other.name} (it has no transfer plugin)"
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
-        """Greet the piece, and ask how many processes hold a part of the model."""
+        """Greet the plugin, and ask how many processes hold a part of the model."""
         ranks = await ask_ranks(http, facts, self._probe_s)
         refuse(http.url, ranks, facts.kind)
         self._ranks = ranks.total
-        self._has_piece = await self._answers(http, facts)
-        if not self._has_piece:
+        self._has_plugin = await self._answers(http, facts)
+        if not self._has_plugin:
             await self._other.prepare(http, dialect, facts)
         elif facts.kind is Kind.VLLM and ranks.total > 1:
             refuse(http.url, replace(ranks, stages=await self._stages(http, facts)), facts.kind)
 
     async def probe(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
         """Have every rank describe itself; what it says does not matter."""
-        if not self._has_piece:
+        if not self._has_plugin:
             await self._other.probe(http, dialect, facts)
             return
         try:
@@ -87,8 +87,8 @@ class PieceDelivery:
                 raise ServerGoneError(str(err)) from err
 
     async def deliver(self, order: Order) -> int:
-        """Have the piece receive; see `Delivery.deliver`."""
-        if not self._has_piece:
+        """Have the plugin receive; see `Delivery.deliver`."""
+        if not self._has_plugin:
             return await self._other.deliver(order)
         left_s = order.left_s
         with before_the_server(order):
@@ -108,10 +108,10 @@ class PieceDelivery:
         return pulled.num_bytes
 
     async def _answers(self, http: ServerHttp, facts: ServerFacts) -> bool:
-        """Whether the piece is there: vLLM takes its greeting, SGLang runs it for a description.
+        """Whether the plugin is there: vLLM takes its greeting, SGLang runs it for a description.
 
         Raises:
-            ServerGoneError: the server is silent, which tells nothing of its piece.
+            ServerGoneError: the server is silent, which tells nothing of its plugin.
         """
         try:
             if facts.kind is Kind.VLLM:
@@ -141,7 +141,7 @@ class PieceDelivery:
             reports = await self._described(http, facts)
         except ServerPullError as err:
             kind = ServerGoneError if err.kind == SILENT else ServerError
-            raise kind(f"server {http.url}: its piece does not answer: {err}") from err
+            raise kind(f"server {http.url}: its plugin does not answer: {err}") from err
         return self._ranks // int(reports[0]["ranks"])
 
     def _calls(self, pending: PendingOrder, facts: ServerFacts) -> Calls:

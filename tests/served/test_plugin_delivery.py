@@ -1,4 +1,4 @@
-"""Delivery by the piece in a server, as far as it can be told without one."""
+"""Delivery by the plugin in a server, as far as it can be told without one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.servers.world import World
 from tests.waiting import until
 from workers.engines.served.http import ServerHttp
-from workers.engines.served.piece_delivery import PieceDelivery
+from workers.engines.served.plugin_delivery import PluginDelivery
 from workers.weights.report_listener import ReportListener, ServerPullError
 
 DEADLINE_S = 60.0
@@ -24,7 +24,7 @@ def test_a_delivery_that_is_cancelled_waits_for_no_report(world: World) -> None:
 
     async def main() -> None:
         http = ServerHttp(server.url)
-        delivery = PieceDelivery(listener, None, "0")  # type: ignore[arg-type]
+        delivery = PluginDelivery(listener, None, "0")  # type: ignore[arg-type]
         with listener.open(ORDER, ranks=1) as pending:
             until_s = time.monotonic() + DEADLINE_S
             run = delivery._run(pending, http, [("/update_weights", {})], until_s, pending.wait)
