@@ -23,7 +23,7 @@ from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.sabotage import Scene
 from workers.supervisor.summary import show
-from workers.supervisor.up import Asked, up
+from workers.supervisor.up import UpOptions, up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,14 @@ class Wish:
     json_file: str = ""
 
 
-def chaos(asked: Asked, wish: Wish) -> int:
+def chaos(options: UpOptions, wish: Wish) -> int:
     """Run it; 0 only if the run is complete, every fault happened and no promise was broken.
 
     Raises:
         StreamsError: as `up`; a role that cannot be struck.
     """
     chance = Chance(
-        counts=victims(asked.config, wish.roles),
+        counts=victims(options.config, wish.roles),
         every_s=wish.every_s,
         is_periodic=wish.is_periodic,
         has_points=wish.has_points,
@@ -61,11 +61,13 @@ def chaos(asked: Asked, wish: Wish) -> int:
 
     def conclude(bus: Bus, ended: Ended, status: int, journal: Journal, scene: Scene) -> int:
         seconds = time.monotonic() - started_s
-        recomputed, is_equal = _recomputed(bus, asked.config) if wish.is_recomputed else ("", True)
+        recomputed, is_equal = (
+            _recomputed(bus, options.config) if wish.is_recomputed else ("", True)
+        )
         failure = ended.failure
         made = report(
             Seen(
-                run=asked.config.run.id,
+                run=options.config.run.id,
                 seed=wish.seed,
                 machine=before,
                 seconds=seconds,
@@ -88,10 +90,10 @@ def chaos(asked: Asked, wish: Wish) -> int:
             Path(wish.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
         return 0 if made.ok and status == 0 else 1
 
-    stall_s = asked.config.deadlines.stall_s
+    stall_s = options.config.deadlines.stall_s
     if wish.sweep:
-        return up(asked, Sweep(faults, stall_s, conclude))
-    return up(asked, Saboteur(faults, stall_s, conclude, is_periodic=wish.is_periodic))
+        return up(options, Sweep(faults, stall_s, conclude))
+    return up(options, Saboteur(faults, stall_s, conclude, is_periodic=wish.is_periodic))
 
 
 def _faults(wish: Wish, chance: Chance) -> Sequence[Fault]:

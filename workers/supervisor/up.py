@@ -51,7 +51,7 @@ from workers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class UpOptions:
     """What the user typed."""
 
     config: RunConfig
@@ -66,7 +66,7 @@ class Asked:
         return f"{self.command} --resume" + f" --steps {self.steps_typed}" * bool(self.steps_typed)
 
 
-def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
+def up(options: UpOptions, sabotage: Sabotage | None = None) -> int:
     """Run everything; 0 only if the run is complete and the audit finds nothing.
 
     Args:
@@ -75,7 +75,7 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
     Raises:
         StreamsError: the broker, a topic or the configuration cannot be used.
     """
-    config = asked.config
+    config = options.config
     refuse_place(config)
     preflight(config, show)
     with ExitStack() as stack:
@@ -86,13 +86,13 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         broker = stack.enter_context(_broker(config))
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
-        _refuse_started(bus, asked)
+        _refuse_started(bus, options)
         decode = Tokenizer.load(model_folder(config.model.path)).decode
-        watcher = Watcher(bus, config, is_live=asked.is_live, decode=decode)
+        watcher = Watcher(bus, config, is_live=options.is_live, decode=decode)
         with watcher, Keyboard() as keyboard:
             watcher.catch_up()
             watcher.begin()
-            _say_changes(watcher, config, is_resumed=asked.is_resumed)
+            _say_changes(watcher, config, is_resumed=options.is_resumed)
             epoch = watcher.epoch
             # Nothing was changed before: it may have been refused.
             stack.enter_context(configured(config, lambda: watcher.epoch))
@@ -115,13 +115,13 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
                 outcome = supervisor.run()
             outlasting(watcher.catch_up, keeper)
         is_claimed = watcher.epoch != epoch
-        ended = _ended(asked, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
+        ended = _ended(options, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
         status = summarize(ended, watcher.state, decode)
         return status if sabotage is None else sabotage.conclude(bus, ended, status)
 
 
 def _ended(
-    asked: Asked,
+    options: UpOptions,
     outcome: Outcome,
     fleet: Fleet,
     watcher: Watcher,
@@ -130,10 +130,10 @@ def _ended(
     is_claimed: bool,
 ) -> Ended:
     return Ended(
-        config=asked.config,
-        command=asked.command,
-        resume=asked.resume,
-        steps_typed=asked.steps_typed,
+        config=options.config,
+        command=options.command,
+        resume=options.resume,
+        steps_typed=options.steps_typed,
         step=watcher.step,
         outcome=outcome,
         failure=fleet.failure,
@@ -182,15 +182,15 @@ def _topics(config: RunConfig) -> None:
     apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
 
 
-def _refuse_started(bus: Bus, asked: Asked) -> None:
+def _refuse_started(bus: Bus, options: UpOptions) -> None:
     ends, beginnings = bus.ends(STEPS.name), bus.beginnings(STEPS.name)
     is_started = any(end > beginnings[partition] for partition, end in ends.items())
-    if is_started and not asked.is_resumed:
-        run = asked.config.run
+    if is_started and not options.is_resumed:
+        run = options.config.run
         folder = "" if "{id}" in run.dir else " --run.dir DIR"  # two runs need two folders
         raise ConfigError(
             f"run.id {run.id!r} has steps already: continue it with "
-            f"`{program_name()} {asked.resume}`, "
+            f"`{program_name()} {options.resume}`, "
             f"or begin another run with `--run.id NAME{folder}`"
         )
 
