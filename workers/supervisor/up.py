@@ -52,7 +52,7 @@ from workers.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """What the user typed."""
+    """What the command line asks of `up`."""
 
     config: RunConfig
     command: str  # what starts it, from `up` on, as typed: for commands to try

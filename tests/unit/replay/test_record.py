@@ -22,7 +22,7 @@ from tests.logs import made_log
 from tests.unit.recording.recordings import TOPIC_OF
 from workers.config.run import RunConfig, RunSection
 from workers.replay import record as module
-from workers.replay.record import Copies, Made, Wanted, record
+from workers.replay.record import Copies, RecordingResult, RecordingOptions, record
 
 BY_NAME = {topic.name: topic for topic in TOPICS}
 
@@ -44,8 +44,8 @@ class World:
     def weights(self, version: int) -> None:
         (self.run / f"weights/v{version}.safetensors").write_bytes(b"w" * version)
 
-    def record(self, stopped: Callable[[], bool] = lambda: False, *, follow: bool = True) -> Made:
-        wanted = Wanted(
+    def record(self, stopped: Callable[[], bool] = lambda: False, *, follow: bool = True) -> RecordingResult:
+        options = RecordingOptions(
             folder=self.folder,
             selection=Selection(),
             words={},
@@ -53,7 +53,7 @@ class World:
             with_weights=True,
         )
         config = RunConfig(run=RunSection(id="r", dir=str(self.run)))
-        return record(self.bus, config, wanted, stopped=stopped)
+        return record(self.bus, config, options, stopped=stopped)
 
     def copied(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "weights").glob("*"))

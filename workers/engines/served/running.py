@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from workers.engines.base import GeneratedSegment
-from workers.engines.served.answer import Asked, Held, ModelShape, UnknownVersionError, cut
+from workers.engines.served.answer import RequestFacts, Held, ModelShape, UnknownVersionError, cut
 from workers.engines.served.wire import Answer, AnswerError, Span, Wanted
 
 _NOBODY = ""  # the label of weights that no version has
@@ -76,12 +76,12 @@ class Running:
         """
         if answer.finish_reason is None and not self.is_aborted:
             raise AnswerError("finish_reason is missing: the answer ended early")
-        asked = Asked(
+        request = RequestFacts(
             num_given=len(self.wanted.token_ids),
             max_new_tokens=self.wanted.max_new_tokens,
             experts_start=self.wanted.experts_start,
         )
-        return cut(answer, self._spans(answer), asked, shape, self.labels)
+        return cut(answer, self._spans(answer), request, shape, self.labels)
 
     def _last(self, num_tokens: int) -> Span:
         """What came from the present weights, of so many tokens."""
