@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from streams.bus import Bus
     from streams.recording.recorder import Progress
     from workers.config.run import RunConfig
-    from workers.replay.record import RecordingResult, RecordingOptions
+    from workers.replay.record import RecordingOptions, RecordingResult
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from workers.cli.arguments import examples
 from workers.cli.ranges import add_selection
-from workers.cli.replay_options import record_filter, fresh_target
+from workers.cli.replay_options import fresh_target, record_filter
 
 if TYPE_CHECKING:
     from streams.recording import Recording

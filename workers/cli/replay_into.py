@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streams.counted import counted
-from workers.cli.replay_options import record_filter, fresh_target
+from workers.cli.replay_options import fresh_target, record_filter
 
 if TYPE_CHECKING:
     from streams.recording import Recording

@@ -40,7 +40,9 @@ def resolve(recording: Recording, record_filter: RecordFilter) -> Selection:
     if record_filter.dead_letters:
         selection = _with_groups(selection, _dead(recording, record_filter.dead_letters))
     if record_filter.rewards is not None:
-        selection = _with_samples(selection, _rewarded(recording, record_filter.rewards), "--rewards")
+        selection = _with_samples(
+            selection, _rewarded(recording, record_filter.rewards), "--rewards"
+        )
     if record_filter.staleness is not None:
         found = frozenset(
             (fact.group_id, fact.sample)

@@ -217,6 +217,8 @@ def test_step_events_are_found_in_a_selection_of_steps(tmp_path: Path) -> None:
     """The step itself, not its neighbours."""
     record(tmp_path / "r", a_run())
     with Recording(tmp_path / "r") as recording:
-        selection = resolve(recording, RecordFilter(selection=Selection(steps=Range(first=2, last=2))))
+        selection = resolve(
+            recording, RecordFilter(selection=Selection(steps=Range(first=2, last=2)))
+        )
         steps = [recording.event(raw) for raw in chosen(recording, selection)]
     assert [2] == [event.step for event in steps if isinstance(event, StepCompleted)]

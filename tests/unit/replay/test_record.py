@@ -22,7 +22,7 @@ from tests.logs import made_log
 from tests.unit.recording.recordings import TOPIC_OF
 from workers.config.run import RunConfig, RunSection
 from workers.replay import record as module
-from workers.replay.record import Copies, RecordingResult, RecordingOptions, record
+from workers.replay.record import Copies, RecordingOptions, RecordingResult, record
 
 BY_NAME = {topic.name: topic for topic in TOPICS}
 
@@ -44,7 +44,9 @@ class World:
     def weights(self, version: int) -> None:
         (self.run / f"weights/v{version}.safetensors").write_bytes(b"w" * version)
 
-    def record(self, stopped: Callable[[], bool] = lambda: False, *, follow: bool = True) -> RecordingResult:
+    def record(
+        self, stopped: Callable[[], bool] = lambda: False, *, follow: bool = True
+    ) -> RecordingResult:
         options = RecordingOptions(
             folder=self.folder,
             selection=Selection(),

@@ -22,7 +22,7 @@ from workers.config.run import RunConfig
 from workers.replay.into_logprob import ScoreReplay
 from workers.replay.into_trainer import ReplayedStep, TrainerReplay
 from workers.replay.player import Played
-from workers.replay.record import RecordingResult, RecordingOptions
+from workers.replay.record import RecordingOptions, RecordingResult
 from workers.replay.target import Target
 
 Said = pytest.CaptureFixture[str]

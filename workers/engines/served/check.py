@@ -16,7 +16,7 @@ from workers.engines.served.dialect import dialect_of
 from workers.engines.served.facts import TESTED, Kind, ServerFacts, ask_facts
 from workers.engines.served.http import ServerError, ServerHttp
 from workers.engines.served.ranks import ask_ranks
-from workers.engines.served.wire import Answer, AnswerError, Wanted
+from workers.engines.served.wire import Answer, AnswerError, GenerateRequest
 
 ASK_S = 60.0  # the first request of a fresh server compiles
 _PROBE_S = 0.5
@@ -189,7 +189,7 @@ async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
             _first(
                 dialect.answer(
                     await http.post(
-                        dialect.generate_route, dialect.body(_wanted(t), stream=False), ASK_S
+                        dialect.generate_route, dialect.body(_request(t), stream=False), ASK_S
                     )
                 )
             )
@@ -228,8 +228,8 @@ def _first(answer: Answer) -> float:
     return answer.logprobs[0]
 
 
-def _wanted(temperature: float) -> Wanted:
-    return Wanted(
+def _request(temperature: float) -> GenerateRequest:
+    return GenerateRequest(
         request_id=f"check{temperature:.0e}",
         token_ids=[1, 2, 3],
         max_new_tokens=1,

@@ -18,7 +18,7 @@ from workers.engines.served.dialect import Dialect, dialect_of
 from workers.engines.served.ending import Endings
 from workers.engines.served.facts import ServerFacts, ask_usable
 from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
-from workers.engines.served.request import wanted_of
+from workers.engines.served.request import generate_request
 from workers.engines.served.router import Router
 from workers.engines.served.running import Requests, Running
 from workers.engines.served.settings import ServedSettings
@@ -149,8 +149,10 @@ class Server:
         """
         assert self.held is not None, "the gate is shut"
         self.release()
-        wanted = wanted_of(request, self._settings, self._shape, self._max_tokens, self.held.label)
-        running = Running(request.sample_id, wanted, self.held, self._labels)
+        to_send = generate_request(
+            request, self._settings, self._shape, self._max_tokens, self.held.label
+        )
+        running = Running(request.sample_id, to_send, self.held, self._labels)
         self._requests.begin(running)
         try:
             running.task = asyncio.ensure_future(self._answer(running))
@@ -166,7 +168,7 @@ class Server:
             if isinstance(err, UnknownVersionError) and is_ours:
                 self._void(f"answered with weights that are not ours: {err}")
             raise ServerError(
-                f"server {self.url}: request {request.sample_id} ({wanted.request_id}): {err}"
+                f"server {self.url}: request {request.sample_id} ({to_send.request_id}): {err}"
             ) from err
         finally:
             self._requests.end(running)
@@ -181,7 +183,7 @@ class Server:
         told = True
         for http in (self.http,) if self._router is None else self._router.servers:
             if self.facts is not None:
-                request_id, answer_s = running.wanted.request_id, self._settings.answer_s
+                request_id, answer_s = running.request.request_id, self._settings.answer_s
                 told &= await self._dialect.abort(http, self.facts, request_id, answer_s)
         return told
 
@@ -236,8 +238,8 @@ class Server:
         """The whole answer; in pieces from a server that reports no spans."""
         assert self.facts is not None
         route, stream = self._dialect.generate_route, not self.facts.reports_spans
-        body = self._dialect.body(running.wanted, stream=stream)
-        what = f"request {running.sample_id} ({running.wanted.request_id})"
+        body = self._dialect.body(running.request, stream=stream)
+        what = f"request {running.sample_id} ({running.request.request_id})"
         deadline_s = self._settings.request_s
         if not stream:
             http = self.http if self._router is None else self._router.http
