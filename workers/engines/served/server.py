@@ -12,10 +12,10 @@ import time
 
 from schemas.events import PolicyPublished
 from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
+from workers.engines.served.aborts import RequestAborter
 from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
 from workers.engines.served.dialect import Dialect, dialect_of
-from workers.engines.served.ending import Endings
 from workers.engines.served.facts import ServerFacts, ask_usable
 from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.request import generate_request
@@ -57,7 +57,7 @@ class Server:
         self._labels: dict[str, Held] = {}
         self._requests = Requests()
         self._num_reserved = 0
-        self._endings = Endings(self._tell_to_end, settings)
+        self._aborter = RequestAborter(self._tell_to_end, settings)
         self._is_held_back = False  # paused by `pause`, until `resume`
         self._is_doubted = False  # it broke off, and was not looked at since
 
@@ -161,7 +161,7 @@ class Server:
             return running.segments(answer, self._shape)
         except (asyncio.CancelledError, ServerGoneError):
             if self.is_up:
-                self._endings.leave(running)
+                self._aborter.leave(running)
             raise
         except AnswerError as err:
             is_ours = self._router is None and running.labels is self._labels
@@ -176,7 +176,7 @@ class Server:
     async def abort(self, sample_id: str) -> None:
         """End the requests of a sample early; they are answered with what they have."""
         for running in [r for r in self._requests if r.sample_id == sample_id]:
-            await self._endings.cut(running)
+            await self._aborter.cut(running)
 
     async def _tell_to_end(self, running: Running) -> bool:
         """Have whoever may sample it end it; False: there is no way to but hanging up."""
@@ -222,7 +222,7 @@ class Server:
         for running in self._requests:
             running.hang_up()
         await self._requests.ended()
-        await self._endings.close()
+        await self._aborter.close()
         await self.http.close()
 
     @property
@@ -358,7 +358,7 @@ class Server:
             self._requests.cut()
         await self._stop_server(mode)
         if mode is PauseMode.ABORT:
-            await self._endings.all_cut(self._requests, lambda: self._stop_server(mode))
+            await self._aborter.all_cut(self._requests, lambda: self._stop_server(mode))
 
     async def _stop_server(self, mode: PauseMode) -> None:
         await self._dialect.pause(
