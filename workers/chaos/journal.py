@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from streams.bus import Bus
 from workers.chaos.plan import Fault
-from workers.supervisor.sabotage import Scene
+from workers.supervisor.fault_hook import FaultTargets
 
 if TYPE_CHECKING:
     from workers.supervisor.ended import Ended
@@ -57,5 +57,5 @@ class Journal:
     silences: list[Silence]  # of the broker; two never overlap
 
 
-# What to say at the end; see `Sabotage.conclude`.
-Conclude: TypeAlias = "Callable[[Bus, Ended, int, Journal, Scene], int]"
+# What to say at the end; see `FaultHook.conclude`.
+Conclude: TypeAlias = "Callable[[Bus, Ended, int, Journal, FaultTargets], int]"

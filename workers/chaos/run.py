@@ -11,17 +11,17 @@ from pathlib import Path
 from streams.bus import Bus
 from streams.crash_points import CrashPoint
 from streams.errors import ConfigError, StreamsError
+from workers.chaos.injector import FaultInjector
 from workers.chaos.journal import Journal
 from workers.chaos.outputs import read_outputs
 from workers.chaos.plan import BROKER, ROLES, SERVER, Chance, Fault, plan, points_of, sweep
 from workers.chaos.report import machine
-from workers.chaos.saboteur import Saboteur
 from workers.chaos.sweep import Sweep
 from workers.chaos.verdict import Seen, report
 from workers.config.run import RunConfig
 from workers.supervisor.ended import Ended, Outcome
+from workers.supervisor.fault_hook import FaultTargets
 from workers.supervisor.fleet_size import num_workers
-from workers.supervisor.sabotage import Scene
 from workers.supervisor.summary import show
 from workers.supervisor.up import UpOptions, up
 
@@ -59,7 +59,9 @@ def chaos(options: UpOptions, wish: Wish) -> int:
     _check_writable(wish.json_file)
     started_s, before = time.monotonic(), machine()
 
-    def conclude(bus: Bus, ended: Ended, status: int, journal: Journal, scene: Scene) -> int:
+    def conclude(
+        bus: Bus, ended: Ended, status: int, journal: Journal, targets: FaultTargets
+    ) -> int:
         seconds = time.monotonic() - started_s
         recomputed, is_equal = (
             _recomputed(bus, options.config) if wish.is_recomputed else ("", True)
@@ -73,10 +75,10 @@ def chaos(options: UpOptions, wish: Wish) -> int:
                 seconds=seconds,
                 now_s=started_s + seconds,
                 journal=journal,
-                exits=scene.fleet.exits,
+                exits=targets.fleet.exits,
                 num_killed=ended.num_killed,
                 outputs=read_outputs(bus),
-                state=scene.watcher.state.run,
+                state=targets.watcher.state.run,
                 audit=ended.audit,
                 outcome=ended.outcome,
                 has_failed=ended.outcome is not Outcome.COMPLETE or not ended.audit.ok,
@@ -93,7 +95,7 @@ def chaos(options: UpOptions, wish: Wish) -> int:
     stall_s = options.config.deadlines.stall_s
     if wish.sweep:
         return up(options, Sweep(faults, stall_s, conclude))
-    return up(options, Saboteur(faults, stall_s, conclude, is_periodic=wish.is_periodic))
+    return up(options, FaultInjector(faults, stall_s, conclude, is_periodic=wish.is_periodic))
 
 
 def _faults(wish: Wish, chance: Chance) -> Sequence[Fault]:

@@ -35,6 +35,7 @@ from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.config_file import configured, refuse_other_run, refuse_place
 from workers.supervisor.ended import Ended, Outcome
+from workers.supervisor.fault_hook import FaultHook, FaultTargets
 from workers.supervisor.fleet import LOGS, Fleet
 from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.interrupts import Interrupts
@@ -44,7 +45,6 @@ from workers.supervisor.output import lasting
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Supervisor
 from workers.supervisor.run_lock import locked_run
-from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.summary import show, summarize
 from workers.supervisor.watcher import Watcher
 from workers.tokenizer import Tokenizer
@@ -66,11 +66,11 @@ class UpOptions:
         return f"{self.command} --resume" + f" --steps {self.steps_typed}" * bool(self.steps_typed)
 
 
-def up(options: UpOptions, sabotage: Sabotage | None = None) -> int:
+def up(options: UpOptions, hook: FaultHook | None = None) -> int:
     """Run everything; 0 only if the run is complete and the audit finds nothing.
 
     Args:
-        sabotage: breaks things during the run; it may change the exit status at the end.
+        hook: breaks things during the run; it may change the exit status at the end.
 
     Raises:
         StreamsError: the broker, a topic or the configuration cannot be used.
@@ -100,8 +100,8 @@ def up(options: UpOptions, sabotage: Sabotage | None = None) -> int:
             fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
             stack.callback(fleet.close)
             keeper = stack.enter_context(BrokerKeeper(broker, watcher.say)) if broker else None
-            if sabotage is not None:
-                sabotage.enter(Scene(fleet=fleet, broker=keeper, watcher=watcher))
+            if hook is not None:
+                hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
             with Interrupts() as interrupts:
                 supervisor = Supervisor(
                     config,
@@ -110,14 +110,14 @@ def up(options: UpOptions, sabotage: Sabotage | None = None) -> int:
                     broker=keeper,
                     keyboard=keyboard,
                     interrupts=interrupts,
-                    sabotage=sabotage,
+                    hook=hook,
                 )
                 outcome = supervisor.run()
             outlasting(watcher.catch_up, keeper)
         is_claimed = watcher.epoch != epoch
         ended = _ended(options, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
         status = summarize(ended, watcher.state, decode)
-        return status if sabotage is None else sabotage.conclude(bus, ended, status)
+        return status if hook is None else hook.conclude(bus, ended, status)
 
 
 def _ended(

@@ -16,8 +16,8 @@ from workers.chaos.patience import Patience
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind, strikes_by_step
 from workers.chaos.servers import kill_server
 from workers.supervisor.child import Child
+from workers.supervisor.fault_hook import FaultTargets
 from workers.supervisor.fleet import Worker
-from workers.supervisor.sabotage import Scene
 
 if TYPE_CHECKING:
     from workers.supervisor.ended import Ended
@@ -34,8 +34,8 @@ class _Sleeper:
     child: Child | None
 
 
-class Saboteur:
-    """A `Sabotage`: strikes as planned while the run runs.
+class FaultInjector:
+    """A `FaultHook`: injects the planned faults while the run runs.
 
     Args:
         faults: in the order in which they strike.
@@ -60,56 +60,56 @@ class Saboteur:
         self._patience = Patience(stall_s)
         self._conclude = conclude
         self._sleepers: list[_Sleeper] = []
-        self._scene: Scene | None = None
+        self._targets: FaultTargets | None = None
         self._first_step = 0
         self._strikes_since_step = 0
         self._struck_s = self._due_since_s = 0.0
         self._killed_broker_s: float | None = None  # until its death was seen
         self._silent_since_s: float | None = None  # a killed broker, until it serves again
 
-    def enter(self, scene: Scene) -> None:
-        """See `Sabotage`."""
-        self._scene = scene
-        self._first_step = scene.watcher.step
+    def enter(self, targets: FaultTargets) -> None:
+        """See `FaultHook`."""
+        self._targets = targets
+        self._first_step = targets.watcher.step
         self._struck_s = time.monotonic()
 
     def tick(self, *, is_running: bool) -> None:
-        """See `Sabotage`."""
-        scene = self._scene
-        assert scene is not None, "tick before enter"
+        """See `FaultHook`."""
+        targets = self._targets
+        assert targets is not None, "tick before enter"
         now_s = time.monotonic()
-        self._note_broker(scene)
+        self._note_broker(targets)
         for sleeper in [s for s in self._sleepers if not is_running or self._is_over(s, now_s)]:
             self._wake(sleeper, now_s)
         if not is_running:
             return
-        if self._patience.check(scene, self.journal):
+        if self._patience.check(targets, self.journal):
             self._strikes_since_step = 0
-        if self._left and self._is_due(self._left[0], scene, now_s):
-            self._try(scene, now_s)
+        if self._left and self._is_due(self._left[0], targets, now_s):
+            self._try(targets, now_s)
 
     def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
-        """See `Sabotage`."""
-        assert self._scene is not None, "conclude before enter"
-        return self._conclude(bus, ended, status, self.journal, self._scene)
+        """See `FaultHook`."""
+        assert self._targets is not None, "conclude before enter"
+        return self._conclude(bus, ended, status, self.journal, self._targets)
 
-    def _is_due(self, fault: Fault, scene: Scene, now_s: float) -> bool:
-        if self._is_periodic and scene.watcher.step == self._first_step:
+    def _is_due(self, fault: Fault, targets: FaultTargets, now_s: float) -> bool:
+        if self._is_periodic and targets.watcher.step == self._first_step:
             self._struck_s = now_s  # periods are counted from the first step on
             return False
         has_passed = now_s - self._struck_s >= fault.wait_s
         if has_passed and (self._is_periodic or self._strikes_since_step < FAULTS_PER_STEP):
             return True
-        watcher = scene.watcher
+        watcher = targets.watcher
         number = len(self.journal.strikes)
         limit = strikes_by_step(
             number, len(self.journal.planned), self._first_step, watcher.step_target
         )
         return not self._is_periodic and watcher.step_target > 0 and watcher.step >= max(limit, 1)
 
-    def _try(self, scene: Scene, now_s: float) -> None:
+    def _try(self, targets: FaultTargets, now_s: float) -> None:
         fault = self._left[0]
-        strike = self._strike(fault, scene)
+        strike = self._strike(fault, targets)
         if strike is not None:
             self._left.popleft()
             self.journal.strikes.append(strike)
@@ -117,72 +117,72 @@ class Saboteur:
             self._patience.renew()
             self._struck_s, self._due_since_s = now_s, 0.0
             number, total = len(self.journal.strikes), len(self.journal.planned)
-            scene.watcher.say(f"FAULT {number}/{total} after step {strike.step}: {fault.told}")
+            targets.watcher.say(f"FAULT {number}/{total} after step {strike.step}: {fault.told}")
         elif not self._due_since_s:
             self._due_since_s = now_s
         elif now_s - self._due_since_s > PATIENCE_S:
             self._left.rotate(-1)
             self._due_since_s = 0.0
 
-    def _strike(self, fault: Fault, scene: Scene) -> Strike | None:
+    def _strike(self, fault: Fault, targets: FaultTargets) -> Strike | None:
         if fault.role == BROKER:
-            return self._strike_broker(fault, scene)
+            return self._strike_broker(fault, targets)
         if fault.role == SERVER:
-            return self._strike_server(fault, scene)
-        return self._strike_worker(fault, scene)
+            return self._strike_server(fault, targets)
+        return self._strike_worker(fault, targets)
 
-    def _strike_worker(self, fault: Fault, scene: Scene) -> Strike | None:
-        worker = scene.fleet.of(fault.role)[fault.ordinal]
+    def _strike_worker(self, fault: Fault, targets: FaultTargets) -> Strike | None:
+        worker = targets.fleet.of(fault.role)[fault.ordinal]
         child = worker.child
         if child is None or any(s.child is child for s in self._sleepers):
             return None
-        strike = self._record(fault, child.spec.instance, scene)
+        strike = self._record(fault, child.spec.instance, targets)
         if fault.kind in (FaultKind.KILL, FaultKind.POINT):
-            if not scene.fleet.kill(worker, fault.crash_at):
+            if not targets.fleet.kill(worker, fault.crash_at):
                 return None
-            scene.watcher.killed(worker.name)
+            targets.watcher.killed(worker.name)
             return strike
-        if scene.fleet.sleep(worker) is None:
+        if targets.fleet.sleep(worker) is None:
             return None
         self._sleepers.append(_Sleeper(strike=strike, worker=worker, child=child))
         if fault.kind is FaultKind.ZOMBIE:
-            scene.fleet.replace(worker)
+            targets.fleet.replace(worker)
         return strike
 
-    def _strike_server(self, fault: Fault, scene: Scene) -> Strike | None:
-        is_struck = kill_server(scene.fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
-        return self._record(fault, "", scene) if is_struck else None
+    def _strike_server(self, fault: Fault, targets: FaultTargets) -> Strike | None:
+        is_struck = kill_server(targets.fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
+        return self._record(fault, "", targets) if is_struck else None
 
-    def _strike_broker(self, fault: Fault, scene: Scene) -> Strike | None:
-        keeper = scene.broker
+    def _strike_broker(self, fault: Fault, targets: FaultTargets) -> Strike | None:
+        keeper = targets.broker
         if keeper is None or any(s.worker is None for s in self._sleepers):
             return None
-        strike = self._record(fault, "", scene)
+        strike = self._record(fault, "", targets)
         if fault.kind is FaultKind.KILL:
             if not keeper.kill():
                 return None
             self._killed_broker_s = strike.at_s
             self._silent_since_s = self._silent_since_s or strike.at_s
-            scene.watcher.killed(BROKER)
+            targets.watcher.killed(BROKER)
         elif keeper.signal(signal.SIGSTOP):
             self._sleepers.append(_Sleeper(strike=strike, worker=None, child=None))
         else:
             return None
         # Who was in the middle of a commit may end with its outcome unknown, or fenced.
-        scene.fleet.excuse_all("ended after the broker was struck as asked")
+        targets.fleet.excuse_all("ended after the broker was struck as asked")
         return strike
 
-    def _record(self, fault: Fault, instance: str, scene: Scene) -> Strike:
+    def _record(self, fault: Fault, instance: str, targets: FaultTargets) -> Strike:
         return Strike(
             fault=fault,
             instance=instance,
-            step=scene.watcher.step,
+            step=targets.watcher.step,
             at_s=time.monotonic(),
             at_ms=now_ms(),
         )
 
-    def _note_broker(self, scene: Scene) -> None:
-        keeper, killed_s, since_s = scene.broker, self._killed_broker_s, self._silent_since_s
+    def _note_broker(self, targets: FaultTargets) -> None:
+        keeper, killed_s, since_s = targets.broker, self._killed_broker_s, self._silent_since_s
         if keeper is None:
             return
         if killed_s is not None and keeper.last_death_seen_s > killed_s:
@@ -199,23 +199,23 @@ class Saboteur:
         if sleeper.strike.fault.kind is FaultKind.STOP or over_s > SUCCESSOR_S:
             return True
         # A zombie is one only if somebody else has taken over.
-        assert self._scene is not None
+        assert self._targets is not None
         assert sleeper.worker is not None, "a broker has no successor"
         successor = sleeper.worker.child
         if successor is None:
             return False
-        instance, watcher = successor.spec.instance, self._scene.watcher
+        instance, watcher = successor.spec.instance, self._targets.watcher
         if sleeper.worker.role == "trainer":
             return watcher.owns_run(instance)
         return any(w.instance == instance for w in watcher.state.throughput.workers)
 
     def _wake(self, sleeper: _Sleeper, now_s: float) -> None:
-        assert self._scene is not None
+        assert self._targets is not None
         self._sleepers.remove(sleeper)
         if sleeper.child is not None:
             sleeper.child.signal(signal.SIGCONT)
-        elif self._scene.broker is not None:
-            self._scene.broker.signal(signal.SIGCONT)
+        elif self._targets.broker is not None:
+            self._targets.broker.signal(signal.SIGCONT)
             self.journal.silences.append(Silence(from_s=sleeper.strike.at_s, to_s=now_s))
         self._patience.renew()
         self.journal.wakings.append(

@@ -21,16 +21,16 @@ from streams.topics import STEPS, WORKER_EVENTS
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.processes.supervisor.small import DEADLINE_S, Scripts, all_up, until
-from workers.chaos import saboteur as module
+from workers.chaos import injector as module
+from workers.chaos.injector import FaultInjector
 from workers.chaos.journal import Silence
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
-from workers.chaos.saboteur import Saboteur
 from workers.chaos.servers import kill_server
 from workers.chaos.sweep import Sweep
 from workers.config.run import RunConfig
 from workers.engines.served.process import pid_file
+from workers.supervisor.fault_hook import FaultHook, FaultTargets
 from workers.supervisor.fleet import Fleet
-from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def fault(role: str, kind: FaultKind, wait_s: float = 0.0, **more: object) -> Fa
 
 
 class Keeper:
-    """What a saboteur uses of the broker's keeper; the test says when the broker is back."""
+    """What a injector uses of the broker's keeper; the test says when the broker is back."""
 
     def __init__(self) -> None:
         self.last_death_seen_s = self.started_s = 0.0
@@ -63,7 +63,7 @@ class Keeper:
 
 
 class Stage:
-    """A fleet of two roles under a saboteur, with the log in the test's hand."""
+    """A fleet of two roles under a injector, with the log in the test's hand."""
 
     def __init__(self, folder: Path) -> None:
         log = made_log()
@@ -78,18 +78,18 @@ class Stage:
             producer.commit([outgoing(topic, event) for event in events])
         self.watcher.catch_up()
 
-    def begin(self, sabotage: Sabotage, keeper: Keeper | None = None) -> None:
+    def begin(self, hook: FaultHook, keeper: Keeper | None = None) -> None:
         broker = cast("BrokerKeeper | None", keeper)
-        sabotage.enter(Scene(fleet=self.fleet, broker=broker, watcher=self.watcher))
+        hook.enter(FaultTargets(fleet=self.fleet, broker=broker, watcher=self.watcher))
         self.fleet.start()
         until(self.fleet, lambda: all_up(self.fleet))
 
-    def until(self, sabotage: Sabotage, condition: Callable[[], bool]) -> None:
+    def until(self, hook: FaultHook, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < deadline_s
             self.fleet.tick()
-            sabotage.tick(is_running=True)
+            hook.tick(is_running=True)
             time.sleep(0.002)
 
 
@@ -108,8 +108,8 @@ def _closing(fleet: Fleet) -> Iterator[None]:
         fleet.close()
 
 
-def saboteur(*faults: Fault, stall_s: float = 0.0) -> Saboteur:
-    return Saboteur(faults, stall_s, lambda *_: 0)
+def injector(*faults: Fault, stall_s: float = 0.0) -> FaultInjector:
+    return FaultInjector(faults, stall_s, lambda *_: 0)
 
 
 def is_stopped(pid: int) -> bool:
@@ -119,7 +119,7 @@ def is_stopped(pid: int) -> bool:
 def test_a_kill_is_carried_out_and_noted(stage: Stage) -> None:
     """With the process that it struck and the step that was done."""
     stage.say(STEPS, trainer_started(step_target=100), step_completed(3))
-    one = saboteur(fault("rollout", FaultKind.KILL))
+    one = injector(fault("rollout", FaultKind.KILL))
     stage.begin(one)
     stage.until(one, lambda: len(stage.spawner.started) == 3)
     (strike,) = one.journal.strikes
@@ -133,7 +133,7 @@ def test_how_long_the_broker_answered_nobody_is_noted(stage: Stage) -> None:
     keeper = Keeper()
     stage.say(STEPS, trainer_started(step_target=100), step_completed(3))
     stop = fault(BROKER, FaultKind.STOP, stop_s=0.01)
-    one = saboteur(fault(BROKER, FaultKind.KILL), stop)
+    one = injector(fault(BROKER, FaultKind.KILL), stop)
     stage.begin(one, keeper)
     stage.until(one, lambda: len(one.journal.strikes) == 1)
     one.tick(is_running=False)
@@ -153,7 +153,7 @@ def test_how_long_the_broker_answered_nobody_is_noted(stage: Stage) -> None:
 
 def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:
     """The planned time alone does not do: without a rival it would be no zombie."""
-    one = saboteur(fault("rollout", FaultKind.ZOMBIE))
+    one = injector(fault("rollout", FaultKind.ZOMBIE))
     stage.begin(one)
     stage.until(one, lambda: len(stage.spawner.started) == 3)
     old, successor = (spec for spec in stage.spawner.started if spec.role == "rollout")
@@ -175,7 +175,7 @@ def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:
 
 def test_a_trainer_sleeps_until_its_successor_has_claimed(stage: Stage) -> None:
     """Its claim is what makes the old epoch void."""
-    one = saboteur(fault("trainer", FaultKind.ZOMBIE))
+    one = injector(fault("trainer", FaultKind.ZOMBIE))
     stage.begin(one)
     stage.until(one, lambda: len(stage.spawner.started) == 3)
     assert () == stage.spawner.started[2].reaped
@@ -186,7 +186,7 @@ def test_a_trainer_sleeps_until_its_successor_has_claimed(stage: Stage) -> None:
 
 def test_who_sleeps_is_woken_when_the_run_ends(stage: Stage) -> None:
     """A stopped process could not drain."""
-    one = saboteur(fault("rollout", FaultKind.STOP, stop_s=1000.0))
+    one = injector(fault("rollout", FaultKind.STOP, stop_s=1000.0))
     stage.begin(one)
     stage.until(one, lambda: bool(one.journal.strikes))
     child = stage.fleet.of("rollout")[0].child
@@ -199,7 +199,7 @@ def test_who_sleeps_is_woken_when_the_run_ends(stage: Stage) -> None:
 
 def test_a_fault_strikes_early_enough_for_all_to_fit(stage: Stage) -> None:
     """At its share of the steps, however long its time is still to come."""
-    one = saboteur(*[fault("rollout", FaultKind.KILL, wait_s=1000.0)] * 2)
+    one = injector(*[fault("rollout", FaultKind.KILL, wait_s=1000.0)] * 2)
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=6), step_completed(1))
     one.tick(is_running=True)
@@ -214,7 +214,7 @@ def test_a_period_is_kept_whatever_step_it_is(stage: Stage) -> None:
     """Nothing strikes early because the run nears its end, nor waits for a step."""
     kills = [fault("rollout", FaultKind.KILL)] * (module.FAULTS_PER_STEP + 1)
     later = fault("rollout", FaultKind.KILL, wait_s=1000.0)
-    one = Saboteur([*kills, later], 0.0, lambda *_: 0, is_periodic=True)
+    one = FaultInjector([*kills, later], 0.0, lambda *_: 0, is_periodic=True)
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=6), step_completed(5))
     stage.until(one, lambda: len(one.journal.strikes) == len(kills))
@@ -224,7 +224,7 @@ def test_a_period_is_kept_whatever_step_it_is(stage: Stage) -> None:
 
 def test_a_model_server_is_killed_beneath_its_worker(stage: Stage, tmp_path: Path) -> None:
     """Its process is named beside its log; one that does not run now has its turn later."""
-    one = saboteur(fault(SERVER, FaultKind.KILL))
+    one = injector(fault(SERVER, FaultKind.KILL))
     stage.begin(one)
     one.tick(is_running=True)
     assert [] == one.journal.strikes
@@ -246,7 +246,7 @@ def test_a_server_that_cannot_be_found_is_not_struck(tmp_path: Path, text: str) 
 def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:
     """After a few faults the next one waits for a step."""
     kills = [fault("rollout", FaultKind.KILL)] * (module.FAULTS_PER_STEP + 1)
-    one = saboteur(*kills)
+    one = injector(*kills)
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=100))
     stage.until(one, lambda: len(one.journal.strikes) == module.FAULTS_PER_STEP)
@@ -259,7 +259,7 @@ def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:
 
 def test_a_run_that_makes_no_step_is_given_up(stage: Stage) -> None:
     """With the last fault."""
-    one = saboteur(fault("rollout", FaultKind.KILL), stall_s=0.05)
+    one = injector(fault("rollout", FaultKind.KILL), stall_s=0.05)
     stage.begin(one)
     stage.until(one, lambda: stage.fleet.failure is not None)
     assert stage.fleet.failure is not None
