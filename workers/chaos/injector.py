@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from streams.bus import Bus
 from streams.codec import now_ms
-from workers.chaos.journal import Conclude, Journal, Silence, Strike, Waking
+from workers.chaos.journal import BrokerOutage, Conclude, Injection, Journal, Wakeup
 from workers.chaos.patience import Patience
-from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind, strikes_by_step
+from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind, injected_by_step
 from workers.chaos.servers import kill_server
 from workers.supervisor.child import Child
 from workers.supervisor.fault_hook import FaultTargets
@@ -29,7 +29,7 @@ FAULTS_PER_STEP = 4  # by time alone; more would stop the run by themselves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sleeper:
-    strike: Strike
+    injection: Injection
     worker: Worker | None  # None: the broker
     child: Child | None
 
@@ -54,7 +54,7 @@ class FaultInjector:
     ) -> None:
         self._is_periodic = is_periodic
         self.journal = Journal(
-            planned=faults, strikes=[], wakings=[], broker_deaths_s=[], silences=[]
+            planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
         )
         self._left = deque(faults)
         self._patience = Patience(stall_s)
@@ -62,7 +62,7 @@ class FaultInjector:
         self._sleepers: list[_Sleeper] = []
         self._targets: FaultTargets | None = None
         self._first_step = 0
-        self._strikes_since_step = 0
+        self._num_since_step = 0
         self._struck_s = self._due_since_s = 0.0
         self._killed_broker_s: float | None = None  # until its death was seen
         self._silent_since_s: float | None = None  # a killed broker, until it serves again
@@ -84,7 +84,7 @@ class FaultInjector:
         if not is_running:
             return
         if self._patience.check(targets, self.journal):
-            self._strikes_since_step = 0
+            self._num_since_step = 0
         if self._left and self._is_due(self._left[0], targets, now_s):
             self._try(targets, now_s)
 
@@ -98,82 +98,82 @@ class FaultInjector:
             self._struck_s = now_s  # periods are counted from the first step on
             return False
         has_passed = now_s - self._struck_s >= fault.wait_s
-        if has_passed and (self._is_periodic or self._strikes_since_step < FAULTS_PER_STEP):
+        if has_passed and (self._is_periodic or self._num_since_step < FAULTS_PER_STEP):
             return True
         watcher = targets.watcher
-        number = len(self.journal.strikes)
-        limit = strikes_by_step(
+        number = len(self.journal.injections)
+        limit = injected_by_step(
             number, len(self.journal.planned), self._first_step, watcher.step_target
         )
         return not self._is_periodic and watcher.step_target > 0 and watcher.step >= max(limit, 1)
 
     def _try(self, targets: FaultTargets, now_s: float) -> None:
         fault = self._left[0]
-        strike = self._strike(fault, targets)
-        if strike is not None:
+        injection = self._inject(fault, targets)
+        if injection is not None:
             self._left.popleft()
-            self.journal.strikes.append(strike)
-            self._strikes_since_step += 1
+            self.journal.injections.append(injection)
+            self._num_since_step += 1
             self._patience.renew()
             self._struck_s, self._due_since_s = now_s, 0.0
-            number, total = len(self.journal.strikes), len(self.journal.planned)
-            targets.watcher.say(f"FAULT {number}/{total} after step {strike.step}: {fault.told}")
+            number, total = len(self.journal.injections), len(self.journal.planned)
+            targets.watcher.say(f"FAULT {number}/{total} after step {injection.step}: {fault.told}")
         elif not self._due_since_s:
             self._due_since_s = now_s
         elif now_s - self._due_since_s > PATIENCE_S:
             self._left.rotate(-1)
             self._due_since_s = 0.0
 
-    def _strike(self, fault: Fault, targets: FaultTargets) -> Strike | None:
+    def _inject(self, fault: Fault, targets: FaultTargets) -> Injection | None:
         if fault.role == BROKER:
-            return self._strike_broker(fault, targets)
+            return self._inject_broker(fault, targets)
         if fault.role == SERVER:
-            return self._strike_server(fault, targets)
-        return self._strike_worker(fault, targets)
+            return self._inject_server(fault, targets)
+        return self._inject_worker(fault, targets)
 
-    def _strike_worker(self, fault: Fault, targets: FaultTargets) -> Strike | None:
+    def _inject_worker(self, fault: Fault, targets: FaultTargets) -> Injection | None:
         worker = targets.fleet.of(fault.role)[fault.ordinal]
         child = worker.child
         if child is None or any(s.child is child for s in self._sleepers):
             return None
-        strike = self._record(fault, child.spec.instance, targets)
+        injection = self._record(fault, child.spec.instance, targets)
         if fault.kind in (FaultKind.KILL, FaultKind.POINT):
             if not targets.fleet.kill(worker, fault.crash_at):
                 return None
             targets.watcher.killed(worker.name)
-            return strike
+            return injection
         if targets.fleet.sleep(worker) is None:
             return None
-        self._sleepers.append(_Sleeper(strike=strike, worker=worker, child=child))
+        self._sleepers.append(_Sleeper(injection=injection, worker=worker, child=child))
         if fault.kind is FaultKind.ZOMBIE:
             targets.fleet.replace(worker)
-        return strike
+        return injection
 
-    def _strike_server(self, fault: Fault, targets: FaultTargets) -> Strike | None:
+    def _inject_server(self, fault: Fault, targets: FaultTargets) -> Injection | None:
         is_struck = kill_server(targets.fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
         return self._record(fault, "", targets) if is_struck else None
 
-    def _strike_broker(self, fault: Fault, targets: FaultTargets) -> Strike | None:
+    def _inject_broker(self, fault: Fault, targets: FaultTargets) -> Injection | None:
         keeper = targets.broker
         if keeper is None or any(s.worker is None for s in self._sleepers):
             return None
-        strike = self._record(fault, "", targets)
+        injection = self._record(fault, "", targets)
         if fault.kind is FaultKind.KILL:
             if not keeper.kill():
                 return None
-            self._killed_broker_s = strike.at_s
-            self._silent_since_s = self._silent_since_s or strike.at_s
+            self._killed_broker_s = injection.at_s
+            self._silent_since_s = self._silent_since_s or injection.at_s
             targets.watcher.killed(BROKER)
         elif keeper.signal(signal.SIGSTOP):
-            self._sleepers.append(_Sleeper(strike=strike, worker=None, child=None))
+            self._sleepers.append(_Sleeper(injection=injection, worker=None, child=None))
         else:
             return None
         # Who was in the middle of a commit may end with its outcome unknown, or fenced.
         targets.fleet.excuse_all("ended after the broker was struck as asked")
-        return strike
+        return injection
 
-    def _record(self, fault: Fault, instance: str, targets: FaultTargets) -> Strike:
-        return Strike(
+    def _record(self, fault: Fault, instance: str, targets: FaultTargets) -> Injection:
+        return Injection(
             fault=fault,
             instance=instance,
             step=targets.watcher.step,
@@ -189,14 +189,14 @@ class FaultInjector:
             self.journal.broker_deaths_s.append(keeper.last_death_seen_s - killed_s)
             self._killed_broker_s = None
         if self._killed_broker_s is None and since_s is not None and keeper.started_s > since_s:
-            self.journal.silences.append(Silence(from_s=since_s, to_s=keeper.started_s))
+            self.journal.broker_outages.append(BrokerOutage(from_s=since_s, to_s=keeper.started_s))
             self._silent_since_s = None
 
     def _is_over(self, sleeper: _Sleeper, now_s: float) -> bool:
-        over_s = now_s - sleeper.strike.at_s - sleeper.strike.fault.stop_s
+        over_s = now_s - sleeper.injection.at_s - sleeper.injection.fault.stop_s
         if over_s < 0:
             return False
-        if sleeper.strike.fault.kind is FaultKind.STOP or over_s > SUCCESSOR_S:
+        if sleeper.injection.fault.kind is FaultKind.STOP or over_s > SUCCESSOR_S:
             return True
         # A zombie is one only if somebody else has taken over.
         assert self._targets is not None
@@ -216,12 +216,14 @@ class FaultInjector:
             sleeper.child.signal(signal.SIGCONT)
         elif self._targets.broker is not None:
             self._targets.broker.signal(signal.SIGCONT)
-            self.journal.silences.append(Silence(from_s=sleeper.strike.at_s, to_s=now_s))
+            self.journal.broker_outages.append(
+                BrokerOutage(from_s=sleeper.injection.at_s, to_s=now_s)
+            )
         self._patience.renew()
-        self.journal.wakings.append(
-            Waking(
-                instance=sleeper.strike.instance,
-                slept_s=now_s - sleeper.strike.at_s,
+        self.journal.wakeups.append(
+            Wakeup(
+                instance=sleeper.injection.instance,
+                slept_s=now_s - sleeper.injection.at_s,
                 at_s=now_s,
             )
         )

@@ -34,6 +34,10 @@ class Patience:
             self.renew()
             return True
         if self._limit_s and time.monotonic() - self._since_s > self._limit_s:
-            since = f"; the last fault: {journal.strikes[-1].fault.told}" if journal.strikes else ""
+            since = (
+                f"; the last fault: {journal.injections[-1].fault.told}"
+                if journal.injections
+                else ""
+            )
             targets.fleet.give_up(f"no step for {self._limit_s:g} s, after step {step}{since}")
         return False

@@ -37,7 +37,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One strike."""
+    """One fault to inject."""
 
     number: int  # from 0
     role: str  # or BROKER, or SERVER
@@ -108,7 +108,7 @@ def sweep(seed: int, chance: Chance, prefixes: Sequence[str] = ("",)) -> Sequenc
     return faults
 
 
-def strikes_by_step(number: int, num_faults: int, first_step: int, step_target: int) -> int:
+def injected_by_step(number: int, num_faults: int, first_step: int, step_target: int) -> int:
     """The step after which fault `number` strikes, even if its time has not come."""
     return first_step + (number + 1) * (step_target - first_step) // (num_faults + 1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from streams.bus import Bus
 from streams.codec import now_ms
-from workers.chaos.journal import Conclude, Journal, Strike
+from workers.chaos.journal import Conclude, Injection, Journal
 from workers.chaos.patience import Patience
 from workers.chaos.plan import Fault
 from workers.supervisor.fault_hook import FaultTargets
@@ -27,7 +27,7 @@ class Sweep:
 
     def __init__(self, faults: Sequence[Fault], stall_s: float, conclude: Conclude) -> None:
         self.journal = Journal(
-            planned=faults, strikes=[], wakings=[], broker_deaths_s=[], silences=[]
+            planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
         )
         self._patience = Patience(stall_s)
         self._conclude = conclude
@@ -58,8 +58,8 @@ class Sweep:
 
     def _note(self, targets: FaultTargets, worker: str, died_at: str, instance: str) -> None:
         self._patience.renew()
-        self.journal.strikes.append(
-            Strike(
+        self.journal.injections.append(
+            Injection(
                 fault=next(
                     fault
                     for fault in self.journal.planned

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from streams.audit.report import AuditReport, BreachKind
 from streams.views.feed import RunState
-from workers.chaos.journal import Journal, Strike
+from workers.chaos.journal import Injection, Journal
 from workers.chaos.outputs import Outputs
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
 from workers.chaos.report import ChaosReport, Redone, Spread, Zombies
@@ -47,7 +47,7 @@ class Seen:
 
 def report(seen: Seen) -> ChaosReport:
     """The report of a run that is over."""
-    strikes = seen.journal.strikes
+    injections = seen.journal.injections
     reached = Counter(e.died_at.partition(":")[0] for e in seen.exits if e.died_at)
     tokens = seen.outputs.tokens(_rollout_deaths_ms(seen))
     zombies = _zombies(seen)
@@ -62,10 +62,10 @@ def report(seen: Seen) -> ChaosReport:
         machine=seen.machine,
         seconds=round(seen.seconds, 1),
         faults_asked=len(seen.journal.planned),
-        faults=_by_role(strikes),
+        faults=_by_role(injections),
         processes_killed=seen.num_killed
         + len(seen.journal.broker_deaths_s)
-        + sum(strike.fault.role == SERVER for strike in strikes),
+        + sum(injection.fault.role == SERVER for injection in injections),
         crash_points=dict(sorted(reached.items())),
         crash_points_armed=sum(bool(fault.crash_at) for fault in _armed(seen.journal)),
         outcome=seen.outcome,
@@ -97,14 +97,18 @@ def report(seen: Seen) -> ChaosReport:
 
 def _armed(journal: Journal) -> Sequence[Fault]:
     """Crash points that were struck, and all that were armed from the start."""
-    struck = [strike.fault for strike in journal.strikes if strike.fault.kind is FaultKind.POINT]
+    struck = [
+        injection.fault
+        for injection in journal.injections
+        if injection.fault.kind is FaultKind.POINT
+    ]
     return [*struck, *(fault for fault in journal.planned if fault.kind is FaultKind.ARMED)]
 
 
-def _by_role(strikes: Sequence[Strike]) -> dict[str, dict[str, int]]:
+def _by_role(injections: Sequence[Injection]) -> dict[str, dict[str, int]]:
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for strike in strikes:
-        counts[strike.fault.role][strike.fault.kind] += 1
+    for injection in injections:
+        counts[injection.fault.role][injection.fault.kind] += 1
     return {role: dict(sorted(counts[role].items())) for role in sorted(counts)}
 
 
@@ -130,14 +134,14 @@ def _audited(audit: AuditReport) -> dict[str, object]:
 
 def _clock_ms(seen: Seen) -> float:
     """What turns monotonic seconds into the log's milliseconds."""
-    strikes = seen.journal.strikes
-    return strikes[0].at_ms - 1000 * strikes[0].at_s if strikes else 0.0
+    injections = seen.journal.injections
+    return injections[0].at_ms - 1000 * injections[0].at_s if injections else 0.0
 
 
 def _rollout_deaths_ms(seen: Seen) -> dict[str, int]:
     deaths = {
         s.instance: s.at_ms
-        for s in seen.journal.strikes
+        for s in seen.journal.injections
         if s.fault.role == "rollout" and s.fault.kind in _DEATHS
     }
     for exited in seen.exits:
@@ -148,9 +152,9 @@ def _rollout_deaths_ms(seen: Seen) -> dict[str, int]:
 
 def _deaths(seen: Seen) -> Iterator[tuple[str, str, int]]:
     """Victim, its instance, and when it died or fell asleep for good, on the log's clock."""
-    for strike in seen.journal.strikes:
-        if strike.fault.kind in _DEATHS:
-            yield strike.fault.victim, strike.instance, strike.at_ms
+    for injection in seen.journal.injections:
+        if injection.fault.kind in _DEATHS:
+            yield injection.fault.victim, injection.instance, injection.at_ms
     for exited in seen.exits:
         if exited.died_at:
             yield exited.worker, exited.instance, round(1000 * exited.seen_s + _clock_ms(seen))
@@ -184,31 +188,31 @@ def _role(victim: str) -> str:
 
 
 def _woken(seen: Seen) -> dict[str, Spread]:
-    stops = {s.instance: s for s in seen.journal.strikes if s.fault.kind is FaultKind.STOP}
+    stops = {s.instance: s for s in seen.journal.injections if s.fault.kind is FaultKind.STOP}
     times: defaultdict[str, list[float]] = defaultdict(list)
-    for waking in seen.journal.wakings:
-        strike = stops.get(waking.instance)
-        if strike is None:
+    for wakeup in seen.journal.wakeups:
+        injection = stops.get(wakeup.instance)
+        if injection is None:
             continue
-        woken_ms = round(1000 * waking.at_s + _clock_ms(seen))
-        is_broker = strike.fault.role == BROKER
+        woken_ms = round(1000 * wakeup.at_s + _clock_ms(seen))
+        is_broker = injection.fault.role == BROKER
         next_ms = (
             seen.outputs.next_of_role("rollout", woken_ms)
             if is_broker
-            else seen.outputs.next_ms(strike.fault.victim, woken_ms)
+            else seen.outputs.next_ms(injection.fault.victim, woken_ms)
         )
         if next_ms is not None:
-            times[strike.fault.role].append((next_ms - woken_ms) / 1000)
+            times[injection.fault.role].append((next_ms - woken_ms) / 1000)
     return _spreads(times)
 
 
 def _detection(seen: Seen) -> dict[str, Spread]:
     ends = {e.instance: e.seen_s for e in seen.exits}
     times: defaultdict[str, list[float]] = defaultdict(list)
-    for strike in seen.journal.strikes:
-        is_kill = strike.fault.kind in (FaultKind.KILL, FaultKind.POINT)
-        if is_kill and strike.instance in ends:
-            times[strike.fault.role].append(ends[strike.instance] - strike.at_s)
+    for injection in seen.journal.injections:
+        is_kill = injection.fault.kind in (FaultKind.KILL, FaultKind.POINT)
+        if is_kill and injection.instance in ends:
+            times[injection.fault.role].append(ends[injection.instance] - injection.at_s)
     times[BROKER] += seen.journal.broker_deaths_s
     return _spreads(times)
 
@@ -218,8 +222,8 @@ def _spreads(times: Mapping[str, list[float]]) -> dict[str, Spread]:
 
 
 def _zombies(seen: Seen) -> Zombies:
-    woken_s = {w.instance: w.at_s for w in seen.journal.wakings}
-    zombies = [s for s in seen.journal.strikes if s.fault.kind is FaultKind.ZOMBIE]
+    woken_s = {w.instance: w.at_s for w in seen.journal.wakeups}
+    zombies = [s for s in seen.journal.injections if s.fault.kind is FaultKind.ZOMBIE]
     exits = {e.instance: e for e in seen.exits if e.was_replaced}
     ended = [exits[s.instance] for s in zombies if s.instance in exits]
     others = Counter(described(e.status) for e in ended if e.status != Exit.FENCED)
@@ -240,7 +244,7 @@ def _zombies(seen: Seen) -> Zombies:
 
 def _answered_s(seen: Seen, from_s: float, to_s: float) -> float:
     """Seconds of a stretch of time in which the broker was not struck down."""
-    silent_s = sum(silence.within(from_s, to_s) for silence in seen.journal.silences)
+    silent_s = sum(outage.within(from_s, to_s) for outage in seen.journal.broker_outages)
     return to_s - from_s - silent_s
 
 
@@ -252,7 +256,7 @@ def _exits(exits: Sequence[Exited]) -> dict[str, int]:
 
 
 def _problems(seen: Seen, zombies: Zombies, redone: Redone) -> list[str]:
-    asked, struck = len(seen.journal.planned), len(seen.journal.strikes)
+    asked, struck = len(seen.journal.planned), len(seen.journal.injections)
     found = [seen.failure] if seen.failure else []
     if seen.has_failed and not seen.failure:
         found.append(f"the run is {seen.outcome}, its audit found {_audit_word(seen.audit)}")

@@ -23,7 +23,7 @@ from tests.logs import made_log
 from tests.processes.supervisor.small import DEADLINE_S, Scripts, all_up, until
 from workers.chaos import injector as module
 from workers.chaos.injector import FaultInjector
-from workers.chaos.journal import Silence
+from workers.chaos.journal import BrokerOutage
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
 from workers.chaos.servers import kill_server
 from workers.chaos.sweep import Sweep
@@ -122,9 +122,9 @@ def test_a_kill_is_carried_out_and_noted(stage: Stage) -> None:
     one = injector(fault("rollout", FaultKind.KILL))
     stage.begin(one)
     stage.until(one, lambda: len(stage.spawner.started) == 3)
-    (strike,) = one.journal.strikes
+    (injection,) = one.journal.injections
     struck = next(spec for spec in stage.spawner.started if spec.role == "rollout")
-    assert (struck.instance, 3) == (strike.instance, strike.step)
+    assert (struck.instance, 3) == (injection.instance, injection.step)
     assert [struck.instance] == [exited.instance for exited in stage.fleet.exits]
 
 
@@ -135,19 +135,19 @@ def test_how_long_the_broker_answered_nobody_is_noted(stage: Stage) -> None:
     stop = fault(BROKER, FaultKind.STOP, stop_s=0.01)
     one = injector(fault(BROKER, FaultKind.KILL), stop)
     stage.begin(one, keeper)
-    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    stage.until(one, lambda: len(one.journal.injections) == 1)
     one.tick(is_running=False)
-    assert [] == one.journal.silences
-    killed_s = one.journal.strikes[0].at_s
+    assert [] == one.journal.broker_outages
+    killed_s = one.journal.injections[0].at_s
     keeper.last_death_seen_s = killed_s + 0.001
     one.tick(is_running=False)
-    assert [] == one.journal.silences
+    assert [] == one.journal.broker_outages
     keeper.started_s = killed_s + 9.0
-    stage.until(one, lambda: len(one.journal.silences) == 2)
-    assert Silence(from_s=killed_s, to_s=killed_s + 9.0) == one.journal.silences[0]
-    asleep = one.journal.silences[1]
-    assert one.journal.strikes[1].at_s == asleep.from_s
-    assert one.journal.wakings[0].at_s == asleep.to_s
+    stage.until(one, lambda: len(one.journal.broker_outages) == 2)
+    assert BrokerOutage(from_s=killed_s, to_s=killed_s + 9.0) == one.journal.broker_outages[0]
+    asleep = one.journal.broker_outages[1]
+    assert one.journal.injections[1].at_s == asleep.from_s
+    assert one.journal.wakeups[0].at_s == asleep.to_s
     assert [signal.SIGSTOP, signal.SIGCONT] == keeper.signals
 
 
@@ -159,7 +159,7 @@ def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:
     old, successor = (spec for spec in stage.spawner.started if spec.role == "rollout")
     for _ in range(5):
         one.tick(is_running=True)
-    assert [] == one.journal.wakings
+    assert [] == one.journal.wakeups
     stage.say(
         WORKER_EVENTS,
         *(
@@ -170,7 +170,7 @@ def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:
     stage.until(one, lambda: stage.fleet.num_replaced == 0)
     (exited,) = stage.fleet.exits
     assert (old.instance, 75, True) == (exited.instance, exited.status, exited.was_replaced)
-    assert [old.instance] == [waking.instance for waking in one.journal.wakings]
+    assert [old.instance] == [wakeup.instance for wakeup in one.journal.wakeups]
 
 
 def test_a_trainer_sleeps_until_its_successor_has_claimed(stage: Stage) -> None:
@@ -188,7 +188,7 @@ def test_who_sleeps_is_woken_when_the_run_ends(stage: Stage) -> None:
     """A stopped process could not drain."""
     one = injector(fault("rollout", FaultKind.STOP, stop_s=1000.0))
     stage.begin(one)
-    stage.until(one, lambda: bool(one.journal.strikes))
+    stage.until(one, lambda: bool(one.journal.injections))
     child = stage.fleet.of("rollout")[0].child
     assert child is not None
     stage.until(one, lambda: is_stopped(child.pid))
@@ -203,11 +203,11 @@ def test_a_fault_strikes_early_enough_for_all_to_fit(stage: Stage) -> None:
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=6), step_completed(1))
     one.tick(is_running=True)
-    assert [] == one.journal.strikes
+    assert [] == one.journal.injections
     stage.say(STEPS, step_completed(2))
-    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    stage.until(one, lambda: len(one.journal.injections) == 1)
     one.tick(is_running=True)
-    assert 1 == len(one.journal.strikes)
+    assert 1 == len(one.journal.injections)
 
 
 def test_a_period_is_kept_whatever_step_it_is(stage: Stage) -> None:
@@ -217,9 +217,9 @@ def test_a_period_is_kept_whatever_step_it_is(stage: Stage) -> None:
     one = FaultInjector([*kills, later], 0.0, lambda *_: 0, is_periodic=True)
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=6), step_completed(5))
-    stage.until(one, lambda: len(one.journal.strikes) == len(kills))
+    stage.until(one, lambda: len(one.journal.injections) == len(kills))
     one.tick(is_running=True)
-    assert len(kills) == len(one.journal.strikes)
+    assert len(kills) == len(one.journal.injections)
 
 
 def test_a_model_server_is_killed_beneath_its_worker(stage: Stage, tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def test_a_model_server_is_killed_beneath_its_worker(stage: Stage, tmp_path: Pat
     one = injector(fault(SERVER, FaultKind.KILL))
     stage.begin(one)
     one.tick(is_running=True)
-    assert [] == one.journal.strikes
+    assert [] == one.journal.injections
     server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     pid_file(tmp_path / "logs" / "vllm-0.log").write_text(f"{server.pid}\n")
-    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    stage.until(one, lambda: len(one.journal.injections) == 1)
     assert -signal.SIGKILL == server.wait(DEADLINE_S)
     assert all_up(stage.fleet)
     assert 0 == stage.fleet.num_killed
@@ -249,12 +249,12 @@ def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:
     one = injector(*kills)
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=100))
-    stage.until(one, lambda: len(one.journal.strikes) == module.FAULTS_PER_STEP)
+    stage.until(one, lambda: len(one.journal.injections) == module.FAULTS_PER_STEP)
     stage.until(one, lambda: stage.fleet.of("rollout")[0].is_alive)
     one.tick(is_running=True)
-    assert module.FAULTS_PER_STEP == len(one.journal.strikes)
+    assert module.FAULTS_PER_STEP == len(one.journal.injections)
     stage.say(STEPS, step_completed(1))
-    stage.until(one, lambda: len(one.journal.strikes) == len(kills))
+    stage.until(one, lambda: len(one.journal.injections) == len(kills))
 
 
 def test_a_run_that_makes_no_step_is_given_up(stage: Stage) -> None:
@@ -274,7 +274,7 @@ def test_a_sweep_arms_one_process_after_another(stage: Stage) -> None:
     faults = [fault("rollout", FaultKind.ARMED, crash_at=point) for point in points]
     one = Sweep(faults, 0.0, lambda *_: 0)
     stage.begin(one)
-    stage.until(one, lambda: len(one.journal.strikes) == 2)
-    assert points == [strike.fault.crash_at for strike in one.journal.strikes]
+    stage.until(one, lambda: len(one.journal.injections) == 2)
+    assert points == [injection.fault.crash_at for injection in one.journal.injections]
     armed = [spec.crash_at for spec in stage.spawner.started if spec.role == "rollout"]
     assert [*points, ""] == armed[:3]

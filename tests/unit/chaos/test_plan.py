@@ -15,9 +15,9 @@ from workers.chaos.plan import (
     SERVER,
     Chance,
     FaultKind,
+    injected_by_step,
     plan,
     points_of,
-    strikes_by_step,
     sweep,
 )
 
@@ -114,8 +114,8 @@ def test_only_the_trainer_writes_checkpoints() -> None:
 
 def test_all_faults_strike_before_the_run_ends() -> None:
     """Twelve faults in thirteen steps: one after each but the last."""
-    assert list(range(1, 13)) == [strikes_by_step(n, 12, 0, 13) for n in range(12)]
-    assert [12, 15, 17] == [strikes_by_step(n, 3, 10, 20) for n in range(3)]
+    assert list(range(1, 13)) == [injected_by_step(n, 12, 0, 13) for n in range(12)]
+    assert [12, 15, 17] == [injected_by_step(n, 3, 10, 20) for n in range(3)]
 
 
 def test_a_sweep_has_every_point_of_every_role_once() -> None:
