@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from streams.bus import Bus
 from streams.codec import now_ms
 from workers.chaos.journal import BrokerOutage, Conclude, Injection, Journal, Wakeup
-from workers.chaos.patience import Patience
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind, injected_by_step
+from workers.chaos.progress_deadline import ProgressDeadline
 from workers.chaos.servers import kill_server
 from workers.supervisor.child import Child
 from workers.supervisor.fault_hook import FaultTargets
@@ -39,7 +39,7 @@ class FaultInjector:
 
     Args:
         faults: in the order in which they strike.
-        stall_s: see `Patience`.
+        stall_s: see `ProgressDeadline`.
         is_periodic: times count from the first step, and a fault whose time would come after the
             last one does not happen; else it strikes at its share of the steps.
     """
@@ -57,7 +57,7 @@ class FaultInjector:
             planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
         )
         self._left = deque(faults)
-        self._patience = Patience(stall_s)
+        self._deadline = ProgressDeadline(stall_s)
         self._conclude = conclude
         self._sleepers: list[_Sleeper] = []
         self._targets: FaultTargets | None = None
@@ -83,7 +83,7 @@ class FaultInjector:
             self._wake(sleeper, now_s)
         if not is_running:
             return
-        if self._patience.check(targets, self.journal):
+        if self._deadline.check(targets, self.journal):
             self._num_since_step = 0
         if self._left and self._is_due(self._left[0], targets, now_s):
             self._try(targets, now_s)
@@ -114,7 +114,7 @@ class FaultInjector:
             self._left.popleft()
             self.journal.injections.append(injection)
             self._num_since_step += 1
-            self._patience.renew()
+            self._deadline.renew()
             self._struck_s, self._due_since_s = now_s, 0.0
             number, total = len(self.journal.injections), len(self.journal.planned)
             targets.watcher.say(f"FAULT {number}/{total} after step {injection.step}: {fault.told}")
@@ -219,7 +219,7 @@ class FaultInjector:
             self.journal.broker_outages.append(
                 BrokerOutage(from_s=sleeper.injection.at_s, to_s=now_s)
             )
-        self._patience.renew()
+        self._deadline.renew()
         self.journal.wakeups.append(
             Wakeup(
                 instance=sleeper.injection.instance,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from streams.bus import Bus
 from streams.codec import now_ms
 from workers.chaos.journal import Conclude, Injection, Journal
-from workers.chaos.patience import Patience
 from workers.chaos.plan import Fault
+from workers.chaos.progress_deadline import ProgressDeadline
 from workers.supervisor.fault_hook import FaultTargets
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ class Sweep:
 
     Args:
         faults: of kind ARMED.
-        stall_s: see `Patience`.
+        stall_s: see `ProgressDeadline`.
     """
 
     def __init__(self, faults: Sequence[Fault], stall_s: float, conclude: Conclude) -> None:
         self.journal = Journal(
             planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
         )
-        self._patience = Patience(stall_s)
+        self._deadline = ProgressDeadline(stall_s)
         self._conclude = conclude
         self._targets: FaultTargets | None = None
         self._num_read = 0  # exits
@@ -49,7 +49,7 @@ class Sweep:
                 self._note(targets, exited.worker, exited.died_at, exited.instance)
         self._num_read = len(targets.fleet.exits)
         if is_running:
-            self._patience.check(targets, self.journal)
+            self._deadline.check(targets, self.journal)
 
     def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
         """See `FaultHook`."""
@@ -57,7 +57,7 @@ class Sweep:
         return self._conclude(bus, ended, status, self.journal, self._targets)
 
     def _note(self, targets: FaultTargets, worker: str, died_at: str, instance: str) -> None:
-        self._patience.renew()
+        self._deadline.renew()
         self.journal.injections.append(
             Injection(
                 fault=next(

@@ -87,7 +87,7 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 0 only if all faults happened and nothing broke."""
-    from workers.chaos.run import Wish, chaos
+    from workers.chaos.run import ChaosOptions, chaos
     from workers.config.load import load
     from workers.supervisor.up import UpOptions
 
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             is_live=not args.no_live,
             steps_typed=steps,
         ),
-        Wish(
+        ChaosOptions(
             num_faults=args.kills,
             seed=args.seed,
             roles=_words(args.roles),

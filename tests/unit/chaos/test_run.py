@@ -10,7 +10,7 @@ import pytest
 from streams import crash_points
 from streams.errors import ConfigError
 from workers.bootstrap import arm_crash_point, await_broker
-from workers.chaos.run import Wish, chaos, victims
+from workers.chaos.run import ChaosOptions, chaos, victims
 from workers.config.run import (
     BrokerSection,
     EngineSection,
@@ -89,11 +89,11 @@ def test_a_place_that_there_is_not_is_refused(
     """A run in which nothing is struck would end with "nothing broke"."""
     options = UpOptions(config=OURS, command="up", is_resumed=False, is_live=False)
     with pytest.raises(ConfigError, match=told):
-        chaos(options, Wish(num_faults=1, sweep=sweep, roles=roles))
+        chaos(options, ChaosOptions(num_faults=1, sweep=sweep, roles=roles))
 
 
 def test_a_file_for_the_figures_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """Before the run, after which they would be lost."""
     options = UpOptions(config=OURS, command="up", is_resumed=False, is_live=False)
     with pytest.raises(ConfigError, match=r"--json .*/no/x\.json: .*/no is no folder that can be"):
-        chaos(options, Wish(num_faults=1, json_file=str(tmp_path / "no" / "x.json")))
+        chaos(options, ChaosOptions(num_faults=1, json_file=str(tmp_path / "no" / "x.json")))

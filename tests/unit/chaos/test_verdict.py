@@ -20,7 +20,7 @@ from tests.factories import (
 from workers.chaos.journal import BrokerOutage, Injection, Journal, Wakeup
 from workers.chaos.outputs import Outputs
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
-from workers.chaos.verdict import Seen, report
+from workers.chaos.verdict import RunObservations, report
 from workers.supervisor.fleet import Exited
 
 EPOCH_MS = 1_000_000  # of the log's clock, where the monotonic one is 0
@@ -47,7 +47,7 @@ def journal(injections: list[Injection], **more: Any) -> Journal:
     return Journal(planned=planned, injections=injections, **{**lists, **more})
 
 
-def seen(injections: list[Injection], **more: Any) -> Seen:
+def observed(injections: list[Injection], **more: Any) -> RunObservations:
     audit = AuditReport(
         run="run", steps=3, policy_version=3, issued=8, trained=8, evaluated=0, dead_lettered=0,
         lost=0,
@@ -58,7 +58,7 @@ def seen(injections: list[Injection], **more: Any) -> Seen:
         "exits": [], "num_killed": 0, "outputs": Outputs(), "state": RunState(), "audit": audit,
         "outcome": "complete", "has_failed": False, "failure": "",
     }  # fmt: skip
-    return Seen(**{**values, **more})
+    return RunObservations(**{**values, **more})
 
 
 def outputs(*events: tuple[float, Any]) -> Outputs:
@@ -85,7 +85,7 @@ def test_recovery_ends_with_the_successors_first_work() -> None:
         (9.0, step_completed(2, instance="t2")),
         (4.5, prompt()),
     )
-    made = report(seen(injections, outputs=log))
+    made = report(observed(injections, outputs=log))
     medians = {role: spread.median_s for role, spread in made.recovery.items()}
     assert {
         "rollout": 4.5,
@@ -105,7 +105,7 @@ def test_a_model_server_is_back_when_its_worker_has_pulled_again() -> None:
         (2.0, policy_loaded(worker="rollout-1", instance="r2")),
         (31.0, policy_loaded(worker="rollout-0", instance="r1")),
     )
-    made = report(seen(injections, outputs=log))
+    made = report(observed(injections, outputs=log))
     assert {"server": 30.0} == {role: s.median_s for role, s in made.recovery.items()}
     assert (1, {"server": {"kill": 1}}) == (made.processes_killed, made.faults)
 
@@ -116,7 +116,7 @@ def test_a_successor_is_back_with_its_first_report() -> None:
         (1.5, worker_report(worker="logprob-0", role="logprob", instance="l1")),
         (3.0, worker_report(worker="logprob-0", role="logprob", instance="l2")),
     )
-    made = report(seen([injection(1.0, "logprob", FaultKind.KILL, "l1")], outputs=log))
+    made = report(observed([injection(1.0, "logprob", FaultKind.KILL, "l1")], outputs=log))
     assert (2.0, {}) == (made.back["logprob"].median_s, made.recovery)
 
 
@@ -131,7 +131,7 @@ def test_a_crash_point_counts_from_when_its_death_was_seen() -> None:
         (2.0, trajectory(worker="rollout-0", instance="r2")),
         (6.5, trajectory(worker="rollout-0", instance="r3")),
     )
-    made = report(seen(injections, exits=exits, outputs=log, num_killed=2))
+    made = report(observed(injections, exits=exits, outputs=log, num_killed=2))
     spread = made.recovery["rollout"]
     assert (2, 1.75, 2.5) == (spread.count, spread.median_s, spread.worst_s)
     assert ({"commit.before": 1}, 1) == (made.crash_points, made.crash_points_armed)
@@ -155,7 +155,7 @@ def test_regenerated_is_what_is_in_no_first_trajectory() -> None:
         (3.0, first),
         (9.0, trajectory(worker="rollout-0", instance="r2")),  # a second record of the sample
     )
-    made = report(seen([injection(4.0, "rollout", FaultKind.KILL, "r1")], outputs=log))
+    made = report(observed([injection(4.0, "rollout", FaultKind.KILL, "r1")], outputs=log))
     assert (2 * useful, useful, useful) == (
         made.sampled_tokens, made.unreported_tokens, made.useful_tokens
     )  # fmt: skip
@@ -172,7 +172,7 @@ def test_a_zombie_must_notice() -> None:
         Wakeup(instance="t1", slept_s=5.0, at_s=6.0), Wakeup(instance="r1", slept_s=5.0, at_s=7.0)
     ]  # fmt: skip
     exits = [exited("trainer-0", "t1", 75, 8.0, was_replaced=True)]
-    made = report(seen(injections, journal=journal(injections, wakeups=wakeups), exits=exits))
+    made = report(observed(injections, journal=journal(injections, wakeups=wakeups), exits=exits))
     assert (2, 1, 1, 2.0) == (
         made.zombies.woken, made.zombies.fenced, made.zombies.alive, made.zombies.longest_end_s
     )  # fmt: skip
@@ -192,7 +192,7 @@ def test_what_nobody_could_tell_a_zombie_does_not_count() -> None:
     )
     in_time, too_late = (
         report(
-            seen(
+            observed(
                 injections,
                 journal=struck,
                 exits=[exited("trainer-0", "t1", 75, end_s, was_replaced=True)],
@@ -203,40 +203,40 @@ def test_what_nobody_could_tell_a_zombie_does_not_count() -> None:
     assert (32.0, 7.0) == (in_time.zombies.longest_end_s, in_time.zombies.longest_answered_s)
     assert in_time.ok
     assert ["a zombie took 32 s to end while the broker was up"] == list(too_late.problems)
-    asleep_still = report(seen(injections, journal=struck, now_s=60.0))
+    asleep_still = report(observed(injections, journal=struck, now_s=60.0))
     assert 0 == asleep_still.zombies.alive
-    assert 1 == report(seen(injections, journal=struck, now_s=62.0)).zombies.alive
+    assert 1 == report(observed(injections, journal=struck, now_s=62.0)).zombies.alive
 
 
 def test_fewer_faults_than_asked_are_said() -> None:
     """Never silently: it is a problem, and the way out is named."""
     one = injection(1.0, "rollout", FaultKind.KILL, "r1")
     asked = replace(journal([one]), planned=[one.fault] * 3)
-    made = report(seen([one], journal=asked))
+    made = report(observed([one], journal=asked))
     assert "only 1 of 3 faults were possible" in made.problems[0]
     assert "--steps" in made.problems[0]
 
 
 def test_a_breach_and_a_hang_are_problems() -> None:
     """What stopped the run is named as it was told."""
-    (hang,) = report(seen([], has_failed=True, failure="no step for 90 s")).problems
+    (hang,) = report(observed([], has_failed=True, failure="no step for 90 s")).problems
     assert "no step for 90 s" == hang
     state = RunState(redone=(steps_redone(first_step=1, last_step=3, num_equal=2),))
-    (drift,) = report(seen([], state=state)).problems
+    (drift,) = report(observed([], state=state)).problems
     assert "1 redone steps gave other weights" == drift
 
 
 def test_an_end_that_no_fault_accounts_for_is_listed() -> None:
     """It may be right, as after an outage, but a reader should see it."""
     exits = [exited("logprob-0", "l1", 1, 3.0, excuse=""), exited("prompts-0", "p", 0, 9.0)]
-    made = report(seen([], exits=exits))
+    made = report(observed([], exits=exits))
     assert ["logprob-0 failed (exit 1)"] == list(made.unexplained)
     assert {"logprob: failed (exit 1)": 1, "prompts: is done": 1} == made.exits
 
 
 def test_the_report_is_json_and_text() -> None:
     """All figures in both."""
-    made = report(seen([injection(1.0, "rollout", FaultKind.KILL, "r1")]))
+    made = report(observed([injection(1.0, "rollout", FaultKind.KILL, "r1")]))
     assert made.ok
     told = json.loads(made.to_json())
     assert (True, 5, {"rollout": {"kill": 1}}) == (told["ok"], told["seed"], told["faults"])

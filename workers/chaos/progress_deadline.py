@@ -10,7 +10,7 @@ from workers.supervisor.fault_hook import FaultTargets
 FACTOR = 1.5  # the detector of `up` comes first: it knows who is waited for
 
 
-class Patience:
+class ProgressDeadline:
     """Counts from the last step, and from whatever excuses the next one's delay.
 
     Args:
