@@ -59,7 +59,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReceivedFrame:
     """A frame of a member's; None: the link ended, for `reason`."""
 
     member: Member
@@ -68,7 +68,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoggedRequest:
     """The log says that a receiver is ready for a version."""
 
     receiver: str
@@ -84,7 +84,7 @@ class Withdraw:
     done: threading.Event
 
 
-Event = Said | Asked | Withdraw | None  # None: stop
+Event = ReceivedFrame | LoggedRequest | Withdraw | None  # None: stop
 
 
 class Listener:
@@ -140,9 +140,9 @@ class Listener:
     def _serve_member(self, member: Member) -> None:
         try:
             while True:
-                self._events.put(Said(member, member.link.receive(math.inf)))
+                self._events.put(ReceivedFrame(member, member.link.receive(math.inf)))
         except PullError as err:
-            self._events.put(Said(member, None, str(err)))
+            self._events.put(ReceivedFrame(member, None, str(err)))
 
     def _serve_board(self, link: Connection, group_id: str) -> None:
         board = self.boards.get(group_id)

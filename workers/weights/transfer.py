@@ -20,8 +20,8 @@ from workers.weights.link.rendezvous import Board, BoardStore
 from workers.weights.link.side_streams import SideStreams
 from workers.weights.link.watch import LOOK_EVERY_S
 from workers.weights.members import Member
+from workers.weights.membership import tell
 from workers.weights.plans import Prepared
-from workers.weights.roster import tell
 from workers.weights.snapshot import Snapshot
 
 if TYPE_CHECKING:
