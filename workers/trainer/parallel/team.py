@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from workers.device import VISIBLE
 from workers.trainer.exhaustion import ExhaustedError
-from workers.trainer.parallel.meeting import Meeting
+from workers.trainer.parallel.rendezvous import RendezvousFolder
 from workers.trainer.parallel.wire import Arrays, Head, Link
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class Team:
         self.host = host
         self._silent_s = silent_s
         self._together_s = together_s
-        self._meeting = Meeting()
+        self._rendezvous = RendezvousFolder()
         self._changed = threading.Event()
         self._own = ThreadPoolExecutor(1, "rank-0")
         self._is_closed = False
@@ -175,7 +175,7 @@ class Team:
 
     def new_file(self) -> Path:
         """Where ranks may meet; in a folder that is this user's alone."""
-        return self._meeting.new_file()
+        return self._rendezvous.new_file()
 
     def check(self) -> None:
         """
@@ -324,4 +324,4 @@ class Team:
         for follower in self._followers:
             follower.end()
         self._own.shutdown(wait=False, cancel_futures=True)
-        self._meeting.close()
+        self._rendezvous.close()
