@@ -19,11 +19,11 @@ from workers.weights.channel import VersionGoneError, WeightError
 from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
 from workers.weights.layout import parse_layout, weight_hash
 from workers.weights.link.errors import PullError
+from workers.weights.link.handshake import receiver_key
 from workers.weights.link.pieces import Piece
 from workers.weights.link.receiver import Address, Receiver
 from workers.weights.link.shards import Part
 from workers.weights.link.target import FreshTensors
-from workers.weights.link.trust import receiver_key
 from workers.weights.sender import Limits
 from workers.weights.snapshot import Snapshot
 

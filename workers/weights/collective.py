@@ -18,7 +18,7 @@ from schemas.events import Endpoint, PolicyPublished, PullRequested
 from workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
 from workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
 from workers.weights.link.errors import PullError
-from workers.weights.link.trust import receiver_key
+from workers.weights.link.handshake import receiver_key
 from workers.weights.members import Listener, LoggedRequest
 from workers.weights.sender import Limits, Log, Sender
 from workers.weights.snapshot import LIVE, PLACES, Snapshots

@@ -19,7 +19,7 @@ from typing import Any
 from workers.weights.channel import Pulled, WeightError
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import Connection
-from workers.weights.link.trust import admit
+from workers.weights.link.handshake import admit
 from workers.weights.listening import accept_all
 
 HANDSHAKE_S = 5.0

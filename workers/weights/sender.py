@@ -18,7 +18,7 @@ from workers.weights.channel import WeightError
 from workers.weights.groups import Groups
 from workers.weights.link.errors import PullError
 from workers.weights.link.group import gpu_of
-from workers.weights.link.rendezvous import Board
+from workers.weights.link.rendezvous import KeyValueStore
 from workers.weights.members import Event, Listener, LoggedRequest, Member, Withdraw
 from workers.weights.membership import Membership, apart, refuse
 from workers.weights.plans import Planner, Prepared
@@ -243,25 +243,25 @@ class Sender:
         group_id, group, is_new = self._groups.get(delivery.members, len(self._membership.members))
         started_s = time.monotonic()
         transfer = Transfer(group_id, delivery, self._look, self._limits.stall_s)
-        board = Board(started_s + self._limits.form_s)
+        store = KeyValueStore(started_s + self._limits.form_s)
         for member in delivery.members:
             member.answers.pop(group_id, None)
         try:
             if is_new:
-                self._listener.boards[group_id] = board
+                self._listener.stores[group_id] = store
             transfer.announce(self._limits.form_s)
             if is_new:
-                transfer.form(group, board, self._listener.host, self._limits.form_s)
+                transfer.form(group, store, self._listener.host, self._limits.form_s)
             formed_s = time.monotonic()
             transfer.send(group, self._device)
             sent_s = time.monotonic()
             transfer.await_answers()
         except BrokenError as err:
-            board.close(str(err))
-            self._listener.boards.pop(group_id, None)
+            store.close(str(err))
+            self._listener.stores.pop(group_id, None)
             self._recover(delivery, group_id, err)
             return
-        self._listener.boards.pop(group_id, None)
+        self._listener.stores.pop(group_id, None)
         self._settle(delivery, group_id)
         self._window.took(formed_s - started_s if is_new else None, sent_s - formed_s)
         self._log.info(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from workers.weights.link.frames import Connection
-from workers.weights.link.trust import Hello
+from workers.weights.link.handshake import Hello
 from workers.weights.members import Member
 from workers.weights.membership import apart
 

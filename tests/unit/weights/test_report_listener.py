@@ -14,7 +14,7 @@ import pytest
 from workers.weights import report_listener as module
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import dial
-from workers.weights.link.trust import Hello, introduce
+from workers.weights.link.handshake import Hello, introduce
 from workers.weights.report_listener import PendingOrder, ReportListener, ServerPullError, describe
 
 LONG_S = 60.0

@@ -10,7 +10,7 @@ import time
 import torch
 
 from workers.weights.link.frames import Connection
-from workers.weights.link.trust import Hello
+from workers.weights.link.handshake import Hello
 from workers.weights.members import LoggedRequest, Member
 from workers.weights.membership import Membership
 from workers.weights.plans import Planner

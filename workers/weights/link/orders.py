@@ -15,12 +15,12 @@ import torch
 from . import PROTOCOL
 from .errors import PullError
 from .frames import dial
+from .handshake import Hello, introduce
 from .mapping import make_plan
 from .model_target import Loading, ModelTarget
 from .pieces import batches
 from .receiver import Address, Receiver
 from .safetensors_file import read, rows
-from .trust import Hello, introduce
 
 REPORT_S = 10.0
 KINDS = ("receive", "describe", "leave")
