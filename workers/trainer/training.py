@@ -31,8 +31,8 @@ from workers.loop.dead_letters import Reason
 from workers.trainer.advantage import group_advantages
 from workers.trainer.batch_metrics import batch_metrics
 from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.exhaustion import ExhaustedError, SampleTooLargeError, smaller_borders
 from workers.trainer.optimizer import Learner, NumericsError, StepResult
+from workers.trainer.out_of_memory import OutOfMemoryError, SampleTooLargeError, smaller_borders
 from workers.trainer.packing import Batch, Float32s, is_sampled, pack
 from workers.trainer.parallel.team import Team, closed_on_error
 from workers.trainer.payloads import Payload, batch_hash
@@ -214,7 +214,7 @@ class Training:
             )
             try:
                 problem, reason = self.learner.probe(batch), Reason.NUMERICS
-            except ExhaustedError as err:
+            except OutOfMemoryError as err:
                 problem, reason = err.told, Reason.MEMORY
             if problem:
                 found.append(Culprit(index=index, reason=reason, detail=problem))
@@ -257,7 +257,7 @@ class Training:
                     f"trainer.redo is {self._section.redo!r}, but {str(err)[:200]}: "
                     'set it to "tolerate"'
                 ) from err
-            except ExhaustedError as err:
+            except OutOfMemoryError as err:
                 failed, told = err.index, err.told
             widths = [micro_batch.token_ids_BT.shape[1] for micro_batch in batch.micro_batches]
             borders = smaller_borders(batch.borders, widths, failed)

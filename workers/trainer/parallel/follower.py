@@ -45,11 +45,11 @@ class Follower:
     def _answer(self, head: Head, arrays: Arrays) -> Head:
         """What came of a command. After a failure in a pass others hang until we have left."""
         from streams.errors import ConfigError
-        from workers.trainer.exhaustion import ExhaustedError
+        from workers.trainer.out_of_memory import OutOfMemoryError
 
         try:
             return {"done": self._execute(head, arrays)}
-        except ExhaustedError as err:
+        except OutOfMemoryError as err:
             answer: Head = {"exhausted": [err.index, err.told]}
         except (RuntimeError, MemoryError, ConfigError) as err:
             kind = type(err).__name__

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from workers.config.loss import LossSection
 from workers.config.trainer import OptimizerSection
 from workers.engines.token_scores import MakeMask
-from workers.trainer.exhaustion import ExhaustedError
 from workers.trainer.loss_totals import LossTotals
+from workers.trainer.out_of_memory import OutOfMemoryError
 from workers.trainer.packing import Batch
 from workers.trainer.parallel import group
 from workers.trainer.parallel.deal import Task, added, deal
@@ -107,7 +107,7 @@ class Leader(Share):
             (totals, squares), answers = self._team.together(
                 lambda: self._own_gradient(hands[0]), {"do": "gradient"}, outgoing
             )
-        except ExhaustedError as err:
+        except OutOfMemoryError as err:
             failed = err.index, err.told
         else:
             self.num_micro_batches += sum(t.micro_batch is not None for h in hands[1:] for t in h)
@@ -115,13 +115,13 @@ class Leader(Share):
             self._team.together(lambda: self.local_clip(norm), {"do": "clip", "norm": norm})
             return added([totals, *(LossTotals(**a["totals"]) for a in answers)]), norm
         self._meet_again()
-        raise ExhaustedError(*failed)
+        raise OutOfMemoryError(*failed)
 
     def _own_gradient(self, hand: list[Task]) -> tuple[LossTotals, float]:
         """Rank 0's part. A rank that fails in a pass leaves the group, for others wait for it."""
         try:
             return self.local_gradient(hand)
-        except (RuntimeError, MemoryError, ExhaustedError) as err:
+        except (RuntimeError, MemoryError, OutOfMemoryError) as err:
             failure = err.with_traceback(None)  # its frames hold the tensors
         self.leave()
         raise failure

@@ -22,9 +22,9 @@ from workers.engines.model import load_model
 from workers.engines.recompute import recompute_activations
 from workers.engines.selfcheck import check_scoring
 from workers.engines.token_scores import MakeMask, TokenScorer
-from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
 from workers.trainer.loss_totals import LossTotals
 from workers.trainer.optimizer import Learner
+from workers.trainer.out_of_memory import OutOfMemoryError, is_out_of_memory
 from workers.trainer.packing import MicroBatch
 from workers.trainer.parallel import group
 from workers.trainer.parallel.deal import Task, empty
@@ -108,7 +108,7 @@ class Share(Learner):
         """This rank's part of the batch's gradient; its totals, and its sum of squares.
 
         Raises:
-            ExhaustedError: memory ran out here; the other ranks hang until this one has left.
+            OutOfMemoryError: memory ran out here; the other ranks hang until this one has left.
         """
         self._adam.clear()
         totals = LossTotals()
@@ -117,11 +117,11 @@ class Share(Learner):
             try:
                 self._pass(task.micro_batch, totals)
             except (RuntimeError, MemoryError) as err:
-                if not is_exhaustion(err):
+                if not is_out_of_memory(err):
                     raise
                 told = str(err) or type(err).__name__
             if told is not None:  # out here, for the caught error's frames hold the tensors
-                raise ExhaustedError(task.index, told)
+                raise OutOfMemoryError(task.index, told)
             self.num_micro_batches += task.micro_batch is not None
         return totals, self._squares()
 
