@@ -28,7 +28,7 @@ from workers.trainer.ledger_writer import LedgerWriter
 from workers.trainer.payloads import Payload, Payloads
 from workers.trainer.recovery import Recovery
 from workers.trainer.redo import Coroutine, Redone, drift_error
-from workers.trainer.training import Culprit, Trained, Training
+from workers.trainer.training import Trained, Training, UntrainableSample
 from workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
@@ -187,7 +187,7 @@ class TrainerWorker:
         the next plan may be long."""
         payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
         yield self._compute(self._server.before_change)
-        trained: Trained | tuple[Culprit, ...] = yield self._compute(
+        trained: Trained | tuple[UntrainableSample, ...] = yield self._compute(
             self._training.try_train, payloads, plan.masked, plan.policy_version
         )
         if isinstance(trained, Trained):
@@ -276,19 +276,19 @@ class TrainerWorker:
         )
 
     def _set_aside(
-        self, plan: Plan, payloads: Sequence[Payload], culprits: Sequence[Culprit]
+        self, plan: Plan, payloads: Sequence[Payload], untrainable: Sequence[UntrainableSample]
     ) -> None:
         """Drop the groups of samples that no step can take; plan the other groups anew.
 
         The drop is committed before the next step, so a successor plans that step alike.
         """
         refused: dict[str, tuple[str, str]] = {}
-        for culprit in culprits:
-            sample = payloads[culprit.index].scored.trajectory
-            told = f"sample {sample.sample}: {culprit.detail}"
-            refused.setdefault(sample.group_id, (str(culprit.reason), told))
-            self._intake.set_aside(payloads[culprit.index], culprit.reason, culprit.detail)
-            self._log.warning("set_aside", group=sample.group_id, reason=culprit.reason, what=told)
+        for bad in untrainable:
+            sample = payloads[bad.index].scored.trajectory
+            told = f"sample {sample.sample}: {bad.detail}"
+            refused.setdefault(sample.group_id, (str(bad.reason), told))
+            self._intake.set_aside(payloads[bad.index], bad.reason, bad.detail)
+            self._log.warning("set_aside", group=sample.group_id, reason=bad.reason, what=told)
         for payload in payloads:
             self._payloads.put(payload)
         self._admission.give_back(plan, refused)
