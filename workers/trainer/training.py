@@ -107,8 +107,8 @@ class Training:
             if team is None:
                 self.learner = _learner(model, mask, section)
             else:
-                recipe = {"folder": folder, "section": section, "device": device, "dtype": dtype}
-                self.learner = _leader(team, recipe, threads, model, mask)
+                spec = {"folder": folder, "section": section, "device": device, "dtype": dtype}
+                self.learner = _leader(team, spec, threads, model, mask)
 
     def check(self) -> None:
         """
@@ -301,13 +301,13 @@ def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learn
 
 
 def _leader(
-    team: Team, recipe: Mapping[str, Any], threads: int, model: nn.Module, mask: MakeMask
+    team: Team, spec: Mapping[str, Any], threads: int, model: nn.Module, mask: MakeMask
 ) -> Learner:
     """The learner of the first of several ranks, which leads the others."""
     from workers.trainer.parallel.leader import Leader
-    from workers.trainer.parallel.share import Recipe
+    from workers.trainer.parallel.rank_learner import RankSpec
 
-    return Leader(team, Recipe(rank=0, host=team.host, **recipe), threads, model, mask)
+    return Leader(team, RankSpec(rank=0, host=team.host, **spec), threads, model, mask)
 
 
 def masks_of(

@@ -96,13 +96,13 @@ def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)
 
     from workers.config.trainer import TrainerSection
     from workers.engines.model import configure_torch
-    from workers.trainer.parallel.share import Recipe, Share
+    from workers.trainer.parallel.rank_learner import RankLearner, RankSpec
 
     section = msgspec.convert(head["section"], TrainerSection)
     configure_torch(
         head["threads"], head["device"], fused=True, in_one_order=section.redo != "tolerate"
     )
-    recipe = Recipe(
+    spec = RankSpec(
         folder=Path(head["folder"]),
         section=section,
         device=head["device"],
@@ -110,7 +110,7 @@ def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)
         rank=head["rank"],
         host=head["host"],
     )
-    return Share(recipe, Path(head["file"]))
+    return RankLearner(spec, Path(head["file"]))
 
 
 def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (imported late)

@@ -20,7 +20,7 @@ from workers.trainer.out_of_memory import OutOfMemoryError
 from workers.trainer.packing import Batch
 from workers.trainer.parallel import group
 from workers.trainer.parallel.deal import Task, added, deal
-from workers.trainer.parallel.share import STATE, TRAINED, WEIGHT, Recipe, Share
+from workers.trainer.parallel.rank_learner import STATE, TRAINED, WEIGHT, RankLearner, RankSpec
 from workers.trainer.parallel.team import Team
 from workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
 from workers.trainer.trainable import VALUE, is_same, merged, rounding
@@ -55,11 +55,11 @@ class Gathered(LazyWeights):
         return len(self.facts)
 
 
-class Leader(Share):
+class Leader(RankLearner):
     """See the module. One thread calls it at a time."""
 
     def __init__(
-        self, team: Team, recipe: Recipe, threads: int, model: nn.Module, mask: MakeMask
+        self, team: Team, spec: RankSpec, threads: int, model: nn.Module, mask: MakeMask
     ) -> None:
         """
         Args:
@@ -71,15 +71,15 @@ class Leader(Share):
         self._published: dict[str, Tensor] = {}
         file = team.new_file()
         head = {
-            "do": "begin", "folder": str(recipe.folder), "section": plain(recipe.section),
-            "device": recipe.device, "dtype": recipe.dtype, "host": recipe.host,
+            "do": "begin", "folder": str(spec.folder), "section": plain(spec.section),
+            "device": spec.device, "dtype": spec.dtype, "host": spec.host,
             "threads": threads, "file": str(file),
         }  # fmt: skip
         ranks: list[tuple[Head, Arrays]] = [({"rank": rank}, {}) for rank in range(1, team.size)]
         self._is_ready = False
         try:
             team.together(
-                lambda: super(Leader, self).__init__(recipe, file, model, mask), head, ranks
+                lambda: super(Leader, self).__init__(spec, file, model, mask), head, ranks
             )
         except BaseException:
             team.close()
@@ -160,7 +160,7 @@ class Leader(Share):
         if f"{name}.up" not in self._plan.adapters:
             return base
         up = self._whole(TRAINED, f"{name}.up")
-        section = self._recipe.section.lora
+        section = self._spec.section.lora
         # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
         if not bool(up.any()):
             return base
@@ -257,7 +257,7 @@ class Leader(Share):
         if f"{name}.up" not in self._plan.adapters:
             return False
         base, up = self._whole(WEIGHT, name), self._whole(TRAINED, f"{name}.up")
-        down, section = self._whole(TRAINED, f"{name}.down"), self._recipe.section.lora
+        down, section = self._whole(TRAINED, f"{name}.down"), self._spec.section.lora
         bound = rounding(base, down, up, section.alpha / section.rank)
         return bool(((given.float() - made.float()).abs() <= bound).all())
 

@@ -36,7 +36,7 @@ WEIGHT, STATE, TRAINED = "weight", "state", "trained"  # what can be gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class RankSpec:
     """What makes a rank; the same on all, but for its number."""
 
     folder: Path
@@ -52,12 +52,12 @@ class Recipe:
         return self.section.ranks
 
 
-class Share(Learner):
+class RankLearner(Learner):
     """One rank's `Learner`."""
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: RankSpec,
         file: Path,
         model: nn.Module | None = None,
         mask: MakeMask | None = None,
@@ -71,35 +71,35 @@ class Share(Learner):
         Raises:
             ConfigError: a model that cannot be trained so.
         """
-        self._recipe = recipe
+        self._spec = spec
         mesh = self._meet(file)
         self._plan, self._shards = self._cut(mesh, model, mask)
         self._states: dict[str, Tensor] | None = None
         self._incoming: dict[str, dict[str, Tensor]] = {}
         super().__init__(
             self._shards.root,
-            recipe.section.optimizer,
-            recipe.section.loss,
+            spec.section.optimizer,
+            spec.section.loss,
             trainable=_Rows(self._plan, self._shards),
             scorer=self._shards.root,
         )
 
     def _meet(self, file: Path) -> DeviceMesh:
-        recipe = self._recipe
-        return group.join(file, recipe.rank, recipe.size, recipe.device, recipe.host)
+        spec = self._spec
+        return group.join(file, spec.rank, spec.size, spec.device, spec.host)
 
     def _cut(
         self, mesh: DeviceMesh, model: nn.Module | None = None, mask: MakeMask | None = None
     ) -> tuple[Plan, Shards]:
-        recipe = self._recipe
+        spec = self._spec
         if model is None or mask is None:
-            model = load_model(recipe.folder, recipe.dtype)
-            mask = check_scoring(model, vocab_size_of(read_config(recipe.folder)))
+            model = load_model(spec.folder, spec.dtype)
+            mask = check_scoring(model, vocab_size_of(read_config(spec.folder)))
         try:
-            trainable = trainable_of(model, recipe.section.lora)
+            trainable = trainable_of(model, spec.section.lora)
         except ValueError as err:
             raise ConfigError(str(err)) from err
-        if recipe.section.activation_checkpointing:
+        if spec.section.activation_checkpointing:
             recompute_activations(model)
         # Head and body are told apart here, where the model is whole.
         return Plan(model, trainable), Shards(TokenScorer(model, mask), mesh)
@@ -165,7 +165,7 @@ class Share(Learner):
 
     def gather(self, kind: str, key: str) -> Tensor | None:
         """A whole tensor on rank 0, of a published name, of the optimizer or of a trained name."""
-        rank, size = self._recipe.rank, self._recipe.size
+        rank, size = self._spec.rank, self._spec.size
         path, rows = self._rows(kind, key)
         return gather(rows, self._plan.whole[path], rank, size) if rows.dim() else rows
 
@@ -190,7 +190,7 @@ class Share(Learner):
         Args:
             dtype: of the tensor; "" for a number, which `whole` is on every rank.
         """
-        rank, size = self._recipe.rank, self._recipe.size
+        rank, size = self._spec.rank, self._spec.size
         if kind != STATE:
             scatter(whole, self._rows(kind, key)[1], rank, size)
             return
