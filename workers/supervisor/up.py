@@ -97,7 +97,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             # Nothing was changed before: it may have been refused.
             stack.enter_context(configured(config, lambda: watcher.epoch))
             _say_running(bus, config)
-            fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
+            fleet = Fleet(spawner, folder, num_workers(config), progress=watcher, say=watcher.say)
             stack.callback(fleet.close)
             keeper = stack.enter_context(BrokerKeeper(broker, watcher.say)) if broker else None
             if hook is not None:

@@ -71,7 +71,9 @@ class Stage:
         self.watcher = Watcher(self.bus, RunConfig(), is_live=False, decode=str)
         self.spawner = Scripts({"rollout": WAITS, "trainer": WAITS})
         counts = {"rollout": 1, "trainer": 1}
-        self.fleet = Fleet(self.spawner, folder, counts, witness=self.watcher, say=self.watcher.say)
+        self.fleet = Fleet(
+            self.spawner, folder, counts, progress=self.watcher, say=self.watcher.say
+        )
 
     def say(self, topic: Topic, *events: Event) -> None:
         with self.bus.producer("test") as producer:
