@@ -12,7 +12,7 @@ from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
 from streams.kafka.admin_ask import NO_OPTIONS, asked
 from streams.kafka.open_transactions import standing
-from streams.redo_needs import Kept
+from streams.redo_needs import LogRange
 from streams.topic_plan import FLUSH
 from streams.topics import TOPICS
 
@@ -48,7 +48,7 @@ class TopicFacts:
 
     partitions: int
     settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that it has
-    kept: Mapping[int, Kept] = field(default_factory=dict)  # by partition
+    kept: Mapping[int, LogRange] = field(default_factory=dict)  # by partition
     copies: Mapping[int, Copies] = field(default_factory=dict)  # by partition
 
 
@@ -167,7 +167,7 @@ def _copies(partition: Mapping[str, Any]) -> Copies:
 
 def _kept(
     admin: KafkaAdminClient, partitions: Sequence[TopicPartition]
-) -> Mapping[TopicPartition, Kept]:
+) -> Mapping[TopicPartition, LogRange]:
     first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
     last = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
     sizes: dict[TopicPartition, int] = {}
@@ -178,7 +178,7 @@ def _kept(
                     key = TopicPartition(topic["name"], part["partition_index"])
                     sizes[key] = max(sizes.get(key, 0), part["partition_size"])
     return {
-        p: Kept(begin=first[p].offset, end=last[p].offset, num_bytes=sizes.get(p, 0))
+        p: LogRange(begin=first[p].offset, end=last[p].offset, num_bytes=sizes.get(p, 0))
         for p in partitions
     }
 

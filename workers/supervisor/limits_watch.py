@@ -13,7 +13,7 @@ from schemas.events import Event
 from streams.bus import Bus
 from streams.codec import now_ms
 from streams.record import Partition
-from streams.redo_needs import Kept, NeedsView, Retention, retention_problems
+from streams.redo_needs import LogRange, NeedsView, Retention, retention_problems
 from streams.topics import DEAD_LETTERS, SCORED
 from workers.supervisor.background_call import BackgroundCall
 
@@ -50,17 +50,17 @@ class DiskTrend:
 class Holdings:
     """What the broker holds of the topics that a restart reads, and for how long."""
 
-    kept: Mapping[Partition, Kept]
+    kept: Mapping[Partition, LogRange]
     retention: Mapping[str, Retention]
 
 
 def ask_holdings(bus: Bus) -> Holdings:
     """Ask the broker."""
     topics = (SCORED.name, DEAD_LETTERS.name)
-    kept: dict[Partition, Kept] = {}
+    kept: dict[Partition, LogRange] = {}
     for topic in topics:
         ends = bus.ends(topic)
-        kept |= {p: Kept(begin=at, end=ends[p]) for p, at in bus.beginnings(topic).items()}
+        kept |= {p: LogRange(begin=at, end=ends[p]) for p, at in bus.beginnings(topic).items()}
     return Holdings(kept, {topic: Retention.of(bus.settings(topic)) for topic in topics})
 
 
