@@ -11,7 +11,7 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
 from streams.kafka.admin_ask import NO_OPTIONS, asked
-from streams.kafka.open_transactions import standing
+from streams.kafka.open_transactions import idle_transactions
 from streams.redo_needs import LogRange
 from streams.topic_plan import FLUSH
 from streams.topics import TOPICS
@@ -207,7 +207,7 @@ def _transactions(admin: KafkaAdminClient, run: str) -> tuple[OpenTransaction, .
     held = [p for p in every if stable[p].offset < ends[p].offset]
     if not held:
         return ()
-    found = standing(admin, held, watch_s=_WATCH_S)
+    found = idle_transactions(admin, held, watch_s=_WATCH_S)
     now_ms = time.time() * 1000
     listed = admin.list_transactions()
     ids = {t.producer_id: t.transactional_id for some in listed.values() for t in some}
