@@ -253,7 +253,7 @@ class Classes:
             in_flight=self._by("in flight"),
             expired=self._sum("expired"),
             trained_twice=ledger.num_trained_twice,
-            staleness=dict(fold.staleness),
+            staleness=dict(fold.measure.staleness),
             max_staleness=ledger.bound,
             masked_segments=ledger.num_masked,
             redone=tuple(

@@ -8,9 +8,9 @@ says from this where each sample is.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+
+import numpy as np
 
 from schemas.events import (
     DeadLetter,
@@ -21,17 +21,18 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
+from schemas.walk import Numbers
 from streams.audit.ledger import Ledger, UnreadStep
+from streams.audit.measure import Measure
 from streams.audit.replayed import Replay
 from streams.audit.report import Breaches, BreachKind
-from streams.audit.rows import PromptRow, Rows, ScoredRow, TrajectoryRow
+from streams.audit.rows import Rows
 from streams.audit.table import (
     DEAD,
     MAX_SAMPLES,
-    MEASURED,
+    NO_GROUP,
     NOWHERE,
     SEEN_IN,
-    TRAINED,
     Table,
     group_key,
     group_name,
@@ -45,9 +46,6 @@ from streams.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 DUPLICATES_NAMED = 20
 NO_SLOT = -(1 << 62)
 NEVER = 1 << 62  # no offset is higher
-_UNKNOWN = (0, 0)  # a group without room
-# (group of the table, sample, [(author, tokens, version)]) of a scored record
-_Scored = tuple[int, int, tuple[tuple[bytes, int, int], ...]]
 
 
 class AuditFold:
@@ -63,14 +61,13 @@ class AuditFold:
         self.breaches = Breaches()
         self.table = Table()
         self.ledger = Ledger(self.breaches, self.table)
+        self.measure = Measure(self.table, self.ledger, self.breaches)
         self.versions = Versions()
-        self.staleness: Counter[int] = Counter()
         self.newest_group = -1
         self.dense_up_to: int | None = None
         self.duplicates: list[str] = []  # the first few, named
         self.num_duplicates = 0
         self.num_unreadable = 0
-        self._waiting: dict[int, _Scored] = {}  # by place: scored and not trained yet
         self._origins: set[tuple[str, int]] = set()  # of dead letters that name no sample
         # By group of the table and sample: topic and place of each record that a letter is about.
         self._buried: dict[tuple[int, int], set[tuple[str, int]]] = {}
@@ -80,7 +77,7 @@ class AuditFold:
         if isinstance(event, UnreadStep) or position.topic == STEPS.name:
             self.ledger.apply(event)
             if self.ledger.fresh:
-                self._measure_fresh()
+                self.measure.fresh()
         elif isinstance(event, DeadLetter):
             self._dead(event)
         elif isinstance(event, PolicyLoaded):
@@ -103,16 +100,14 @@ class AuditFold:
         if rows.replay is not None:
             self.replay.merge(rows.replay)
             rows = rows.by_origin() if self.replay.is_by_origin else rows
+        slots = self._slots(rows)
         if rows.topic == PROMPTS.name:
-            self._prompts(rows.rows, rows.places)
+            self._prompts(rows, slots)
         elif rows.topic == TRAJECTORIES.name:
-            self._trajectories(rows.rows, rows.places)
+            self._trajectories(rows, slots)
         else:
-            self._scored(rows.rows, rows.places)
-        for group, sample, place in rows.unreadable:
-            self.num_unreadable += 1
-            if group:
-                self._slots(rows.topic, [(group, sample, 0, ())], [place])
+            self._scored(rows, slots)
+        self._unreadable(rows)
 
     def begins(self, partition: Partition) -> int:
         """Below this offset nothing of a partition can be known: retention removed it, or it was
@@ -128,54 +123,49 @@ class AuditFold:
 
     def settle(self) -> None:
         """Forget what closed groups no longer need; join letters with the records they name."""
-        closed = self.table.closed
-        self._waiting = {p: held for p, held in self._waiting.items() if not closed[held[0]]}
+        self.measure.settle()
         for origin in list(self._origins):
             self._mark_dead_at(*origin)
 
-    def _slots(
-        self, topic: str, rows: Sequence[PromptRow | TrajectoryRow | ScoredRow], places: list[int]
-    ) -> list[int]:
+    def _slots(self, rows: Rows) -> Numbers:
         """Note that these records exist; for each its slot, below 0 for all but the first.
 
-        NO_SLOT stands for a sample that cannot be; `~slot` for one that had a record already. The
-        loop is what an audit does most often, so its groups are looked up once a batch.
+        NO_SLOT stands for a sample that cannot be; `~slot` for one that had a record already.
         """
-        table, seen = self.table, SEEN_IN[topic]
-        flags, column = table.flags, self._column(topic)
-        known: dict[bytes, tuple[int, int]] = {}  # by group text: first slot and room
-        slots: list[int] = []
-        for row, place in zip(rows, places, strict=True):
-            group, sample, size = row[:3]
-            first, room = known.get(group, _UNKNOWN)
-            if not 0 <= sample < room >= size:
-                found = self._group(topic, group, sample, size, place)
-                if found is None:
-                    slots.append(NO_SLOT)
-                    continue
-                first, room = known[group] = found
-            slot = first + sample
-            if flags[slot] & seen:
-                self._duplicate(topic, slot, place)
-                slot = ~slot
-            else:
-                flags[slot] |= seen
-                column[slot] = place
-            slots.append(slot)
+        fits = (rows.group != NO_GROUP) & (rows.sample >= 0) & (rows.sample < MAX_SAMPLES)
+        for row in np.flatnonzero(~fits).tolist():
+            self._bad_id(rows, row)
+        which = np.flatnonzero(fits)
+        slots, places = np.full(len(fits), NO_SLOT), rows.place[which]
+        slot = self.table.slots(rows.group[which], rows.sample[which], rows.size[which])
+        flags = np.frombuffer(self.table.flags, np.uint8)
+        seen = np.uint8(SEEN_IN[rows.topic])
+        _, first = np.unique(slot, return_index=True)
+        is_new = np.zeros(len(slot), np.bool_)
+        is_new[first] = (flags[slot[first]] & seen) == 0
+        new = slot[is_new]
+        flags[new] |= seen
+        np.frombuffer(self._column(rows.topic), np.int64)[new] = places[is_new]
+        slots[which] = np.where(is_new, slot, ~slot)
+        for at in np.flatnonzero(~is_new).tolist():
+            self._duplicate(rows.topic, int(slot[at]), int(places[at]))
         return slots
 
-    def _group(
-        self, topic: str, group: bytes, sample: int, size: int, place: int
-    ) -> tuple[int, int] | None:
-        """First slot and room of the record's group, with room for it; None: no such sample."""
-        key = group_key(group)
-        if key is None or not 0 <= sample < MAX_SAMPLES:
-            name = f"{group.decode('utf-8', 'replace')}/{sample}"
-            where = Position(topic, *position_at(place))
-            self.breaches.add(BreachKind.BAD_ID, name, f"record at {where}")
-            return None
-        number = self.table.group(key, sample, size)
-        return self.table.first[number], self.table.room[number]
+    def _bad_id(self, rows: Rows, row: int) -> None:
+        group = rows.names.get(row)
+        shown = group_name(int(rows.group[row])) if group is None else _shown(group)
+        where = Position(rows.topic, *position_at(int(rows.place[row])))
+        self.breaches.add(BreachKind.BAD_ID, f"{shown}/{rows.sample[row]}", f"record at {where}")
+
+    def _unreadable(self, rows: Rows) -> None:
+        """What their headers tell of records that cannot be read."""
+        self.num_unreadable += len(rows.unreadable)
+        told = [one for one in rows.unreadable if one[0] != NO_GROUP]
+        if told:
+            group, sample, place = np.array(told, np.int64).T
+            size = np.zeros_like(group)
+            topic = rows.topic
+            self._slots(Rows(topic=topic, place=place, group=group, sample=sample, size=size))
 
     def _column(self, topic: str) -> array[int]:
         """Where records of this topic lie, by slot."""
@@ -192,102 +182,44 @@ class AuditFold:
             where = Position(topic, *position_at(place))
             self.duplicates.append(f"{self.table.name(slot)} again at {where}")
 
-    def _prompts(self, rows: list[PromptRow], places: list[int]) -> None:
-        table = self.table
-        keys, sizes, group_of = table.keys, table.size, table.group_of
-        slots = self._slots(PROMPTS.name, rows, places)
-        for (_, _, size, purpose), slot in zip(rows, slots, strict=True):
-            if slot == NO_SLOT:
-                continue
-            number = group_of[max(slot, ~slot)]
-            key = keys[number]
-            if key < 0 and purpose != b"evaluate":
-                said = purpose.decode("utf-8", "replace")
-                self.breaches.add(BreachKind.BAD_ID, group_name(key), f"issued for {said!r}")
-            if slot >= 0:
-                if not sizes[number]:
-                    sizes[number] = max(1, min(size, MAX_SAMPLES))
-                self.newest_group = max(self.newest_group, key)
-
-    def _trajectories(self, rows: list[TrajectoryRow], places: list[int]) -> None:
-        """Who used which weights, and when first: told once a batch for each that are the same."""
-        uses: dict[tuple[bytes, tuple[Any, ...]], tuple[int, bytes, int]] = {}
-        slots = self._slots(TRAJECTORIES.name, rows, places)
-        for (group, sample, _, segments, worker, finished_at_ms), slot in zip(
-            rows, slots, strict=True
-        ):
-            if slot < 0:
-                continue
-            key = (worker, tuple(segments))
-            use = uses.get(key)
-            if use is None:
-                uses[key] = (finished_at_ms, group, sample)
-            elif finished_at_ms < use[0]:
-                uses[key] = (finished_at_ms, *use[1:])
-        for (worker, segments), (finished_at_ms, group, sample) in uses.items():
-            for author, version, text, load_id in segments:
-                if author == b"policy":
-                    load = (worker, load_id, version, text)
-                    self.versions.used(load, (group, sample), finished_at_ms)
-
-    def _scored(self, rows: list[ScoredRow], places: list[int]) -> None:
-        table = self.table
-        used_at, group_of, closed = table.used_at, table.group_of, table.closed
-        slots = self._slots(SCORED.name, rows, places)
-        for row, place, found in zip(rows, places, slots, strict=True):
-            if found == NO_SLOT:
-                continue
-            slot = max(found, ~found)
-            number = group_of[slot]
-            if used_at[slot] == place:
-                self._measure(number, slot, row[3])
-            elif not closed[number]:
-                self._waiting[place] = (number, row[1], tuple(row[3]))
-
-    def _measure_fresh(self) -> None:
-        """Samples that were scored before this fold saw the step that trained them."""
-        for place in self.ledger.fresh:
-            held = self._waiting.get(place)
-            if held is not None:
-                number, sample, segments = held
-                slot = self.table.first[number] + sample
-                if self.table.used_at[slot] == place:
-                    del self._waiting[place]
-                    self._measure(number, slot, segments)
-        self.ledger.fresh.clear()
-
-    def _measure(self, number: int, slot: int, segments: Sequence[tuple[bytes, int, int]]) -> None:
-        """Hold the versions of a trained sample's tokens against its step."""
-        table, ledger = self.table, self.ledger
-        flags = table.flags[slot]
-        if flags & MEASURED:
+    def _prompts(self, rows: Rows, slots: Numbers) -> None:
+        for row, purpose in rows.purposes.items():
+            if slots[row] != NO_SLOT and purpose != b"evaluate":
+                name = group_name(int(rows.group[row]))
+                self.breaches.add(BreachKind.BAD_ID, name, f"issued for {_shown(purpose)!r}")
+        new = np.flatnonzero(slots >= 0)
+        if not len(new):
             return
-        table.flags[slot] = flags | MEASURED
-        step = table.closed[number]
-        trained = ledger.steps.get(step)
-        if trained is None or not flags & TRAINED:
+        numbers = np.frombuffer(self.table.group_of, np.int32)[slots[new]]
+        groups, first = np.unique(numbers, return_index=True)
+        told = rows.size[new[first]].tolist()
+        sizes = self.table.size
+        for number, size in zip(groups.tolist(), told, strict=True):
+            if not sizes[number]:
+                sizes[number] = max(1, min(size, MAX_SAMPLES))
+        self.newest_group = max(self.newest_group, int(rows.group[new].max()))
+
+    def _trajectories(self, rows: Rows, slots: Numbers) -> None:
+        """Who used which weights, and when first: told once for all that are the same."""
+        segments = rows.segments
+        if segments is None:
             return
-        masked: Collection[int] = ()
-        if ledger.masked:
-            masked = ledger.masked.pop((number, slot - table.first[number]), ())
-        base, bound = trained.base_version, trained.bound
-        oldest: int | None = None
-        for index, (author, tokens, version) in enumerate(segments):
-            if author != b"policy" or index in masked or not tokens:
-                continue
-            staleness = base - version
-            self.staleness[staleness] += tokens
-            if oldest is None or version < oldest:
-                oldest = version
-            if staleness < 0 or (bound is not None and staleness > bound):
-                detail = (
-                    f"step {step}, segment {index}: version {version} "
-                    f"trained on {base}, bound {bound}"
-                )
-                self.breaches.add(BreachKind.TOO_STALE, table.name(slot), detail)
-        if oldest is not None and oldest != table.oldest[slot]:
-            detail = f"step {step} says version {table.oldest[slot]}, tokens {oldest}"
-            self.breaches.add(BreachKind.MISLABELLED, table.name(slot), detail)
+        used = np.flatnonzero(slots[segments.row] >= 0)
+        loads, row = segments.load[used], segments.row[used]
+        earliest = np.full(len(rows.loads), NEVER)
+        np.minimum.at(earliest, loads, rows.finished_ms[row])
+        distinct, first = np.unique(loads, return_index=True)
+        for load, at in zip(distinct.tolist(), row[first].tolist(), strict=True):
+            sample = int(rows.group[at]), int(rows.sample[at])
+            self.versions.used(rows.loads[load], sample, int(earliest[load]))
+
+    def _scored(self, rows: Rows, slots: Numbers) -> None:
+        segments = rows.segments
+        if segments is None:
+            return
+        at = np.flatnonzero(slots != NO_SLOT)
+        chosen = segments.of(at, len(slots))
+        self.measure.scored(np.maximum(slots[at], ~slots[at]), rows.place[at], chosen)
 
     def _dead(self, event: DeadLetter) -> None:
         key = group_key(event.group_id.encode())
@@ -334,3 +266,7 @@ class AuditFold:
         if slot >= 0:
             self._bury(slot, (topic, place))
             self._origins.discard((topic, place))
+
+
+def _shown(text: bytes) -> str:
+    return text.decode("utf-8", "replace")

@@ -1,37 +1,39 @@
-"""From records of the large topics to rows of a few numbers: all that an audit wants of them."""
+"""From records of the large topics to columns of a few numbers: all that an audit wants of them.
+
+Records come by the hundred, so what is known of them is arrays with an entry for each. Texts become
+numbers where they are read: a group its key, weights as a trajectory names them an index.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from schemas.binary import NO_TEXTS, DecodeError, SchemaTexts
+import numpy as np
+
+from schemas.binary import NO_TEXTS, SchemaTexts
 from schemas.events import Prompt, ScoredTrajectory, Trajectory
-from schemas.skim import Skimmer
+from schemas.skim import Skim, Skimmer, Texts
+from schemas.walk import Numbers
 from streams.audit.replayed import Replay
-from streams.audit.table import OFFSET_BITS, group_key, place_of
+from streams.audit.table import NO_GROUP, OFFSET_BITS, group_key, place_of
+from streams.group_ids import MAX_DIGITS
 from streams.record import ID_HEADER, REPLAY_HEADER, RawRecord
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
 
-# What is skimmed of each, in the order of the schema:
-# (group text, sample, group size, purpose)
-PromptRow: TypeAlias = tuple[bytes, int, int, bytes]
-# (group text, sample, group size, [(author, version, weight hash, load id)], worker, finished ms)
-TrajectoryRow: TypeAlias = tuple[
-    bytes, int, int, Sequence[tuple[bytes, int, bytes, bytes]], bytes, int
-]
-# (group text, sample, group size, [(author, tokens, version)])
-ScoredRow: TypeAlias = tuple[bytes, int, int, Sequence[tuple[bytes, int, int]]]
+# Weights as trajectories name them: (worker, load id, version, hash).
+Load: TypeAlias = tuple[bytes, bytes, int, bytes]
+
+_SAMPLE = ("group_id", "sample", "group_size")
+_SEGMENT = ("author", "policy_version", "weight_hash", "load_id")
+_SCORED_SEGMENT = ("author", "token_ids.shape", "policy_version")
 
 
 def _below(path: str, names: Sequence[str]) -> Sequence[str]:
     return [f"{path}.{name}" for name in names]
 
 
-_SAMPLE = ("group_id", "sample", "group_size")
-_SEGMENT = ("author", "policy_version", "weight_hash", "load_id")
-_SCORED_SEGMENT = ("author", "token_ids.shape", "policy_version")
 _SKIMMERS = {
     PROMPTS.name: (Prompt, (*_SAMPLE, "purpose")),
     TRAJECTORIES.name: (
@@ -45,28 +47,64 @@ _SKIMMERS = {
 }
 
 
-@dataclass(slots=True)
+def no_numbers() -> Numbers:
+    """An empty column."""
+    return np.zeros(0, np.int64)
+
+
+@dataclass(slots=True, kw_only=True)
+class Segments:
+    """Of the policy's segments, in the order of their records."""
+
+    row: Numbers  # of the record that holds it
+    index: Numbers  # among all segments of its trajectory
+    version: Numbers
+    tokens: Numbers = field(default_factory=no_numbers)  # scored trajectories alone
+    load: Numbers = field(default_factory=no_numbers)  # trajectories alone: index into `loads`
+
+    def of(self, rows: Numbers, num_rows: int) -> Segments:
+        """Of scored records: those of some of the `num_rows`, which are counted anew."""
+        number = np.full(num_rows, -1)
+        number[rows] = np.arange(len(rows))
+        row = number[self.row]
+        has = row >= 0
+        return Segments(
+            row=row[has],
+            index=self.index[has],
+            version=self.version[has],
+            tokens=self.tokens[has],
+        )
+
+
+@dataclass(slots=True, kw_only=True)
 class Rows:
-    """Rows of one topic, in the order of its partitions, and where each record lies."""
+    """Records of one topic, in the order of its partitions: columns with an entry for each.
+
+    What only one topic has is empty for the others.
+    """
 
     topic: str
-    rows: list[Any] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    # Records that cannot be read: (group text, sample, place), as far as their headers tell.
-    unreadable: list[tuple[bytes, int, int]] = field(default_factory=list)
+    place: Numbers  # where it lies
+    group: Numbers  # key; NO_GROUP: an id that no group has
+    sample: Numbers
+    size: Numbers  # of its group, as it says
+    names: Mapping[int, bytes] = field(default_factory=dict)  # by row: ids that no group has
+    purposes: Mapping[int, bytes] = field(default_factory=dict)  # by row: prompts, evaluations
+    finished_ms: Numbers = field(default_factory=no_numbers)  # trajectories
+    segments: Segments | None = None  # trajectories and scored ones
+    loads: Sequence[Load] = ()  # trajectories: what `segments.load` counts
+    # Records that cannot be read: (group key, sample, place), as far as their headers tell.
+    unreadable: Sequence[tuple[int, int, int]] = ()
     # Of a replay: what its headers say, and the place in the recorded log by the place here.
     replay: Replay | None = None
-    origins: dict[int, int] = field(default_factory=dict)
+    origins: Mapping[int, int] = field(default_factory=dict)
 
     def by_origin(self) -> Rows:
         """The same with each record where it lay in the recorded log."""
         at = self.origins
-        return Rows(
-            self.topic,
-            self.rows,
-            [at.get(place, place) for place in self.places],
-            [(group, sample, at.get(place, place)) for group, sample, place in self.unreadable],
-        )
+        places = np.array([at.get(place, place) for place in self.place.tolist()], np.int64)
+        unreadable = [(group, sample, at.get(p, p)) for group, sample, p in self.unreadable]
+        return replace(self, place=places, unreadable=unreadable)
 
 
 class Sieve:
@@ -80,32 +118,104 @@ class Sieve:
         self._topic = topic
         self._schemas = schemas
         self._skim = Skimmer(*_SKIMMERS[topic])
+        self._prefix = "trajectory." if topic == SCORED.name else ""
 
     def rows(self, raws: Sequence[RawRecord]) -> Rows:
         """A row for each record, or its header's word for it."""
-        found = Rows(self._topic)
-        skim, schemas = self._skim, self._schemas
-        add, put = found.rows.append, found.places.append
-        for raw in raws:
-            _, partition, offset = raw.position
-            if REPLAY_HEADER in raw.headers:
-                self._replayed(found, raw)
-            try:
-                add(skim(raw.value, schemas))
-                put(partition << OFFSET_BITS | offset)  # `place_of`, for what a log does have
-            except DecodeError:
-                found.unreadable.append((*_from_header(raw), place_of(partition, offset)))
-        return found
+        found = self._skim([raw.value for raw in raws], self._schemas)
+        places = np.array([raw[0][1] << OFFSET_BITS | raw[0][2] for raw in raws], np.int64)
+        numbers, texts, at = found.numbers, found.texts, self._prefix
+        groups, names = _groups(texts[f"{at}group_id"])
+        rows = Rows(
+            topic=self._topic,
+            place=places[found.records] if found.errors else places,
+            group=groups,
+            sample=numbers[f"{at}sample"],
+            size=numbers[f"{at}group_size"],
+            names=names,
+            unreadable=[_from_header(raws[index]) for index in found.errors],
+        )
+        self._replayed(rows, raws)
+        if self._topic == PROMPTS.name:
+            rows.purposes = _purposes(groups, texts["purpose"])
+        elif self._topic == TRAJECTORIES.name:
+            rows.finished_ms = numbers["finished_at_ms"]
+            rows.segments, rows.loads = _used(found)
+        else:
+            rows.segments = _scored(found)
+        return rows
 
-    def _replayed(self, found: Rows, raw: RawRecord) -> None:
-        found.replay = found.replay or Replay()
-        if (origin := found.replay.take(raw)) is not None:
-            _, partition, offset = raw.position
-            found.origins[place_of(partition, offset)] = place_of(origin.partition, origin.offset)
+    def _replayed(self, rows: Rows, raws: Sequence[RawRecord]) -> None:
+        copies = [raw for raw in raws if REPLAY_HEADER in raw.headers]
+        if not copies:
+            return
+        rows.replay = Replay()
+        origins: dict[int, int] = {}
+        for raw in copies:
+            if (origin := rows.replay.take(raw)) is not None:
+                _, partition, offset = raw.position
+                place = place_of(partition, offset)
+                origins[place] = place_of(origin.partition, origin.offset)
+        rows.origins = origins
 
 
-def _from_header(raw: RawRecord) -> tuple[bytes, int]:
+def _groups(texts: Texts) -> tuple[Numbers, dict[int, bytes]]:
+    """Keys, and by row the ids that are none."""
+    keys = texts.naturals(MAX_DIGITS)
+    names: dict[int, bytes] = {}
+    others = np.flatnonzero(keys < 0)
+    for row, text in zip(others.tolist(), texts.only(others).slices(), strict=True):
+        key = group_key(text)
+        keys[row] = NO_GROUP if key is None else key
+        if key is None:
+            names[row] = text
+    return keys, names
+
+
+def _purposes(groups: Numbers, texts: Texts) -> dict[int, bytes]:
+    rows = np.flatnonzero((groups < 0) & (groups != NO_GROUP))
+    return dict(zip(rows.tolist(), texts.only(rows).slices(), strict=True))
+
+
+def _used(found: Skim) -> tuple[Segments, list[Load]]:
+    """The policy's segments of trajectories, and which weights made them."""
+    chosen, segments = _of_policy(found, "segments")
+    columns = (
+        found.texts["worker"].only(segments.row).slices(),
+        found.texts["segments.load_id"].only(chosen).slices(),
+        segments.version.tolist(),
+        found.texts["segments.weight_hash"].only(chosen).slices(),
+    )
+    loads: dict[Load, int] = {}
+    codes = [loads.setdefault(load, len(loads)) for load in zip(*columns, strict=True)]
+    segments.load = np.array(codes, np.int64)
+    return segments, list(loads)
+
+
+def _scored(found: Skim) -> Segments:
+    """The policy's segments of scored trajectories."""
+    path = "trajectory.segments"
+    chosen, segments = _of_policy(found, path)
+    segments.tokens = found.numbers[f"{path}.token_ids.shape"][chosen]
+    return segments
+
+
+def _of_policy(found: Skim, path: str) -> tuple[Numbers, Segments]:
+    """Which items of the segments' columns are the policy's, and what both topics say of them."""
+    owners = found.owners[path]
+    chosen = np.flatnonzero(found.texts[f"{path}.author"].are(b"policy"))
+    row = owners[chosen]
+    first = np.searchsorted(owners, row)  # where its record's segments begin
+    version = found.numbers[f"{path}.policy_version"][chosen]
+    return chosen, Segments(row=row, index=chosen - first, version=version)
+
+
+def _from_header(raw: RawRecord) -> tuple[int, int, int]:
+    _, partition, offset = raw.position
+    place = place_of(partition, offset)
     group, _, rest = raw.headers.get(ID_HEADER, b"").partition(b"/")
     sample = rest.partition(b"/")[0]
-    known = group_key(group) is not None and sample.isdigit()
-    return (group, int(sample)) if known else (b"", -1)
+    key = group_key(group)
+    if key is None or not sample.isdigit() or len(sample) > MAX_DIGITS:
+        return NO_GROUP, -1, place
+    return key, int(sample), place

@@ -156,7 +156,7 @@ def _serve(
             answers: Sequence[StreamsError] = ()
             try:
                 for rows in source.rows(ends):
-                    if rows.rows or rows.unreadable:
+                    if len(rows.place) or rows.unreadable:
                         pipe.send(rows)
             except StreamsError as err:
                 answers = (err,)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
+
+from schemas.walk import Numbers
 from streams.group_ids import MAX_DIGITS, evaluation_id
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
 
 MAX_SAMPLES = 1 << 16  # of one group; a larger number is a foreign record
 NOWHERE = -1  # the place of a record that was not seen
+NO_GROUP = -(1 << 63)  # in place of a key: an id that no group has
 
 # What is known of a sample, one byte each.
 ISSUED, ROLLED_OUT, SCORED_ONCE, DEAD, TRAINED, MEASURED = 1, 2, 4, 8, 16, 32
@@ -90,6 +94,17 @@ class Table:
         elif sample >= self.room[number] or _TRUSTED_SIZE >= size > self.room[number]:
             self._move(number, max(2 * sample + 2 if size <= sample else size, sample + 1))
         return number
+
+    def slots(self, keys: Numbers, samples: Numbers, sizes: Numbers) -> Numbers:
+        """The slot of each of these samples, made where it is not there; see `group`."""
+        distinct, which = np.unique(keys, return_inverse=True)
+        last, size = np.full(len(distinct), -1), np.zeros(len(distinct), np.int64)
+        np.maximum.at(last, which, samples)
+        np.maximum.at(size, which, np.where(sizes <= _TRUSTED_SIZE, sizes, 0))
+        wanted = zip(distinct.tolist(), last.tolist(), size.tolist(), strict=True)
+        numbers = [self.group(*group) for group in wanted]
+        first = np.array([self.first[number] for number in numbers], np.int64)
+        return np.asarray(first[which] + samples, np.int64)
 
     def name(self, slot: int) -> str:
         """`group/sample` as events write it."""

@@ -18,6 +18,7 @@ from schemas.events import (
     TrainerStarted,
 )
 from streams.audit.report import Breaches, BreachKind
+from streams.audit.table import group_name
 from streams.fencing import EpochGate
 
 CLOCK_S = 5.0  # a worker's wall clock may be set back while it runs
@@ -83,13 +84,16 @@ class Versions:
         self._loads.setdefault(key, held)
 
     def used(
-        self, load: tuple[bytes, bytes, int, bytes], sample: tuple[bytes, int], finished_at_ms: int
+        self, load: tuple[bytes, bytes, int, bytes], sample: tuple[int, int], finished_at_ms: int
     ) -> None:
-        """Take (worker, load id, version, hash) as a trajectory names them."""
+        """Take (worker, load id, version, hash) as a trajectory names them.
+
+        Args:
+            sample: key of the group, and number within.
+        """
         use = self._used.get(load)
         if use is None:
-            name = f"{sample[0].decode('utf-8', 'replace')}/{sample[1]}"
-            self._used[load] = _Use(name, finished_at_ms)
+            self._used[load] = _Use(f"{group_name(sample[0])}/{sample[1]}", finished_at_ms)
         elif finished_at_ms < use.finished_at_ms:
             use.finished_at_ms = finished_at_ms
 

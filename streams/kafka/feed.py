@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, TopicPartition
 
@@ -23,7 +23,7 @@ from streams.kafka.errors import (
     error_of,
 )
 from streams.parts import Assembler, Message, RecordKey
-from streams.record import Partition, RawRecord
+from streams.record import PART_HEADER, Partition, Position, RawRecord
 
 ASK_S = 10.0  # one question to the broker
 # One that is asked again anyhow, on the way: whoever polls waits for it.
@@ -34,8 +34,19 @@ SLICE_S = 0.2  # the client doesn't see signals while it waits
 TORN_S = 0.1
 
 
+class Fetched(NamedTuple):
+    """Messages of one partition as the client gave them out, one or more: none is an error."""
+
+    partition: Partition
+    messages: Sequence[Any]
+
+    def singly(self) -> Iterable[Fetched]:
+        """Each message by itself."""
+        return (Fetched(self.partition, (message,)) for message in self.messages)
+
+
 class Feed:
-    """What `consumer` reads, as messages of the run `run`."""
+    """What `consumer` reads, as records of the run `run`."""
 
     def __init__(self, consumer: Any, run: str, bootstrap: str, outage: Outage) -> None:  # noqa: ANN401
         self.consumer = consumer
@@ -44,6 +55,7 @@ class Feed:
         self._prefix = f"{run}."
         self._outage = outage
         self._partitions: dict[tuple[str, int], Partition] = {}  # by the client's names
+        self._named: dict[Partition, Any] = {}  # the client's, without an offset
         # By incomplete record: since when, and the end of the log that must have brought the rest.
         self._waiting: dict[RecordKey, tuple[float, int | None]] = {}
 
@@ -58,7 +70,7 @@ class Feed:
             return TopicPartition(topic, partition.number)
         return TopicPartition(topic, partition.number, offset)
 
-    def messages(self, limit: int, timeout_s: float) -> tuple[list[Message], StreamsError | None]:
+    def fetch(self, limit: int, timeout_s: float) -> tuple[list[Fetched], StreamsError | None]:
         """At most `limit` messages: waits for the first, takes the rest as far as it is there.
 
         An error comes beside the messages that were read before it: they are out of the client's
@@ -71,30 +83,55 @@ class Feed:
         raw = [first]
         if limit > 1:
             raw += self.consumer.consume(limit - 1, 0)
-        messages: list[Message] = []
+        batches: list[Fetched] = []
+        topic = number = None
         for message in raw:
-            if message.error() is None:
+            if message.error() is not None:
+                if (error := self._meaning(message)) is not None:
+                    return batches, error
+                topic = None  # a message behind an event begins a batch: the broker answers again
+                continue
+            if message.partition() != number or message.topic() != topic:
                 self._outage.over()
-                messages.append(self._message(message))
-            elif (error := self._meaning(message)) is not None:
-                return messages, error
-        return messages, None
+                topic, number = message.topic(), message.partition()
+                messages: list[Any] = []
+                batches.append(Fetched(self._partition(topic, number), messages))
+            messages.append(message)
+        return batches, None
 
-    def _message(self, message: Any) -> Message:  # noqa: ANN401
-        named = message.topic(), message.partition()
-        partition = self._partitions.get(named)
+    def _partition(self, topic: str, number: int) -> Partition:
+        partition = self._partitions.get((topic, number))
         if partition is None:
-            partition = Partition(named[0].removeprefix(self._prefix), named[1])
-            self._partitions[named] = partition
-        headers = message.headers()
-        return Message(  # by position: this line is passed by every record that we read
-            partition,
-            message.offset(),
-            message.key() or b"",
-            message.value() or b"",
-            dict(headers) if headers else {},
-            message.timestamp()[1],
-        )
+            partition = Partition(topic.removeprefix(self._prefix), number)
+            self._partitions[topic, number] = partition
+        return partition
+
+    def records(self, batch: Fetched) -> list[RawRecord]:
+        """The records that it makes whole, and the torn ones that it proves.
+
+        Every record that we read passes here. So tuples are made without their constructors, which
+        check the number of fields, and only what may be a part becomes a `Message`.
+        """
+        partition, messages = batch
+        topic, number = partition
+        new = tuple.__new__
+        records: list[RawRecord] = []
+        for message in messages:
+            offset, pairs = message.offset(), message.headers()
+            # `dict(pairs)` takes a quarter longer: it looks at each pair for its length.
+            headers = {name: value for name, value in pairs} if pairs else {}  # noqa: C416
+            key, value = message.key() or b"", message.value() or b""
+            timestamp_ms = message.timestamp()[1]
+            if PART_HEADER in headers:
+                part = Message(partition, offset, key, value, headers, timestamp_ms)
+                record = self.assembler.add(part)
+                if record is None:
+                    continue
+            else:
+                at = new(Position, (topic, number, offset))
+                record = new(RawRecord, (at, (offset,), key, value, headers, timestamp_ms))
+            records.append(record)
+        return records
 
     def _meaning(self, message: Any) -> StreamsError | None:  # noqa: ANN401
         """What an error event says; None for what passes by itself or is told otherwise."""
@@ -176,25 +213,32 @@ class Feed:
         Args:
             starts: where each partition began: before its first message the client knows nothing.
         """
-        found = self.consumer.position([self.theirs(partition) for partition in starts])
-        offsets = {self.ours(tp): tp.offset for tp in found}
-        return {p: max(offsets[p], start) for p, start in starts.items()}
+        named = [self._named.get(partition) or self._name(partition) for partition in starts]
+        found = self.consumer.position(named)  # in the order in which it was asked
+        return {
+            partition: start if tp.offset < start else tp.offset
+            for (partition, start), tp in zip(starts.items(), found, strict=True)
+        }
+
+    def _name(self, partition: Partition) -> Any:  # noqa: ANN401
+        self._named[partition] = self.theirs(partition)
+        return self._named[partition]
 
     def read(
-        self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
+        self, starts: Mapping[Partition, int], held: Iterable[Fetched] = ()
     ) -> dict[Partition, int]:
         """Up to where everything was taken in, into whole or incomplete records: without `held`."""
         positions = self.reached(starts)
-        for message in held:
-            positions[message.partition] = min(positions[message.partition], message.offset)
+        for partition, messages in held:
+            positions[partition] = min(positions[partition], messages[0].offset())
         return positions
 
     def delivered(
-        self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
+        self, starts: Mapping[Partition, int], held: Iterable[Fetched] = ()
     ) -> dict[Partition, int]:
         """Up to where everything was delivered: `read`, less what is incomplete."""
         positions = self.read(starts, held)
-        for partition in positions:
+        for partition in {key.partition for key in self.assembler.incomplete()} & starts.keys():
             first = self.assembler.first_offset(partition)
             if first is not None:
                 positions[partition] = min(positions[partition], first)

@@ -40,15 +40,14 @@ class KafkaReader(Closing):
         records: list[RawRecord] = []
         while len(records) < max_records and self._error is None:
             wait_s = 0.0 if records else deadline - time.monotonic()
-            messages, self._error = self._feed.messages(max_records - len(records), wait_s)
-            if self._old:
-                came = {message.partition for message in messages}
-                self._old = {p: at for p, at in self._old.items() if p not in came}
-            found = (self._feed.assembler.add(m) for m in messages if m.partition in self._starts)
-            records += [record for record in found if record is not None]
-            if not messages and not records:
+            batches, self._error = self._feed.fetch(max_records - len(records), wait_s)
+            for batch in batches:
+                self._old.pop(batch.partition, None)
+                if batch.partition in self._starts:
+                    records += self._feed.records(batch)
+            if not batches and not records:
                 records += self._feed.torn(self._feed.reached(self._starts))
-            if not messages and (records or time.monotonic() >= deadline):
+            if not batches and (records or time.monotonic() >= deadline):
                 break
         if self._error is not None and not records:
             raise self._error
@@ -69,7 +68,9 @@ class KafkaReader(Closing):
         if not self._starts:
             return {}
         found = self._feed.delivered(self._starts)
-        if self._old and time.monotonic() >= self._old_until_s:
+        if not self._old:
+            return found
+        if time.monotonic() >= self._old_until_s:
             self._old = {}
         is_old = {p for p, at in self._old.items() if found.get(p) == at}
         return {p: self._starts[p] if p in is_old else at for p, at in found.items()}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
+
+import numpy as np
 
 from schemas.events import ClosedGroups
 from streams.audit.fold import AuditFold
-from streams.audit.rows import Rows
-from streams.audit.table import place_of
+from streams.audit.rows import Rows, Segments
 from streams.record import Position
 from tests.factories import sample_ref, step_completed, trainer_started
 from tests.unit.streams.audit_log import CONFIG
@@ -19,19 +21,24 @@ BYTES_A_SAMPLE = 150
 
 def train(fold: AuditFold, samples: range) -> None:
     """Issue, roll out, score and train these samples, as a live audit sees it."""
-    ids = [(str(n // SIZE).encode(), n % SIZE) for n in samples]
-    places = [place_of(0, n) for n in samples]
+    number = np.array(samples)
     version = samples.start // PER_STEP
-    load = (b"policy", version, b"h%d" % version, b"l%d" % version)
-    segments = [(b"prompt", -1, b"", b""), load]
-    fold.add(Rows("prompts", [(*i, SIZE, b"train") for i in ids], places))
-    rows = [(*i, SIZE, list(segments), b"rollout-0", 1) for i in ids]
-    fold.add(Rows("trajectories", rows, places))
-    tokens = [(b"prompt", 5, -1), (b"policy", 1000, version)]
-    fold.add(Rows("scored-trajectories", [(*i, SIZE, list(tokens)) for i in ids], places))
+    sample: dict[str, Any] = {
+        "place": number,
+        "group": number // SIZE,
+        "sample": number % SIZE,
+        "size": np.full(len(number), SIZE),
+    }
+    row, one = np.arange(len(number)), np.ones_like(number)
+    used = Segments(row=row, index=one, version=version * one, load=0 * one)
+    tokens = Segments(row=row, index=one, version=version * one, tokens=1000 * one)
+    load = (b"rollout-0", b"l%d" % version, version, b"h%d" % version)
+    fold.add(Rows(topic="prompts", **sample))
+    fold.add(Rows(topic="trajectories", **sample, finished_ms=one, segments=used, loads=[load]))
+    fold.add(Rows(topic="scored-trajectories", **sample, segments=tokens))
     refs = tuple(
-        sample_ref(i[0].decode(), i[1], offset=n, oldest_policy_version=version)
-        for i, n in zip(ids, samples, strict=True)
+        sample_ref(str(n // SIZE), n % SIZE, offset=n, oldest_policy_version=version)
+        for n in samples
     )
     event = step_completed(
         version + 1,
@@ -58,5 +65,5 @@ def test_memory_grows_by_a_few_bytes_a_sample() -> None:
                 held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert fold.staleness == {0: 80 * PER_STEP * 1000}
+    assert fold.measure.staleness == {0: 80 * PER_STEP * 1000}
     assert (held[1] - held[0]) / (79 * PER_STEP) < BYTES_A_SAMPLE

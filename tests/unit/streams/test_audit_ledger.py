@@ -11,7 +11,7 @@ from schemas.events import ClosedGroups, Prompt, ScoredTrajectory, Trajectory
 from streams.audit.classes import Classes
 from streams.audit.fold import AuditFold
 from streams.audit.report import EXAMPLES_PER_KIND
-from streams.audit.rows import Rows
+from streams.audit.rows import Sieve
 from streams.record import ID_HEADER, Partition, Position, RawRecord
 from tests.factories import (
     dead_letter,
@@ -301,8 +301,11 @@ def test_an_evaluation_id_on_a_training_prompt_is_named() -> None:
 
 def test_a_purpose_that_is_no_text_is_shown_as_far_as_it_goes() -> None:
     """Skimming does not look into texts, so the audit must not stop at one."""
+    purpose = b"\x0aknead"
+    raw = raw_record("prompts", 0, prompt(group_id="e0-9", purpose="knead"))
+    assert raw.value.count(purpose) == 1
     fold = AuditFold()
-    fold.add(Rows("prompts", rows=[(b"e0-9", 0, 1, b"\xff")], places=[0]))
+    fold.add(Sieve("prompts").rows([raw._replace(value=raw.value.replace(purpose, b"\x02\xff"))]))
     report = Classes(fold, reached(set(), set())).report()
     assert report.breaches[0].detail == "issued for '\ufffd'"
 
