@@ -20,8 +20,9 @@ from fastavro import schemaless_reader
 from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
+from schemas.alike import Decoder
 from schemas.avro import HISTORY, fingerprint, parsing_form, schema_text
-from schemas.decoder import Decoder, compile_decoder
+from schemas.decoder import compile_decoder
 from schemas.encoder import compile_encoder
 from schemas.events import EVENTS, Event
 from schemas.foreign import writer_schema
@@ -144,7 +145,8 @@ def _decode_any(value: Buffer, view: memoryview, schemas: SchemaTexts) -> Event:
     try:
         if decoder is None:
             return _resolve(value, print_, schemas)
-        event, end = decoder(value, view, HEADER_BYTES)
+        record = value if type(value) is bytes else bytes(value)  # slices of it are looked up
+        event, end = decoder(record, view, HEADER_BYTES)
     except DecodeError:
         raise
     except _CORRUPT as err:

@@ -1,60 +1,22 @@
 """Turn an event's dataclass into a function Avro bytes -> event: any record, field by field.
 
-Python source is generated once per class. Integers of up to three bytes are read in line, repeated
-texts are interned straight from their bytes. Objects are filled while they belong to an unfrozen
+Python source is generated once per class. Objects are filled while they belong to an unfrozen
 twin class with the same `__slots__`, whose `__class__` is then set (Python data model,
 "__slots__": allowed between classes of equal slots). What a stream repeats is decoded sooner by
-`schemas.straight`; what a record says, and whether it is damaged, is decided here.
+`schemas.straight` and `schemas.alike`; what a record says, and whether it is damaged, is decided
+here.
 """
 
 from __future__ import annotations
 
 import itertools
-import struct
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, cast
 
+from schemas.alike import Alike, Decoder, is_plain
+from schemas.leaves import SCOPE, Leaf, leaf_lines
 from schemas.shapes import fields_of, shape_of
-from schemas.source import LENGTH, SHORT_TEXT, UNSIGNED, Source, refuse
-from schemas.tensor import Buffer
-from schemas.varint import read_count, read_long, read_unsigned
-
-Decoder = Callable[[Buffer, memoryview, int], tuple[Any, int]]
-
-_TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
-
-
-class _Texts(dict[bytes, str]):
-    """Decoded short texts by their bytes, the length byte included."""
-
-    def __missing__(self, encoded: bytes) -> str:
-        text = encoded[1:].decode()
-        if len(self) >= _TABLE_ENTRIES:
-            self.clear()
-        self[encoded] = text
-        return text
-
-
-def read_longs(buf: Buffer, i: int, count: int) -> tuple[tuple[int, ...], int]:
-    """An array of longs, of which a first block of `count` begins at `i`, and where it ends."""
-    longs: list[int] = []
-    while count:
-        for _ in range(count):
-            n, i = read_long(buf, i)
-            longs.append(n)
-        count, i = read_count(buf, i)
-    return tuple(longs), i
-
-
-SCOPE: dict[str, object] = {
-    "SHORT": SHORT_TEXT,
-    "TEXT": _Texts(),
-    "read_long": read_long,
-    "read_unsigned": read_unsigned,
-    "read_longs": read_longs,
-    "refuse": refuse,
-}
+from schemas.source import Source
 
 
 def compile_decoder(cls: type) -> Decoder:
@@ -66,15 +28,6 @@ def compile_decoder(cls: type) -> Decoder:
     reader.source.add(1, "return event, i")
     decoder: Decoder = reader.source.function("decode", f"Avro decoder of {cls.__name__}")
     return decoder
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One field without control flow around it: its value goes to `target`."""
-
-    target: str
-    shape: str
-    inner: Any = None
 
 
 class _Reader:
@@ -107,6 +60,8 @@ class _Reader:
             count = self.source.name()
             self._pending.append(Leaf(count, "count"))
             self._pending.append(f"{target}, i = read_longs(b, i, {count})")
+        elif shape == "array" and shape_of(inner)[0] == "record" and is_plain(inner):
+            self._alike(inner, target, depth)
         elif shape in ("array", "map"):
             self._block(shape, inner, target, depth)
         else:
@@ -133,6 +88,18 @@ class _Reader:
         self.flush(depth + 1)
         self.source.add(depth, "else:", f"    refuse('union branch', {branch}, i - 1)")
 
+    def _alike(self, inner: type, target: str, depth: int) -> None:
+        """An array of records without branches."""
+        items, left, read = (self.source.name() for _ in range(3))
+        self.source.scope[read] = Alike(inner, compile_decoder(inner)).read
+        self._pending.append(Leaf(left, "count"))
+        self.flush(depth)
+        self.source.add(depth, f"{items} = []", f"while {left}:")
+        self.source.add(depth + 1, f"i = {read}(b, i, {left}, {items})")
+        self._pending.append(Leaf(left, "count"))
+        self.flush(depth + 1)
+        self.source.add(depth, f"{target} = tuple({items})")
+
     def _block(self, shape: str, inner: Any, target: str, depth: int) -> None:  # noqa: ANN401
         """An array or a map: blocks of items until an empty one."""
         items, left, item, key = (self.source.name() for _ in range(4))
@@ -149,45 +116,3 @@ class _Reader:
         self._pending.append(Leaf(left, "count"))
         self.flush(depth + 1)
         self.source.add(depth, f"{target} = {f'tuple({items})' if shape == 'array' else items}")
-
-
-def leaf_lines(
-    leaves: Sequence[Leaf], source: Source, *, piece: str = "bytes(b[i:j])"
-) -> list[str]:
-    """Code that reads neighbouring leaves; doubles that are neighbours go through one call.
-
-    Args:
-        piece: `b[i:j]` as `bytes`.
-    """
-    lines: list[str] = []
-    for is_double, group in itertools.groupby(leaves, lambda leaf: leaf.shape == "double"):
-        if is_double:
-            targets = [leaf.target for leaf in group]
-            unpack = f"DOUBLES_{len(targets)}"
-            source.scope[unpack] = struct.Struct(f"<{len(targets)}d").unpack_from
-            lines += [f"{', '.join(targets)}, = {unpack}(b, i)", f"i += {8 * len(targets)}"]
-        else:
-            lines += [line for leaf in group for line in _scalar(leaf, piece)]
-    return lines
-
-
-def _scalar(leaf: Leaf, piece: str) -> list[str]:
-    target = leaf.target
-    match leaf.shape:
-        case "long":
-            return [*UNSIGNED, f"{target} = n >> 1 ^ -(n & 1)"]
-        case "count":
-            sized = ["if n & 1:  # negative: a size in bytes follows", f"    {target} += 1"]
-            return [*UNSIGNED, f"{target} = n >> 1", *sized, "    _, i = read_long(b, i)"]
-        case "branch":
-            return [f"{target} = b[i]", "i += 1"]
-        case "boolean":
-            other = "(b[i] != 0 and refuse('boolean', b[i], i))"
-            return [f"{target} = b[i] == 1 or {other}", "i += 1"]
-        case "bytes":
-            data = "bytes(view[i:j])" if leaf.inner is bytes else "view[i:j]"
-            return [*LENGTH, f"{target} = {data}", "i = j"]
-        case _:
-            short = ["n = SHORT[b[i]]", "if n:", "    j = i + n"]
-            long = [f"    {line}" for line in (*LENGTH, f"{target} = {piece}.decode()")]
-            return [*short, f"    {target} = TEXT[{piece}]", "else:", *long, "i = j"]

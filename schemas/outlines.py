@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from schemas.straight import Outline, outline_of
@@ -14,6 +13,7 @@ _MAX_LINES = 8  # at a time; one that no record wanted for long makes room
 _MAX_COMPILED = 64  # ever, by one process: compiling takes milliseconds
 _OFTEN = 4  # looks that find an outline before it is compiled
 _MAX_STEPS = 32  # of an outline; longer ones do not repeat
+_MAX_ITEMS = 32  # of an array or a map; each is code of its own: 128 take 0.1 s to compile
 _CANDIDATES = 64
 _LOOKS = 64  # at the first records, then at one of `_SELDOM`
 _SELDOM = 16
@@ -41,11 +41,8 @@ class Outlines(Generic[Line]):
             return
         if self._num_seen > _LOOKS and self._num_seen % _SELDOM:
             return
-        try:
-            outline = tuple(islice(outline_of(self._cls, event), _MAX_STEPS + 1))
-        except (TypeError, AttributeError):
-            return
-        if len(outline) > _MAX_STEPS:
+        outline = self._outline(event)
+        if outline is None:
             return
         count = self._candidates.get(outline, 0) + 1
         if len(self._candidates) >= _CANDIDATES:
@@ -55,3 +52,15 @@ class Outlines(Generic[Line]):
             self._num_compiled += 1
             line = self._compile(outline)
             self.lines = (line, *self.lines[: _MAX_LINES - 1])
+
+    def _outline(self, event: Any) -> Outline | None:  # noqa: ANN401
+        """None: it has none, or one too long for a line, the rest of which is not looked at."""
+        steps: list[int] = []
+        try:
+            for step in outline_of(self._cls, event):
+                if len(steps) == _MAX_STEPS or step > _MAX_ITEMS:
+                    return None
+                steps.append(step)
+        except (TypeError, AttributeError):
+            return None
+        return tuple(steps)

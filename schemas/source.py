@@ -9,20 +9,34 @@ from typing import Any
 # By the first byte of a text: bytes with the length byte, or 0: longer, negative, or more follow.
 SHORT_TEXT = tuple(1 + (z >> 1) if z < 128 and z % 2 == 0 else 0 for z in range(256))
 
-# Reads `n`, an unsigned integer at `i`; the constants take the continuation bits off again.
-UNSIGNED = (
-    "n = b[i]",
-    "if n < 128:",
-    "    i += 1",
-    "elif (n := n + (b[i + 1] << 7) - 128) < 16384:",
+# What the second and the third byte of an integer add to it: they take the continuation bit of the
+# byte before off again.
+_SECOND = tuple((byte << 7) - (1 << 7) for byte in range(256))
+_THIRD = tuple((byte << 14) - (1 << 14) for byte in range(256))
+SIGNED = tuple(z >> 1 ^ -(z & 1) for z in range(128))  # what an integer of one byte says
+_BYTES = {"SECOND": _SECOND, "THIRD": _THIRD, "SIGNED": SIGNED}
+
+# With `n` the first byte of an unsigned integer at `i`, which goes on: reads it.
+_MORE = (
+    "if (n := n + SECOND[b[i + 1]]) < 16384:",
     "    i += 2",
-    "elif (n := n + (b[i + 2] << 14) - 16384) < 2097152:",
+    "elif (n := n + THIRD[b[i + 2]]) < 2097152:",
     "    i += 3",
     "else:",
     "    n, i = read_unsigned(b, i + 3, n - 2097152, 21)",
 )
 
+# Reads `n`, an unsigned integer at `i`.
+UNSIGNED = ("n = b[i]", "if n < 128:", "    i += 1", f"el{_MORE[0]}", *_MORE[1:])
+
 LENGTH = (*UNSIGNED, "if n & 1:", "    refuse('length', n, i)", "j = i + (n >> 1)")
+
+
+def signed(target: str) -> list[str]:
+    """Reads an integer at `i` to `target`; most have one byte."""
+    value = f"{target} = ~(n >> 1) if n & 1 else n >> 1"
+    longer = [f"    {line}" for line in (*_MORE, value)]
+    return ["n = b[i]", "if n < 128:", "    i += 1", f"    {target} = SIGNED[n]", "else:", *longer]
 
 
 def refuse(what: str, byte: int, i: int) -> bool:
@@ -40,7 +54,7 @@ class Source:
     """Collects lines, hands out fresh names and holds what the lines refer to."""
 
     def __init__(self, **scope: object) -> None:
-        self.scope: dict[str, Any] = dict(scope)
+        self.scope: dict[str, Any] = _BYTES | scope
         self._lines: list[str] = []
         self._names = 0
 

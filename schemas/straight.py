@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from schemas.decoder import SCOPE, Leaf, leaf_lines
+from schemas.leaves import SCOPE, Leaf, leaf_lines
 from schemas.runs import STEADY, Found, OtherOutlineError, Run, Sizes, TensorHeaders
 from schemas.shapes import fields_of, shape_of
 from schemas.source import Source
@@ -204,7 +204,7 @@ class _Line:
             if is_clock_:
                 self._clocks([leaf.target for leaf in group])
             else:
-                self.source.add(1, *leaf_lines(list(group), self.source, piece="b[i:j]"))
+                self.source.add(1, *leaf_lines(list(group), self.source))
 
     def _clocks(self, targets: list[str]) -> None:
         """Neighbouring times of six bytes each go through one call."""

@@ -7,7 +7,7 @@ nothing. Samples and groups are noted in the table that the other topics are hel
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.events import (
@@ -23,7 +23,16 @@ from schemas.events import (
     TrainerStarted,
 )
 from streams.audit.report import Breaches, BreachKind
-from streams.audit.table import MAX_SAMPLES, TRAINED, Table, group_key, group_name, place_of
+from streams.audit.table import (
+    MAX_SAMPLES,
+    NOWHERE,
+    OFFSET_BITS,
+    TRAINED,
+    Table,
+    group_key,
+    group_name,
+    place_of,
+)
 from streams.fencing import EpochGate
 from streams.record import Position
 from streams.topics import SCORED
@@ -197,41 +206,60 @@ class Ledger:
 
     def _samples(self, event: StepCompleted) -> None:
         self.num_masked += len(event.masked)
-        largest: dict[str, int] = {}
-        for ref in event.samples:
-            largest[ref.group_id] = max(ref.sample, largest.get(ref.group_id, -1))
-        groups = {name: self._close(name, last, event.step) for name, last in largest.items()}
+        groups = {
+            name: self._close(name, last, event.step)
+            for name, last in _largest(event.samples).items()
+        }
         for absent in event.absent:
             number = groups.get(absent.group_id)
             if number is not None:
                 self.absent[number, absent.sample] = absent.reason
-        for ref in event.samples:
-            number = groups[ref.group_id]
-            if number is not None:
-                self._sample(number, ref, event.step)
+        self._train(event.samples, groups, event.step)
         for segment in event.masked:
             number = groups.get(segment.group_id)
             if number is not None:
                 key = (number, segment.sample)
                 self.masked[key] = self.masked.get(key, frozenset()) | {segment.segment}
 
-    def _sample(self, number: int, ref: SampleRef, step: int) -> None:
-        table = self._table
-        if not 0 <= ref.sample < table.room[number]:
-            name = f"{ref.group_id}/{ref.sample}"
-            self._breaches.add(BreachKind.BAD_ID, name, f"trained in step {step}")
-            return
-        slot = table.first[number] + ref.sample
-        if table.flags[slot] & TRAINED:
+    def _train(
+        self, refs: Sequence[SampleRef], groups: Mapping[str, int | None], step: int
+    ) -> None:
+        """Note the samples of these groups (None: one that cannot be trained).
+
+        Siblings mostly are neighbours, of one partition.
+        """
+        table, add_fresh = self._table, self.fresh.append
+        flags, used_at, oldest = table.flags, table.used_at, table.oldest
+        group, first, room = "", 0, 0
+        partition = base = NOWHERE  # the place of the partition's offset 0
+        for ref in refs:
+            if ref.group_id != group:
+                group, first, room = ref.group_id, 0, 0
+                number = groups[group]
+                if number is not None:
+                    first, room = table.first[number], table.room[number]
+            if ref.partition != partition:
+                partition = ref.partition
+                base = place_of(partition, 0)
+            sample, offset, version = ref.sample, ref.offset, ref.oldest_policy_version
+            if not 0 <= sample < room or (flag := flags[first + sample]) & TRAINED:
+                if groups[group] is not None:
+                    self._not_trained(ref, step, is_twice=0 <= sample < room)
+                continue
+            slot = first + sample
+            flags[slot] = flag | TRAINED
+            used_at[slot] = place = NOWHERE if offset >> OFFSET_BITS else base | offset
+            in_32_bits = -_INT32 <= version <= _INT32
+            oldest[slot] = version if in_32_bits else max(-_INT32, min(version, _INT32))
+            add_fresh(place)
+
+    def _not_trained(self, ref: SampleRef, step: int, *, is_twice: bool) -> None:
+        name = f"{ref.group_id}/{ref.sample}"
+        if is_twice:
             self.num_trained_twice += 1
-            name = f"{ref.group_id}/{ref.sample}"
             self._breaches.add(BreachKind.TRAINED_TWICE, name, f"again in step {step}")
-            return
-        table.flags[slot] |= TRAINED
-        place = place_of(ref.partition, ref.offset)
-        table.used_at[slot] = place
-        table.oldest[slot] = max(-_INT32, min(ref.oldest_policy_version, _INT32))
-        self.fresh.append(place)
+        else:
+            self._breaches.add(BreachKind.BAD_ID, name, f"trained in step {step}")
 
     def _close(self, group_id: str, last_sample: int, step: int) -> int | None:
         number = self._known(group_id, f"trained in step {step}", last_sample)
@@ -271,6 +299,20 @@ class Ledger:
             self._breaches.add(BreachKind.BAD_ID, name, f"not a training group, yet {detail}")
             return None
         return self._table.group(key, last_sample if last_sample < MAX_SAMPLES else -1, 0)
+
+
+def _largest(refs: Sequence[SampleRef]) -> dict[str, int]:
+    """The largest sample number of each group, -1 at least; groups in the order of `refs`."""
+    largest: dict[str, int] = {}
+    group: str | None = None
+    last = -1
+    for ref in refs:
+        if ref.group_id != group:
+            group = ref.group_id
+            last = largest.setdefault(group, -1)
+        if ref.sample > last:
+            last = largest[ref.group_id] = ref.sample
+    return largest
 
 
 def _bound(config: str) -> int | None:

@@ -146,10 +146,10 @@ class Recording(Closing):
         return distinct(heapq.merge(*streams, key=lambda raw: raw.position.offset))
 
     def events(self, kind: type[E], topics: Collection[str] = ()) -> Iterator[Record[E]]:
-        """Every event of one kind, as `records` orders them."""
+        """Every event of one kind, as `records` orders them; what is no event is passed by."""
         names = {f.kind.partition.topic for f in self.files if f.kind.event == kind.__name__}
         for raw in self.records(names & set(topics) if topics else names):
-            event = self.decoded(raw).event
+            event = self.event(raw)
             if isinstance(event, kind):
                 yield Record(event=event, raw=raw)
 

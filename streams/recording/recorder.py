@@ -7,10 +7,13 @@ written before its own end was known: it is in the recording too.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from schemas import DecodeError
+from schemas.avro import fingerprint_of_foreign
 from schemas.binary import HEADER_BYTES, MARKER
 from schemas.events import StepCompleted, TrainerHeartbeat, TrainerStarted
 from streams.bus import Bus, Closing
@@ -135,6 +138,42 @@ class Recorder(Closing):
             self.commit()
         return len(raws)
 
+    def unasked(self) -> Mapping[str, int]:
+        """Take what was delivered and waits for a schema, as bytes where nobody has it; commit.
+
+        For a run whose broker is gone for good. What is kept as bytes is there whatever it may be
+        about: nobody knows whether it was meant.
+
+        Returns:
+            how many records those are, by fingerprint (hexadecimal).
+        """
+        counts: Counter[str] = Counter()
+        waiting: Sequence[RawRecord] = self._ahead
+        self._ahead = []
+        while waiting:
+            self._take_unasked(waiting, counts)
+            waiting = ()
+            with suppress(StreamsError):  # what the client had is all there is
+                waiting = self._reader.poll(self._num_poll, _POLL_S)
+        self.commit()
+        return counts
+
+    def _take_unasked(self, raws: Sequence[RawRecord], counts: Counter[str]) -> None:
+        anything = replace(
+            self._selection, steps=None, versions=None, rows=None, groups=None, samples=None
+        )
+        for raw in raws:
+            self._learn(raw)
+        for raw in raws:
+            described = self._writer.describe(raw)
+            print_ = _print_of(raw)
+            if described.event is not None or print_ is None:
+                self._write(raw, described)
+            elif anything.wants(raw, None, facts_of(None)):
+                counts[print_.hex()] += 1
+                self._num_bytes += len(raw.value)
+                self._writer.append(raw, described)
+
     def commit(self) -> None:
         """Make what was taken count."""
         self._next_commit_s = time.monotonic() + self._commit_s
@@ -157,21 +196,34 @@ class Recorder(Closing):
             except StreamsError:
                 self._ahead += raws[index:]
                 raise
-            self._num_bytes += len(raw.value)
-            event = described.event
-            if isinstance(event, TrainerStarted) and event.epoch > self._epoch:
-                self._epoch, self.trainer_state = event.epoch, ""
-            elif isinstance(event, TrainerHeartbeat) and event.epoch == self._epoch:
-                self.trainer_state = event.state
-            if self._selection.wants(raw, event, facts_of(event)):
-                self._writer.append(raw, described)
+            self._write(raw, described)
+
+    def _write(self, raw: RawRecord, described: Described) -> None:
+        """Note what it says, and append it if it is meant."""
+        self._num_bytes += len(raw.value)
+        event = described.event
+        if isinstance(event, TrainerStarted) and event.epoch > self._epoch:
+            self._epoch, self.trainer_state = event.epoch, ""
+        elif isinstance(event, TrainerHeartbeat) and event.epoch == self._epoch:
+            self.trainer_state = event.state
+        self._learn(raw)
+        if self._selection.wants(raw, event, facts_of(event)):
+            self._writer.append(raw, described)
+
+    def _learn(self, raw: RawRecord) -> None:
+        """A schema that is recorded itself needs not be asked for."""
+        if raw.position.topic == SCHEMAS.name:
+            text = bytes(raw.value).decode("utf-8", "replace")
+            if fingerprint_of_foreign(text) is not None:
+                self._writer.learn(text)
 
     def _described(self, raw: RawRecord) -> Described:
         """Also under a schema of another release that was not read yet, or by a predecessor."""
         described = self._writer.describe(raw)
-        if described.event is not None or raw.value[: len(MARKER)] != MARKER:
+        print_ = _print_of(raw)
+        if described.event is not None or print_ is None:
             return described
-        text = self._bus.schemas().get(bytes(raw.value[len(MARKER) : HEADER_BYTES]))
+        text = self._bus.schemas().get(print_)
         if text is None:
             return described
         self._writer.learn(text)
@@ -194,6 +246,13 @@ class Recorder(Closing):
             if not self._selection.topics or topic.name in self._selection.topics:
                 found |= ask(topic.name)
         return {p: at for p, at in found.items() if self._selection.wants_partition(p)}
+
+
+def _print_of(raw: RawRecord) -> bytes | None:
+    """The fingerprint that a record names; None: it is framed otherwise."""
+    if raw.value[: len(MARKER)] != MARKER or len(raw.value) < HEADER_BYTES:
+        return None
+    return bytes(raw.value[len(MARKER) : HEADER_BYTES])
 
 
 def groups_of_steps(bus: Bus, steps: Range, deadline_s: float = 60.0) -> frozenset[str]:

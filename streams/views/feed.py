@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from schemas import DecodeError
+from schemas import DecodeError, SchemaTexts
 from schemas.events import Event
 from streams.bus import Bus
 from streams.codec import decoded
@@ -130,6 +130,7 @@ class Feed:
     Args:
         on_record: called with each record after the view has taken its event, for who needs to
             know where it lies.
+        schemas: of other releases; None: as the bus has them.
     """
 
     def __init__(
@@ -138,8 +139,11 @@ class Feed:
         view: View,
         topics: tuple[Topic, ...] = WATCHED,
         on_record: Callable[[Record[Event]], None] = lambda _record: None,
+        *,
+        schemas: SchemaTexts | None = None,
     ) -> None:
         self._bus = bus
+        self._schemas = bus.schemas() if schemas is None else schemas
         self._view = view
         self._topics = topics
         self._on_record = on_record
@@ -154,13 +158,14 @@ class Feed:
         """Apply what is there; returns how many records that was.
 
         Raises:
-            StreamsError: the broker cannot be asked. Nothing is passed over: poll again.
+            StreamsError: the broker, or `schemas`, cannot be asked. Nothing is passed over: poll
+                again.
         """
         self._left.extend(() if self._left else self._reader.poll(_BATCH, timeout_s))
-        schemas, num_records = self._bus.schemas(), len(self._left)
+        num_records = len(self._left)
         while self._left:
             try:
-                record = decoded(self._left[0], schemas)
+                record = decoded(self._left[0], self._schemas)
             except DecodeError:
                 # A view shows what it can; the role that consumes the record dead-letters it.
                 self.num_unreadable += 1

@@ -81,6 +81,7 @@ class WorkerHop:
     at_ms: int
     since_ms: int  # first report of this state
     moved_ms: int  # when it last finished something, or started
+    started_ms: int  # first report of this process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +243,7 @@ class HopsView:
             at_ms=event.at_ms,
             since_ms=last.since_ms if stays and last is not None else event.at_ms,
             moved_ms=event.at_ms if moved or last is None else last.moved_ms,
+            started_ms=last.started_ms if is_same and last is not None else event.at_ms,
         )
         self._workers[event.worker] = (hop, counters)
         pull = self._pulls.get(event.worker)

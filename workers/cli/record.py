@@ -48,7 +48,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record and say what is there; 0 once the recording is sealed."""
+    """Record and say what is there; 0 once the recording is sealed, with every event read."""
     from workers.cli.report import configuration
     from workers.loop.runtime import Stop
     from workers.replay.record import record
@@ -67,8 +67,7 @@ def run(args: argparse.Namespace) -> int:
             stopped=lambda: stop.requested,
             on_progress=_show if sys.stderr.isatty() else lambda _: None,
         )
-    _tell(result, options)
-    return 0
+    return _tell(result, options)
 
 
 def _recording_options(args: argparse.Namespace, bus: Bus, config: RunConfig) -> RecordingOptions:
@@ -103,7 +102,8 @@ def _show(progress: Progress) -> None:
     print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def _tell(result: RecordingResult, options: RecordingOptions) -> None:
+def _tell(result: RecordingResult, options: RecordingOptions) -> int:
+    """What is there; the exit status."""
     from streams.counted import counted
 
     if sys.stderr.isatty():
@@ -119,3 +119,16 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> None:
         f"{size / 1e6:,.1f} MB in Avro files "
         f"({result.num_bytes / 1e6:,.1f} MB read in {result.seconds:.1f} s{again})"
     )
+    if not result.unasked:
+        return 0
+    told = ", ".join(
+        f"schema {print_} ({counted(num, 'record')})"
+        for print_, num in sorted(result.unasked.items())
+    )
+    print(
+        f"{options.folder} is sealed, but holds records as bytes alone, for the broker was gone "
+        f"before their schema could be asked for: {told}. If it can be started again, record the "
+        "run again into another folder",
+        file=sys.stderr,
+    )
+    return 1

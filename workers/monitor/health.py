@@ -2,7 +2,9 @@
 
 Prompts and trajectories are not read, so the blocked hop is told from what the workers report: the
 first role, from upstream, of which nobody finished anything within its limit and somebody is not
-merely waiting. Time is this process's own: clocks of other hosts may be wrong.
+merely waiting. Where there is none, somebody who starts, or whose work comes forward (it reads
+again what it has to after a restart), is waited for, as `up` does. Time is this process's own:
+clocks of other hosts may be wrong.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class HealthWatch:
         self._hops = HopsView()
         self._poison = PoisonWatch(config)
         self._clock = StallClock()
+        self._starting = StallClock()  # of the same time, that in which somebody starts
         self._live_s: float | None = None  # since when the log is read to its end
         self.num_behind = -1  # offsets left of what lay there at the start; -1: not known
 
@@ -86,6 +89,9 @@ class HealthWatch:
         state = self._hops.state
         counts = self._live_s is not None and _expects_step(state) and not self._saves(state)
         self._clock.tick(now_s, mark_of(state), counts=counts)
+        # Who starts again and again has that time once.
+        is_starting = counts and any(w.state == "starting" for w in self._heard(state))
+        self._starting.tick(now_s, mark_of(state), counts=is_starting)
 
     def look(self) -> Health:
         """What is to be said now."""
@@ -116,10 +122,10 @@ class HealthWatch:
         """Whether a trainer that is heard writes a checkpoint, and has still time for it."""
         now = self._clock_ms()
         return any(
-            worker.state == "saving"
-            and now - worker.at_ms <= SILENT_S * 1000
+            worker.role == "trainer"
+            and worker.state == "saving"
             and now - worker.since_ms < self._limits.of(worker) * 1000
-            for worker in state.of("trainer")
+            for worker in self._heard(state)
         )
 
     def _told_state(self, state: HopsState) -> str:
@@ -138,7 +144,7 @@ class HealthWatch:
         is_all = len(silent) == len(reporting) > 1
         found = []
         if 0 < self._limits.stall_s <= self._clock.waited_s:
-            found.append(self._stall(state, names_role=not is_all))
+            found += self._stall(state, names_role=not is_all)
         if is_all:
             found.append(
                 f"no worker has reported for {min(silent.values()):.0f} s: the broker does not "
@@ -150,17 +156,31 @@ class HealthWatch:
             found.append(self._poison.problem)
         return found
 
-    def _stall(self, state: HopsState, *, names_role: bool) -> str:
+    def _stall(self, state: HopsState, *, names_role: bool) -> list[str]:
         waited_s = self._clock.waited_s
         since = f"no step for {waited_s:.0f} s (the last was {state.step})"
         if not names_role:
-            return since
+            return [since]
         evidence = Evidence(now_ms=self._clock_ms(), waited_s=waited_s)
         role = self._first_stuck(state, evidence)
         if role:
-            return f"{since}: blocked at {role}: {told(state, evidence, self._limits, role)}"
+            return [f"{since}: blocked at {role}: {told(state, evidence, self._limits, role)}"]
+        if any(map(self._comes_forward, self._heard(state))):
+            return []
         everybody = "; ".join(told(state, evidence, self._limits, role) for role in ROLES)
-        return f"{since}: no role says that it is stuck: {everybody}"
+        return [f"{since}: no role says that it is stuck: {everybody}"]
+
+    def _heard(self, state: HopsState) -> list[WorkerHop]:
+        """Those that report."""
+        now = self._clock_ms()
+        return [w for w in state.workers if now - w.at_ms <= SILENT_S * 1000]
+
+    def _comes_forward(self, worker: WorkerHop) -> bool:
+        """Whether it starts and has time left, or has finished something since it did."""
+        if worker.state == "starting":
+            return self._starting.waited_s < self._limits.start_s
+        age_ms = self._clock_ms() - worker.moved_ms
+        return worker.moved_ms > worker.started_ms and age_ms < self._limits.stall_s * 1000
 
     def _first_stuck(self, state: HopsState, evidence: Evidence) -> str:
         """The first role whose workers finish nothing and do not just wait; "" if there is none."""

@@ -6,8 +6,8 @@ import importlib.metadata
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from schemas.events import TrainerStarted
@@ -49,6 +49,8 @@ class RecordingResult:
     num_bytes: int  # of values, read by this process
     seconds: float
     is_resumed: bool
+    # By fingerprint, hexadecimal: records kept as bytes, for their schema could not be asked for.
+    unasked: Mapping[str, int] = field(default_factory=dict)
 
 
 def record(
@@ -77,6 +79,7 @@ def record(
         last = now
         on_progress(now)
 
+    unasked: Mapping[str, int] = {}
     copies = Copies(Path(config.folder), options)
     manifest = _manifest(bus, config, options)
     with RecordingWriter(options.folder, manifest) as writer:
@@ -91,6 +94,7 @@ def record(
                 if not (options.is_followed and recorder.trainer_state == DONE):
                     raise
                 # The broker of a run that is over was stopped: there is nobody to ask.
+                unasked = recorder.unasked()
             copies.take(is_last=True)
         sealed = writer.seal(extra=_with_claim(writer))
     return RecordingResult(
@@ -100,6 +104,7 @@ def record(
         num_bytes=last.num_bytes,
         seconds=time.monotonic() - started_s,
         is_resumed=writer.is_resumed,
+        unasked=unasked,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from streams.errors import StreamsError
@@ -25,13 +24,20 @@ class BackgroundCall(Generic[T]):
         self._until_s = time.monotonic() + limit_s
         self._done = threading.Event()
         self.answer: T | None = None  # None as well where the broker did not answer
+        self.error: StreamsError | None = None  # how it refused, or that it was silent
         threading.Thread(target=self._run, name="background-call", daemon=True).start()
 
     def is_over(self) -> bool:
         """Whether nothing more is to be waited for."""
         return self._done.is_set() or time.monotonic() >= self._until_s
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it answered or failed within that time."""
+        return self._done.wait(timeout_s)
+
     def _run(self) -> None:
-        with suppress(StreamsError):
+        try:
             self.answer = self._ask()
+        except StreamsError as err:
+            self.error = err
         self._done.set()

@@ -20,6 +20,7 @@ from schemas.events import (
     WorkerReport,
 )
 from streams.bus import Bus
+from streams.catalogue import Catalogue
 from streams.codec import now_ms
 from streams.errors import BrokerError, DeadlineError
 from streams.run_folder import BROKER_FOLDER
@@ -30,6 +31,7 @@ from workers.live.screen import KillMark, LiveInput, LiveView, ProcessInfo
 from workers.live.words import passed_over_lines
 from workers.supervisor.limits_watch import LimitsWatch, ask_holdings
 from workers.supervisor.poison import PoisonWatch
+from workers.supervisor.schema_lookup import AwaitedError, SchemaLookup
 from workers.supervisor.stall_facts import ask_facts
 from workers.supervisor.stall_watch import StallWatch
 
@@ -83,7 +85,13 @@ class Watcher:
         self._limits = LimitsWatch(
             config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
         )
-        self._feed = Feed(bus, self, (*WATCHED, CONTROL), on_record=self._stall.take)
+        self._feed = Feed(
+            bus,
+            self,
+            (*WATCHED, CONTROL),
+            on_record=self._stall.take,
+            schemas=SchemaLookup(Catalogue(bus).get),
+        )
         self._processes: Sequence[ProcessInfo] = ()
         self._decode = decode
         self._live = LiveView(None if is_live else Console(force_terminal=False))
@@ -152,8 +160,9 @@ class Watcher:
         return self._views.run.state.policy_version
 
     def poll(self) -> None:
-        """Take what is new and see whether the run stands; waits at most `POLL_S`."""
-        self._feed.poll(POLL_S)
+        """Take what is new and see whether the run stands; waits at most `POLL_S`, or twice that
+        where a schema is asked for."""
+        self._take()
         self._stall.note(self._processes)
         self._stall.tick(is_running=self.phase in ("running", "saving"))
         for news in (self._stall.news, self._limits.tick()):
@@ -170,13 +179,19 @@ class Watcher:
         ends = self._feed.ends()
         until_s = time.monotonic() + CATCH_UP_S
         while behind := self._feed.behind(ends):
-            if self._feed.poll(POLL_S):
+            if self._take():
                 until_s = time.monotonic() + CATCH_UP_S
             elif time.monotonic() > until_s:
                 raise DeadlineError(
                     f"reading the run's topics: {behind} offsets are left, "
                     f"and the broker delivered nothing for {CATCH_UP_S:g} s"
                 )
+
+    def _take(self) -> int:
+        """How many records were taken; those behind one whose schema is awaited wait as well."""
+        with suppress(AwaitedError):
+            return self._feed.poll(POLL_S)
+        return 0
 
     def is_evaluated(self) -> bool:
         """Whether every held-out row was answered for the newest version."""

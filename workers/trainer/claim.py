@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from schemas.events import TrainerStarted
 from streams.bus import Bus, Producer, Reader
 from streams.codec import outgoing
-from streams.errors import DeadlineError
+from streams.errors import DeadlineError, FencedError
 from streams.record import Partition, Position
 from streams.topics import STEPS
 from workers.context import Context
 from workers.loop.foreign import ForeignRecords
 from workers.loop.runtime import OwnerAliveError
 from workers.trainer.ledger import Ledger
+from workers.trainer.replaced import unless_replaced
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
 READ_DEADLINE_S = 60.0  # without a single record more: a long ledger may take longer than that
@@ -54,7 +55,8 @@ def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStar
 
     Raises:
         OwnerAliveError: the newest epoch's owner still writes.
-        FencedError: somebody else made the same producer meanwhile.
+        FencedError: somebody else made the same producer meanwhile, whatever was met because of
+            it.
     """
     ledger = Ledger()
     foreign = ForeignRecords(context.worker, bus.schemas())
@@ -63,8 +65,9 @@ def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStar
         if not _is_known_dead(context, ledger):
             _watch(context, reader, ledger, foreign)
         producer = bus.producer(context.transactional_id)
-        read_to_end(bus, reader, ledger, foreign)
-        event = make_claim(ledger)
+        with unless_replaced(lambda: _refuse_behind(bus, reader, ledger, foreign)):
+            read_to_end(bus, reader, ledger, foreign)
+            event = make_claim(ledger)
         (position,) = producer.commit([outgoing(STEPS, event)])
         ledger.apply(event, position)
     return Claimed(ledger=ledger, producer=producer, claim=event, position=position)
@@ -115,6 +118,21 @@ def _fold(reader: Reader, ledger: Ledger, foreign: ForeignRecords, timeout_s: fl
         is_valid = ledger.apply(record.event, record.position)
         wrote = wrote or is_valid
     return wrote
+
+
+def _refuse_behind(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:
+    """Between producer and claim nothing can be committed that would show it: the log tells.
+
+    Raises:
+        FencedError: somebody claimed the run since it was read last.
+    """
+    epoch = ledger.epoch
+    read_to_end(bus, reader, ledger, foreign)
+    if ledger.claim is not None and ledger.epoch > epoch:
+        raise FencedError(
+            f"the trainer of epoch {ledger.epoch} (instance {ledger.claim.instance}) claimed the "
+            "run before this one did"
+        )
 
 
 def _watch(context: Context, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:

@@ -79,6 +79,7 @@ class Intake:
         self._buried: dict[Position, Position | None] = {}
         self._bus = bus
         self._ends: Mapping[Partition, int] = {}  # of scored-trajectories, when they were asked for
+        self._has_asked = False  # in this poll
         self._reader = bus.reader({p: at for p, at in offsets.items() if p not in self._later})
         self._size = PollSize(min(POLL_BYTES, self._limit_bytes))
         self.letters: list[DeadLetter] = []
@@ -93,6 +94,7 @@ class Intake:
         self._open()
         raws = self._reader.poll(self._size.num_records, timeout_s)
         self._size.saw(raws)
+        self._has_asked = False
         for raw in raws:
             if raw.position.topic == SCORED.name:
                 self._sample(raw, now_s)
@@ -213,9 +215,15 @@ class Intake:
             self._buried[origin] = letter
 
     def _is_there(self, origin: Position) -> bool:
-        """Whether there is such a record: a stranger's letter may name any."""
+        """Whether there is such a record: a stranger's letter may name any.
+
+        What the letters of a poll are about was written before them, so one question will do.
+        """
         partition = Partition(origin.topic, origin.partition)
-        if origin.offset >= self._ends.get(partition, 0):
+        if partition not in self._old_ends:
+            return False
+        if origin.offset >= self._ends.get(partition, 0) and not self._has_asked:
+            self._has_asked = True
             self._ends = self._bus.ends(SCORED.name)
         return 0 <= origin.offset < self._ends.get(partition, 0)
 

@@ -10,14 +10,12 @@ from typing import Any
 from schemas.events import PartitionPosition, PullRequested, TrainerStarted
 from streams.bus import Bus
 from streams.crash_points import CrashPoint, reach
-from streams.errors import BrokerError, FencedError, OutcomeUnknownError
 from streams.record import Partition
 from streams.topics import POLICY_PULLS
 from workers.context import Context
 from workers.log import get as get_log
 from workers.loop.foreign import ForeignRecords
 from workers.loop.reporter import Reporter
-from workers.loop.stall import StuckError
 from workers.trainer.admission import Admission, Plan
 from workers.trainer.claim import claim
 from workers.trainer.expired import drop_expired
@@ -28,14 +26,13 @@ from workers.trainer.ledger_writer import LedgerWriter
 from workers.trainer.payloads import Payload, Payloads
 from workers.trainer.recovery import Recovery
 from workers.trainer.redo import Coroutine, Redone, drift_error
+from workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
 from workers.trainer.training import Trained, Training, UntrainableSample
 from workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
 DROP_EVERY_S = 0.25
 _REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
-# To ask once more would not help: a commit failed, or what is reported with it is refused again.
-_FINAL = (BrokerError, FencedError, OutcomeUnknownError, StuckError)
 
 
 class TrainerWorker:
@@ -68,10 +65,23 @@ class TrainerWorker:
             self._reporter,
             claimed.position.offset,
         )
-        server.open(claimed.claim.epoch)
         self._step = self._ledger.last_step
         self._version = self._ledger.policy_version
         self._target = claimed.claim.step_target
+        self._state = "redo"
+        self._draining = False
+        self._next_drop = 0.0
+        self._num_micro_batches = 0  # as it was counted last
+        self._coroutine: Coroutine[None] = self._live()
+        self._waits_for: Future[Any] | None = None
+        self._done = False
+        with unless_replaced(self._prove):
+            self._set_up(claimed.claim.epoch)
+
+    def _set_up(self, epoch: int) -> None:
+        """All that is asked of the log, and opened, behind the claim."""
+        context, bus, training = self._context, self._bus, self._training
+        self._server.open(epoch)
         if self._config.on_expired == "drop":
             drop_expired(bus, self._ledger, self._writer, self._log)
         self._recovery = Recovery(context, bus, self._ledger, training, self._compute, self._log)
@@ -94,13 +104,6 @@ class TrainerWorker:
         self._foreign = ForeignRecords(context.worker, bus.schemas())
         pulls = Partition(POLICY_PULLS.name, 0)
         self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
-        self._state = "redo"
-        self._draining = False
-        self._next_drop = 0.0
-        self._num_micro_batches = 0  # as it was counted last
-        self._coroutine: Coroutine[None] = self._live()
-        self._waits_for: Future[Any] | None = None
-        self._done = False
 
     def turn(self) -> None:
         """Read new records, commit drops, serve pulls, advance the step, and report.
@@ -108,20 +111,8 @@ class TrainerWorker:
         Raises:
             FencedError: a successor took over, whatever was met because of it.
         """
-        try:
+        with unless_replaced(self._prove, FINAL_IN_LOOP):
             self._turn()
-        except _FINAL:
-            raise
-        except Exception as err:
-            # Who slept may find files removed, records expired, deadlines over. If somebody took
-            # over meanwhile, that is the reason.
-            try:
-                self._prove()
-            except FencedError as fenced:
-                raise fenced from err
-            except Exception as other:  # noqa: BLE001  (the first error says what happened)
-                err.add_note(f"whether it was replaced could not be asked: {other}")
-            raise
 
     def _turn(self) -> None:
         reach(CrashPoint.POLL_BEFORE)

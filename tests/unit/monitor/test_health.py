@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.events import Event
+from streams.stalls import START_S
 from tests import factories
 from workers.config.operation import DeadLettersSection, DeadlinesSection
 from workers.config.run import PromptsSection, RunConfig, TrainerSection
@@ -30,6 +31,8 @@ class Scene:
             "logprob-0": ("waiting", "for trajectories"),
             "trainer-0": ("waiting", "for samples"),
         }
+        self.counters: dict[str, dict[str, float]] = {}
+        self.instances: dict[str, str] = {}
         self.watch = HealthWatch(
             CONFIG, clock_ms=lambda: factories.NOW_MS + round(self.now_s * 1000),
             monotonic_s=lambda: self.now_s,
@@ -50,7 +53,8 @@ class Scene:
                         role=worker.partition("-")[0],
                         state=state,
                         detail=detail,
-                        counters={},
+                        counters=dict(self.counters.get(worker, {})),
+                        instance=self.instances.get(worker, "a"),
                         at_ms=0,  # a clock that is wrong by half a century
                     )
                 )
@@ -121,6 +125,57 @@ def test_a_checkpoint_has_its_own_time(scene: Scene) -> None:
     scene.pass_s(round(STALL_S) + 10)
     (problem,) = scene.problems
     assert "blocked at trainer: trainer-0 says 'saving a checkpoint of step 1'" in problem
+
+
+def test_a_role_that_was_restarted_has_the_time_that_up_gives_it(scene: Scene) -> None:
+    """It starts, then reads what it has to read again; only who does neither is stuck."""
+    scene.saying["rollout-0"] = ("waiting", "for prompts")
+    scene.saying["trainer-0"] = ("starting", "")
+    scene.instances["trainer-0"] = "b"
+    scene.pass_s(200)
+    assert () == scene.problems
+    assert scene.watch.look().waited_s > STALL_S
+    scene.saying["trainer-0"] = ("waiting", "for 4 complete groups; 0 are begun")
+    for num_records in range(200):
+        scene.counters["trainer-0"] = {"fetched_records": float(num_records)}
+        scene.pass_s(0)
+    assert () == scene.problems
+    scene.pass_s(round(STALL_S))
+    (problem,) = scene.problems
+    assert "no role says that it is stuck" in problem
+
+
+def test_a_start_that_takes_too_long_is_a_stall(scene: Scene) -> None:
+    """As under `up`: after `START_S`."""
+    scene.saying["logprob-0"] = ("starting", "")
+    scene.instances["logprob-0"] = "b"
+    scene.saying["rollout-0"] = ("waiting", "for prompts")
+    scene.pass_s(round(START_S) - 5)
+    assert () == scene.problems
+    scene.pass_s(10)
+    (problem,) = scene.problems
+    assert "blocked at logprob: logprob-0 says 'starting'" in problem
+
+
+def test_who_starts_again_and_again_has_that_time_once(scene: Scene) -> None:
+    """Between two steps; each of its processes says that it starts."""
+    scene.saying["rollout-0"] = ("starting", "")
+    for number in range(10):
+        scene.instances["rollout-0"] = f"{number}"
+        scene.pass_s(58)
+        assert () == scene.problems
+    scene.pass_s(round(START_S) - 580)
+    assert "no role says that it is stuck" in scene.problems[0]
+
+
+def test_whose_work_comes_forward_does_not_excuse_who_is_stuck(scene: Scene) -> None:
+    """The role that says that it works, and does not."""
+    scene.saying["logprob-0"] = ("working", "on 8 trajectories")
+    for number in range(round(STALL_S) + 5):
+        scene.counters["rollout-0"] = {"samples": float(number)}
+        scene.pass_s(0)
+    (problem,) = scene.problems
+    assert "blocked at logprob" in problem
 
 
 def test_a_silent_worker_is_named(scene: Scene) -> None:

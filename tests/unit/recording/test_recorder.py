@@ -169,7 +169,6 @@ def test_a_schema_that_cannot_be_asked_for_costs_no_record(
     beat = outgoing(STEPS, factories.heartbeat())
     with world.bus.producer("newer") as producer:
         producer.commit([beat, newer(beat), beat, beat])
-    publish(world.bus)
 
     class Away:
         def get(self, _print: bytes) -> str | None:
@@ -184,6 +183,7 @@ def test_a_schema_that_cannot_be_asked_for_costs_no_record(
             with pytest.raises(DeadlineError):
                 recorder.up_to_now()
         recorder.commit()  # as who is interrupted does
+    publish(world.bus)
     world.record()
     assert world.on_the_log() == world.recorded()
 

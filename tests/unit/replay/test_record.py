@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from schemas.events import Event
+from schemas.binary import MARKER
+from schemas.events import Event, TrainerHeartbeat, TrainerStarted
 from streams.codec import outgoing
 from streams.errors import BrokerError
 from streams.memory.bus import MemoryBus
 from streams.memory.consumer import MemoryReader
+from streams.record import Outgoing, Partition
 from streams.recording import Recording
 from streams.recording.recorder import DONE
 from streams.recording.selection import Selection
-from streams.topics import TOPICS
+from streams.topics import STEPS, TOPICS
 from tests import factories
 from tests.logs import made_log
+from tests.newer_release import newer, publish
 from tests.unit.recording.recordings import TOPIC_OF
 from workers.config.run import RunConfig, RunSection
 from workers.replay import record as module
@@ -45,11 +49,15 @@ class World:
         (self.run / f"weights/v{version}.safetensors").write_bytes(b"w" * version)
 
     def record(
-        self, stopped: Callable[[], bool] = lambda: False, *, follow: bool = True
+        self,
+        stopped: Callable[[], bool] = lambda: False,
+        *,
+        follow: bool = True,
+        selection: Selection | None = None,
     ) -> RecordingResult:
         options = RecordingOptions(
             folder=self.folder,
-            selection=Selection(),
+            selection=selection or Selection(),
             words={},
             is_followed=follow,
             with_weights=True,
@@ -130,6 +138,83 @@ def test_a_recorder_whose_broker_goes_away_keeps_what_it_read(
     assert ["v1.safetensors", "v2.safetensors"] == world.copied()
     again = world.record(follow=False)
     assert (True, 2, 0) == (again.is_resumed, again.num_records, again.num_new)
+
+
+def test_a_strangers_record_beside_the_claims_ends_no_recording(world: World) -> None:
+    """It is looked for in the same topic, and is no claim."""
+    claim = factories.trainer_started()
+    with world.bus.producer("stranger") as producer:
+        noise = Outgoing(topic=STEPS.name, key=b"r", value=[b"noise"], partition=0)
+        producer.commit([noise, outgoing(STEPS, claim), noise])
+    made = world.record(follow=False)
+    assert claim.config == made.manifest.config
+    with Recording(world.folder) as recording:
+        assert [claim] == [record.event for record in recording.events(TrainerStarted)]
+
+
+class Away:
+    """The catalogue of a run whose broker was stopped."""
+
+    def get(self, _print: bytes) -> str | None:
+        raise BrokerError("looking a schema up in schemas[0]: nobody to ask")
+
+
+def unread(world: World) -> list[Outgoing]:
+    """A record under a schema that nobody has, between two that anybody reads."""
+    beat = outgoing(STEPS, factories.heartbeat(state=DONE))
+    odd = replace(beat, value=[MARKER + b"12345678" + b"body"])
+    with world.bus.producer("newer") as producer:
+        producer.commit([beat, odd, odd, beat])
+    return [beat, odd, odd, beat]
+
+
+@pytest.mark.parametrize("groups", [None, frozenset({"7"})])
+def test_a_record_whose_schema_nobody_can_be_asked_for_is_kept_as_bytes(
+    world: World, monkeypatch: pytest.MonkeyPatch, groups: frozenset[str] | None
+) -> None:
+    """And told; also where nobody knows whether it is one of those that were meant."""
+    world.say(factories.trainer_started())
+    values = [b"".join(record.value) for record in unread(world)]
+    monkeypatch.setattr(world.bus, "schemas", Away)
+    made = world.record(selection=Selection(groups=groups))
+    assert {b"12345678".hex(): 2} == made.unasked
+    assert made.manifest.is_sealed
+    with Recording(world.folder) as recording:
+        (claim, *found) = [bytes(raw.value) for raw in recording.partition(Partition("steps", 0))]
+    assert (values if groups is None else values[1:3]) == found
+    assert claim
+
+
+def test_a_schema_that_was_recorded_is_not_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies in the topic `schemas`, wherever between the other records that comes."""
+    world.say(factories.trainer_started(), factories.heartbeat(state=DONE))
+    with world.bus.producer("newer") as producer:
+        producer.commit([newer(outgoing(STEPS, factories.heartbeat(state=DONE)))])
+    publish(world.bus)
+    monkeypatch.setattr(world.bus, "schemas", Away)
+    made = world.record()
+    assert not made.unasked
+    with Recording(world.folder) as recording:
+        assert 2 == len(list(recording.events(TrainerHeartbeat)))
+
+
+def test_the_broker_of_a_run_that_goes_on_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is kept as bytes: the same command asks once more."""
+    world.say(factories.trainer_started(epoch=9), factories.heartbeat(epoch=9))
+    with world.bus.producer("newer") as producer:
+        producer.commit([newer(outgoing(STEPS, factories.heartbeat(epoch=9)))])
+    with monkeypatch.context() as patched:
+        patched.setattr(world.bus, "schemas", Away)
+        with pytest.raises(BrokerError, match="nobody to ask"):
+            world.record()
+    publish(world.bus)
+    assert not world.record(follow=False).unasked
+    with Recording(world.folder) as recording:
+        assert 2 == len(list(recording.events(TrainerHeartbeat)))
 
 
 def test_a_sealed_recording_is_on_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,19 @@ from functools import partial
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 
-from schemas import DecodeError, Tensor, Trajectory, decode, encode
+from schemas import DecodeError, StepCompleted, Tensor, Trajectory, decode, encode
 from schemas.binary import HEADER_BYTES, _decode_any
 from schemas.encoder import Runs
 from schemas.outlines import Outlines
 from schemas.runs import OtherOutlineError, Run
 from schemas.straight import compile_straight, outline_of
-from tests.factories import one_of_each, policy_segment, trajectory
+from tests.factories import (
+    one_of_each,
+    policy_segment,
+    sample_ref,
+    step_completed,
+    trajectory,
+)
 from tests.unit.schemas.strategies import events
 
 EXAMPLES = one_of_each()
@@ -150,6 +156,15 @@ def test_tables_stay_bounded():
     runs = Runs((dict.fromkeys(range(20000), b"x"),))
     assert 20_000 == sum(len(runs[(number,)]) for number in range(20_000))
     assert len(runs) <= 8192
+
+
+def test_an_array_of_many_items_gets_no_line():
+    """Its line would take a tenth of a second to compile, and another count another line."""
+    outlines = Outlines(StepCompleted, lambda outline: outline)
+    few, many = (step_completed(samples=(sample_ref(),) * count) for count in (8, 128))
+    for event in (many, few) * ENOUGH:
+        outlines.learn(event)
+    assert (tuple(outline_of(StepCompleted, few)),) == outlines.lines
 
 
 def test_tables_do_not_keep_records_alive():

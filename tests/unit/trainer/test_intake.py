@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
+from schemas.events import DeadLetter, Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
 from streams.codec import outgoing
 from streams.record import Outgoing, Partition
 from streams.topics import DEAD_LETTERS, PROMPTS, SCORED
@@ -250,3 +250,31 @@ def test_a_group_number_that_no_log_can_hold_stops_nobody(group: str) -> None:
     assert [(SCORED.name, "validation")] == [(x.origin_topic, x.reason) for x in letters]
     assert len(letters[0].group_id) <= 64  # the key of its record: brokers refuse long ones
     assert [] == site.dead()
+
+
+def test_letters_about_records_that_are_not_there_cost_one_question_a_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Anybody may write letters, and as many as they like; one of ours is known among them."""
+    site = Site()
+    asked: list[str] = []
+    ends = site.bus.ends
+    monkeypatch.setattr(site.bus, "ends", lambda topic: asked.append(topic) or ends(topic))
+
+    def letter(partition: int, offset: int) -> DeadLetter:
+        at = {"origin_partition": partition, "origin_offset": offset}
+        return factories.dead_letter(group_id="", origin_topic=SCORED.name, **at)
+
+    beyond = [letter(0, 10**6 + n) for n in range(200)]
+    site.sends(*beyond[:100], scored(0), letter(0, 0), *beyond[100:])
+    num_polls = 0
+    while site.intake.positions()[Partition(DEAD_LETTERS.name, 0)] < 201:
+        site.intake.poll(0.0)
+        num_polls += 1
+    assert len(asked) <= num_polls < 12
+    at = {(p.topic, p.partition): p.offset for p in site.recorded()}
+    assert 100 == at[DEAD_LETTERS.name, 0]  # of the one whose record a successor meets again
+    asked.clear()
+    site.sends(*(letter(77, n) for n in range(100)))
+    site.take()
+    assert [] == asked  # there is no such partition, and never will be

@@ -1,0 +1,132 @@
+"""A trainer that slept before its loop, while a successor claimed the run, ends as fenced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from streams.errors import BrokerError, FencedError, OffsetGoneError
+from streams.memory.bus import MemoryBus
+from streams.memory.log import MemoryLog
+from streams.record import Partition
+from streams.topics import POLICY_VERSIONS, SCORED, STEPS
+from tests.heavy.trainer.trainer_stand import (
+    make_config,
+    make_log,
+    make_trainer,
+    read,
+    scored,
+    send,
+    turn_until,
+)
+from workers.config.run import RunConfig
+from workers.loop.runtime import Exit, exit_status
+
+
+class Asleep(MemoryBus):
+    """Its process stands still in a question about a topic, until `meanwhile` is over.
+
+    Args:
+        question: `beginnings` or `ends`.
+    """
+
+    def __init__(
+        self, log: MemoryLog, question: str, topic: str, meanwhile: Callable[[], None]
+    ) -> None:
+        super().__init__(log, "demo")
+        self._question, self._topic = question, topic
+        self._meanwhile: Callable[[], None] | None = meanwhile
+
+    def _sleep(self, question: str, topic: str) -> None:
+        if (question, topic) == (self._question, self._topic) and self._meanwhile is not None:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            meanwhile()
+
+    def beginnings(self, topic: str) -> Mapping[Partition, int]:
+        self._sleep("beginnings", topic)
+        return super().beginnings(topic)
+
+    def ends(self, topic: str) -> Mapping[Partition, int]:
+        self._sleep("ends", topic)
+        return super().ends(topic)
+
+
+def finish(log: MemoryLog, config: RunConfig) -> None:
+    """A successor takes over and makes all the steps that are left."""
+    successor = make_trainer(log, config, "two", takeover=True)
+    turn_until(successor, lambda: successor.done)
+    successor.close()
+
+
+def ledger(log: MemoryLog) -> object:
+    return read(log, STEPS.name), read(log, POLICY_VERSIONS.name)
+
+
+def fenced(log: MemoryLog, config: RunConfig, bus: Asleep) -> FencedError:
+    with pytest.raises(FencedError) as told:
+        make_trainer(log, config, "one", takeover=True, bus=bus)
+    assert Exit.FENCED == exit_status(told.value)
+    return told.value
+
+
+@pytest.mark.parametrize(
+    "met",
+    [
+        OffsetGoneError("scored-trajectories[0]@0 is gone"),
+        TimeoutError("no answer"),
+        BrokerError("looking up demo.scored-trajectories: _TIMED_OUT"),
+        OSError(28, "No space left on device"),
+    ],
+    ids=lambda met: type(met).__name__,
+)
+def test_whatever_it_meets_behind_its_claim_it_was_fenced(tmp_path: Path, met: Exception) -> None:
+    """Records have expired, a question's time is over; without a successor, that is the reason."""
+    log, config = make_log(), make_config(tmp_path, trainer__steps=1)
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+
+    def alone() -> None:
+        raise met
+
+    with pytest.raises(type(met)) as told:
+        make_trainer(log, config, takeover=True, bus=Asleep(log, "ends", SCORED.name, alone))
+    assert told.value is met
+    assert not getattr(met, "__notes__", [])
+    before: list[object] = []
+
+    def succeeded() -> None:
+        finish(log, config)
+        before.append(ledger(log))
+        raise met
+
+    error = fenced(log, config, Asleep(log, "ends", SCORED.name, succeeded))
+    assert error.__cause__ is met
+    assert before == [ledger(log)]
+
+
+def test_records_that_its_successor_trained_on_and_retention_removed(tmp_path: Path) -> None:
+    """By its own ledger they were still to be trained: it refused to go on, with status 78."""
+    log, config = make_log(), make_config(tmp_path, trainer__steps=1)
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    finish(log, config)
+    send(log, *(scored(group, sample, 1) for group in (1, 2) for sample in range(2)))
+    longer = make_config(tmp_path, trainer__steps=3)
+
+    def expire() -> None:
+        finish(log, longer)
+        name = Partition(f"demo.{SCORED.name}", 0)
+        log.trim(name, log.range(name)[1])
+
+    error = fenced(log, longer, Asleep(log, "beginnings", SCORED.name, expire))
+    assert "samples may be lost" in str(error.__cause__)
+
+
+def test_a_log_that_its_successor_began(tmp_path: Path) -> None:
+    """Behind its fence and before its claim: no ledger, and versions that only follow one."""
+    log, config = make_log(), make_config(tmp_path, trainer__steps=1)
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    bus = Asleep(log, "ends", POLICY_VERSIONS.name, lambda: finish(log, config))
+    error = fenced(log, config, bus)
+    assert "epoch 1 (instance two" in str(error)
+    assert "holds no claim" in str(error.__cause__)
