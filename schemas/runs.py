@@ -156,8 +156,8 @@ class Run(_Table):
         return j - i, *values
 
 
-class Heads(_Table):
-    """What stands before the data of tensors: its length, dtype, shape and codec."""
+class TensorHeaders(_Table):
+    """What stands before the data of a tensor: its length, dtype, shape and codec."""
 
     def read(self, sizes: Sizes, b: bytes, i: int) -> Found:
         """What stands at `i`, which neither of `sizes` found."""

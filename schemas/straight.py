@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from schemas.leaves import SCOPE, Leaf, leaf_lines
-from schemas.runs import STEADY, Found, Heads, OtherOutlineError, Run, Sizes
+from schemas.runs import STEADY, Found, OtherOutlineError, Run, Sizes, TensorHeaders
 from schemas.shapes import fields_of, shape_of
 from schemas.source import Source
 from schemas.tensor import Tensor
@@ -80,7 +80,7 @@ class _Steady:
     shape: str
 
 
-_HEADS = Heads()  # of the tensors of all events
+_TENSOR_HEADERS = TensorHeaders()  # of the tensors of all events
 
 
 class _Line:
@@ -157,7 +157,7 @@ class _Line:
         self._flush()
         sizes = Sizes()
         values = f"j, {local}.dtype, {local}.shape, {local}.codec"
-        self._look(values, _HEADS.get, sizes, partial(_HEADS.read, sizes))
+        self._look(values, _TENSOR_HEADERS.get, sizes, partial(_TENSOR_HEADERS.read, sizes))
         self.source.add(1, "j += i", f"{local}.data = view[i:j]", "i = j")
 
     def _look(

@@ -19,8 +19,8 @@ USED_UP = 0.5  # share of its retention after which a record that is needed is t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What a partition holds."""
+class LogRange:
+    """The records that a partition holds: offsets `begin` to `end`, without `end`."""
 
     begin: int
     end: int
@@ -119,7 +119,7 @@ class NeedsView:
 
 def retention_problems(
     needs: Mapping[Partition, Need],
-    kept: Mapping[Partition, Kept],
+    kept: Mapping[Partition, LogRange],
     retention: Mapping[str, Retention],
     now_ms: int,
 ) -> Iterable[Problem]:

@@ -47,7 +47,7 @@ def open_log(where: Path | str) -> Iterator[RunLog]:
 
 
 def lineage(log: RunLog, sample: SampleId | str) -> Lineage:
-    """The whole story of one sample, `12/3` for example: from its prompt to the version it helped
+    """The whole lineage of one sample, `12/3` for example: from its prompt to the version it helped
     make.
 
     Raises:

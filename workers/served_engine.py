@@ -19,7 +19,7 @@ from workers.engines.served.delivery import Delivery, FolderDelivery
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import Kind
 from workers.engines.served.installed import installed_server
-from workers.engines.served.piece_delivery import PieceDelivery
+from workers.engines.served.plugin_delivery import PluginDelivery
 from workers.engines.served.process import ServerProcess
 from workers.engines.served.router import Router
 from workers.engines.served.server import Server
@@ -27,11 +27,11 @@ from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
 from workers.hub import model_folder
 from workers.log import get
-from workers.weights import piece
-from workers.weights.desk import Desk
+from workers.weights import server_plugin
+from workers.weights.report_listener import ReportListener
 
 LOGS = "logs"
-SERVERS = "servers"  # folder of the transfer piece, and of versions for servers without it
+SERVERS = "servers"  # folder of the transfer plugin, and of versions for servers without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +58,16 @@ def make_served_engine(context: Context) -> ServedEngine:
         raise ConfigError(f"model.path: {err}") from err
     settings = settings_of(config)
     folder = context.folder / SERVERS / context.worker
-    desk = desk_of(config)
+    listener = report_listener_of(config)
     servers: list[tuple[Server, ServerProcess | None]] = []
     router = router_of(config, context.ordinal)
     for number, url in enumerate(urls_of(config, context.ordinal)):
-        delivery = delivery_of(model, folder, number, desk)
+        delivery = delivery_of(model, folder, number, listener)
         servers.append((Server(url, settings, shape, delivery, router), None))
     if not servers:
         port = port_of(config, context.ordinal)
         url = f"http://{config.engine.host}:{port}"
-        server = Server(url, settings, shape, delivery_of(model, folder, 0, desk))
+        server = Server(url, settings, shape, delivery_of(model, folder, 0, listener))
         servers.append((server, _process(context, settings.kind, port, folder)))
     log = get(context.role, context.worker, context.instance)
     return ServedEngine(
@@ -76,19 +76,19 @@ def make_served_engine(context: Context) -> ServedEngine:
         max_tokens,
         servers,
         note=lambda what: log.info("engine", what=what),
-        on_close=desk.close,
+        on_close=listener.close,
         router=router,
     )
 
 
-def desk_of(config: RunConfig) -> Desk:
+def report_listener_of(config: RunConfig) -> ReportListener:
     """Where the servers of one worker report.
 
     Raises:
         ConfigError: no such address here.
     """
     check_address("engine.report_host", config.engine.report_host)
-    return Desk(config.engine.report_host)
+    return ReportListener(config.engine.report_host)
 
 
 def settings_of(config: RunConfig) -> ServedSettings:
@@ -131,12 +131,12 @@ def router_of(config: RunConfig, ordinal: int) -> Router | None:
 
 
 def command_of(
-    config: RunConfig, kind: Kind, where: Where, port: int, piece: Mapping[str, str]
+    config: RunConfig, kind: Kind, where: Where, port: int, plugin: Mapping[str, str]
 ) -> StartCommand:
     """How a server for `config` is started.
 
     Args:
-        piece: environment that brings our transfer piece in; empty where it is installed.
+        plugin: environment that brings our transfer plugin in; empty where it is installed.
 
     Raises:
         ConfigError: an argument of the user's contradicts one of ours.
@@ -154,7 +154,7 @@ def command_of(
         and read_shape(model_folder(config.model.path)).num_experts > 0,
         load=engine.load,
         log_level=engine.log_level,
-        piece=piece,
+        plugin=plugin,
         args=engine.args,
         environment={name: _text(value) for name, value in engine.env.items()},
     )
@@ -218,16 +218,16 @@ def port_of(config: RunConfig, ordinal: int) -> int:
     return port if config.engine.port else free_port(config.engine.host)
 
 
-def delivery_of(model: Path, folder: Path, number: int, desk: Desk) -> Delivery:
+def delivery_of(model: Path, folder: Path, number: int, listener: ReportListener) -> Delivery:
     """How versions reach server `number` of a worker; `folder` is where they may be written."""
     other = FolderDelivery(model, folder / f"versions-{number}")
-    return PieceDelivery(desk, other, str(number))
+    return PluginDelivery(listener, other, str(number))
 
 
 def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerProcess:
     config = context.config
     where = where_installed(config, kind)
-    command = command_of(config, kind, where, port, piece.environment(folder / "piece"))
+    command = command_of(config, kind, where, port, server_plugin.environment(folder / "plugin"))
     secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
     command = replace(command, environment=secrets)
     return ServerProcess(command, server_log(context.folder, kind, context.ordinal))

@@ -11,8 +11,8 @@ from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
 from streams.kafka.admin_ask import NO_OPTIONS, asked
-from streams.kafka.open_transactions import standing
-from streams.redo_needs import Kept
+from streams.kafka.open_transactions import idle_transactions
+from streams.redo_needs import LogRange
 from streams.topic_plan import FLUSH
 from streams.topics import TOPICS
 
@@ -48,7 +48,7 @@ class TopicFacts:
 
     partitions: int
     settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that it has
-    kept: Mapping[int, Kept] = field(default_factory=dict)  # by partition
+    kept: Mapping[int, LogRange] = field(default_factory=dict)  # by partition
     copies: Mapping[int, Copies] = field(default_factory=dict)  # by partition
 
 
@@ -167,7 +167,7 @@ def _copies(partition: Mapping[str, Any]) -> Copies:
 
 def _kept(
     admin: KafkaAdminClient, partitions: Sequence[TopicPartition]
-) -> Mapping[TopicPartition, Kept]:
+) -> Mapping[TopicPartition, LogRange]:
     first = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
     last = admin.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
     sizes: dict[TopicPartition, int] = {}
@@ -178,7 +178,7 @@ def _kept(
                     key = TopicPartition(topic["name"], part["partition_index"])
                     sizes[key] = max(sizes.get(key, 0), part["partition_size"])
     return {
-        p: Kept(begin=first[p].offset, end=last[p].offset, num_bytes=sizes.get(p, 0))
+        p: LogRange(begin=first[p].offset, end=last[p].offset, num_bytes=sizes.get(p, 0))
         for p in partitions
     }
 
@@ -207,7 +207,7 @@ def _transactions(admin: KafkaAdminClient, run: str) -> tuple[OpenTransaction, .
     held = [p for p in every if stable[p].offset < ends[p].offset]
     if not held:
         return ()
-    found = standing(admin, held, watch_s=_WATCH_S)
+    found = idle_transactions(admin, held, watch_s=_WATCH_S)
     now_ms = time.time() * 1000
     listed = admin.list_transactions()
     ids = {t.producer_id: t.transactional_id for some in listed.values() for t in some}

@@ -16,7 +16,7 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
 
-class Standing(NamedTuple):
+class IdleTransaction(NamedTuple):
     """An open transaction in a partition, as it was left by its producer's last write there."""
 
     partition: TopicPartition
@@ -30,13 +30,13 @@ class Standing(NamedTuple):
         return (now_ms - self.written_at_ms) / 1000
 
 
-def standing(
+def idle_transactions(
     admin: KafkaAdminClient,
     partitions: Sequence[TopicPartition],
     *,
     older_than_s: float | None = None,
     watch_s: float,
-) -> Sequence[Standing]:
+) -> Sequence[IdleTransaction]:
     """What is open, and was so `watch_s` ago; in order of partitions.
 
     Args:
@@ -55,10 +55,10 @@ def standing(
     return sorted(before.intersection(again))
 
 
-def _look(admin: KafkaAdminClient, partitions: Sequence[TopicPartition]) -> list[Standing]:
+def _look(admin: KafkaAdminClient, partitions: Sequence[TopicPartition]) -> list[IdleTransaction]:
     states: dict[TopicPartition, Any] = admin.describe_producers(list(partitions))
     return [
-        Standing(
+        IdleTransaction(
             partition,
             producer.producer_id,
             producer.producer_epoch,

@@ -16,7 +16,7 @@ from kafka.admin import KafkaAdminClient
 
 from streams.audit.report import Breach, BreachKind
 from streams.kafka.admin_ask import NO_OPTIONS, asked
-from streams.kafka.open_transactions import Standing, standing
+from streams.kafka.open_transactions import IdleTransaction, idle_transactions
 from streams.topics import TOPICS
 
 TIMEOUT_S = 30.0  # of our own transactions
@@ -42,18 +42,18 @@ def hanging(
         BrokerError: the broker cannot be reached, or refused.
     """
 
-    def ask(admin: KafkaAdminClient) -> Sequence[Standing]:
+    def ask(admin: KafkaAdminClient) -> Sequence[IdleTransaction]:
         partitions = [
             TopicPartition(topic["name"], partition["partition_index"])
             for topic in admin.describe_topics([f"{run}.{topic.name}" for topic in TOPICS])
             for partition in topic["partitions"]
         ]
-        return standing(admin, partitions, older_than_s=older_than_s, watch_s=watch_s)
+        return idle_transactions(admin, partitions, older_than_s=older_than_s, watch_s=watch_s)
 
     return [_breach(one) for one in asked(bootstrap, options, ask)]
 
 
-def _breach(one: Standing) -> Breach:
+def _breach(one: IdleTransaction) -> Breach:
     partition = one.partition
     since = datetime.fromtimestamp(one.written_at_ms / 1000, UTC)
     age_s = one.age_s(time.time() * 1000)

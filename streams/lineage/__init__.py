@@ -1,1 +1,1 @@
-"""The story of one sample, from its prompt to the version that it helped make."""
+"""The lineage of one sample, from its prompt to the version that it helped make."""

@@ -1,4 +1,4 @@
-"""The whole story of one sample: prompt, attempts, scores, the step it was in, who used the result.
+"""The lineage of one sample: prompt, attempts, scores, the step it was in, who used the result.
 
 A fold over all topics of a run: `apply` takes records in any order between topics, `lineage` is
 what is known of a sample by then. Only the samples that were asked for are kept, so the memory does

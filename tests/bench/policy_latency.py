@@ -2,7 +2,7 @@
 
     python -m tests.bench.policy_latency --json tests/bench/results/policy-latency-DATE.json
 
-The embedded broker, the trainer's own pen (`Office.published`, one transaction a version), and four
+The embedded broker, the trainer's `LedgerWriter.published` (one transaction a version), and four
 processes that each run the real loop of a rollout worker with nothing else to do. An engine that
 only listens notes when it is first offered a version: the moment at which the worker would pull.
 Time runs from before the event is made until the slowest of the four knows, all on one machine's
@@ -40,7 +40,7 @@ from workers.loop.reporter import Reporter
 from workers.rollout.sampling import Sampler
 from workers.rollout.worker import make_worker
 from workers.tokenizer import Tokenizer
-from workers.trainer.office import Office
+from workers.trainer.ledger_writer import LedgerWriter
 from workers.weights.channel import Manifest
 from workers.weights.file import FileWeightChannel, FileWeightServer
 
@@ -118,7 +118,7 @@ def measure(bootstrap: str, folder: str, num_versions: int) -> dict[str, Any]:
         bus = stack.enter_context(KafkaBus(bootstrap, RUN))
         context = _context(config, bus, "trainer", 0)
         producer = bus.producer(context.transactional_id)
-        office = Office(context, producer, 1, Reporter(context))
+        writer = LedgerWriter(context, producer, 1, Reporter(context))
         server = FileWeightServer(Path(folder) / "weights", keep=1)
         manifest = server.publish(0, fake_weights(0))
         pipes = stack.enter_context(workers(bootstrap, folder))
@@ -131,12 +131,12 @@ def measure(bootstrap: str, folder: str, num_versions: int) -> dict[str, Any]:
                 layout=manifest.layout,
             )
             begun_s[version] = time.monotonic()
-            office.published(version, told, server)
+            writer.published(version, told, server)
             committed_s[version] = time.monotonic()
             _await(pipes, version + 1, SILENCE_S if version else START_S)
             time.sleep(draw.uniform(0.02, 0.2))
         heard_s = [_last(pipe) for pipe in pipes]
-        office.close()
+        writer.close()
     versions = range(1, num_versions + 1)
     slowest = [max(heard[v] for heard in heard_s) for v in versions]
     return {

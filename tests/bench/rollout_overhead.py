@@ -41,7 +41,7 @@ from workers.context import Context
 from workers.engines.base import Sampling
 from workers.engines.served.request import seed_of
 from workers.engines.served.vllm import VllmDialect
-from workers.engines.served.wire import Wanted
+from workers.engines.served.wire import GenerateRequest
 from workers.loop.stage import StageLoop
 from workers.rollout.make_verifier import make_verifier
 from workers.rollout.sampling import Sampler
@@ -130,7 +130,7 @@ async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> R
     room, dialect = asyncio.Semaphore(args.slots), VllmDialect()
 
     async def one(session: aiohttp.ClientSession, number: int) -> int:
-        wanted = Wanted(
+        request = GenerateRequest(
             request_id=uuid.uuid4().hex,
             token_ids=IDS.tolist(),
             max_new_tokens=args.tokens,
@@ -142,7 +142,7 @@ async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> R
             experts_start=None,
             salt="bench",
         )
-        body = dialect.body(wanted, stream=False)
+        body = dialect.body(request, stream=False)
         async with room, session.post(f"{url}{dialect.generate_route}", json=body) as answer:
             return len((await answer.json())["choices"][0]["token_ids"])
 

@@ -19,11 +19,11 @@ from workers.weights.channel import VersionGoneError, WeightError
 from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
 from workers.weights.layout import parse_layout, weight_hash
 from workers.weights.link.errors import PullError
+from workers.weights.link.handshake import receiver_key
 from workers.weights.link.pieces import Piece
 from workers.weights.link.receiver import Address, Receiver
 from workers.weights.link.shards import Part
 from workers.weights.link.target import FreshTensors
-from workers.weights.link.trust import receiver_key
 from workers.weights.sender import Limits
 from workers.weights.snapshot import Snapshot
 
@@ -267,7 +267,7 @@ def test_weights_of_a_type_that_cannot_be_sent_are_refused_by_name(
 def test_two_pulls_of_one_worker_follow_each_other(
     stand: Stand, channel: CollectiveWeightChannel
 ) -> None:
-    """A worker of several servers without the transfer piece pulls for each; its link is one."""
+    """A worker of several servers without the transfer plugin pulls for each; its link is one."""
     for version in range(4):
         published = stand.publish(version)
         stand.ask(channel, version)

@@ -79,7 +79,7 @@ def test_records_can_be_sorted_out_before_they_are_decoded(log: RunLog) -> None:
 
 
 def test_the_lineage_is_the_same_wherever_the_log_lies(log: RunLog) -> None:
-    """A live log, read in another order of topics and partitions, tells the same story."""
+    """A live log, read in another order of topics and partitions, tells the same lineage."""
     (found,) = read_lineages(log, [SampleId("1", 0)])
     (expected,) = read_lineages(told_run.bus_log(), [SampleId("1", 0)])
     assert expected.outcome == found.outcome

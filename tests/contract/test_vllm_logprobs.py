@@ -1,6 +1,6 @@
 """vLLM's log-probs are those of Hugging Face, after each of ten pulls of changed weights.
 
-vLLM for the CPU packs its experts on the first load only: without the transfer piece's remedy an
+vLLM for the CPU packs its experts on the first load only: without the transfer plugin's remedy an
 update with equal weights already changes log-probs by half a nat.
 """
 

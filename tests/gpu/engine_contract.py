@@ -4,11 +4,12 @@
     python -m tests.gpu.engine_contract sglang --python PYTHON --model FOLDER --record out.jsonl
 
 Starts a server by the command that a rollout worker would use, dummy-loaded, with the transfer
-piece; `--url` takes a running one instead. Then: `engine check`, two versions pulled by the channel
-`file`, greedy and random answers, a long answer under each way of changing weights, an abort, and
-log-probs against Hugging Face on the same machine. `--record` writes the exchanges for `Replay`
-instead (tests/contract/recordings/KIND-VERSION.jsonl; use a small model); weights then travel by
-folder, as a replay has no piece. Every file there is replayed by tests/contract/test_recorded.py.
+plugin; `--url` takes a running one instead. Then: `engine check`, two versions pulled by the
+channel `file`, greedy and random answers, a long answer under each way of changing weights, an
+abort, and log-probs against Hugging Face on the same machine. `--record` writes the exchanges for
+`Replay` instead (tests/contract/recordings/KIND-VERSION.jsonl; use a small model); weights then
+travel by folder, as a replay has no plugin. Every file there is replayed by
+tests/contract/test_recorded.py.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.shape import longest_sequence, read_shape
 from workers.served_engine import command_of, delivery_of, free_port, where_installed
-from workers.weights import piece
-from workers.weights.desk import Desk
+from workers.weights import server_plugin
 from workers.weights.file import FileWeightChannel, FileWeightServer
+from workers.weights.report_listener import ReportListener
 
 START_S = 500.0
 
@@ -55,7 +56,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.kind, self.model, self.folder = Kind(args.kind), Path(args.model).resolve(), folder
         self.weights = FileWeightServer(folder / "weights", keep=4)
-        self.desk = Desk()
+        self.listener = ReportListener()
         self.process: ServerProcess | None = None
         self.url = args.url or self._start(args)
 
@@ -72,7 +73,7 @@ class Bench:
             words.append("engine.load=auto")  # a folder is loaded by the loader of the start
         config, port = load([], words), free_port("127.0.0.1")
         where = where_installed(config, self.kind)
-        environment = piece.environment(self.folder / "piece")
+        environment = server_plugin.environment(self.folder / "plugin")
         command = command_of(config, self.kind, where, port, environment)
         print(command.shell())  # noqa: T201
         self.process = ServerProcess(command, Path(args.log))
@@ -85,7 +86,7 @@ class Bench:
             self.kind, self.model, capture_experts=args.experts, **{**limits, **changes}
         )
         shape = read_shape(self.model)
-        delivery: Delivery = delivery_of(self.model, self.folder, 0, self.desk)
+        delivery: Delivery = delivery_of(self.model, self.folder, 0, self.listener)
         if args.record:
             delivery = FolderDelivery(self.model, self.folder / "versions")
         server = Server(url, chosen, shape, delivery)
@@ -203,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             told = asyncio.run(run(bench, args))
         finally:
-            bench.desk.close()
+            bench.listener.close()
             if bench.process is not None:
                 bench.process.close()
     print(json.dumps(told, indent=2))  # noqa: T201

@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from workers.weights import payloads, piece
+from workers.weights import payloads, server_plugin
 
 UP_S = 420.0  # on a busy machine; steps have limits of their own
 LONG_TOKENS = 600
@@ -39,7 +39,9 @@ class ModelServer:
         self.ranks = ranks
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / f"{type(self).__name__}-{port}.log"
-        environment = os.environ | piece.environment(folder / "piece") | {"HF_HUB_OFFLINE": "1"}
+        environment = (
+            os.environ | server_plugin.environment(folder / "plugin") | {"HF_HUB_OFFLINE": "1"}
+        )
         if gpu:
             environment |= {"CUDA_VISIBLE_DEVICES": gpu}
         command = [python, *self.command(model, port, backend), *arguments]
@@ -56,7 +58,7 @@ class ModelServer:
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        """Beside the piece's. Lent machines allow no NVLink multicast: sums go by plain NCCL."""
+        """Beside the plugin's. Lent machines allow no NVLink multicast: sums go by plain NCCL."""
         return {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
     def __enter__(self) -> ModelServer:
@@ -110,7 +112,7 @@ class Vllm(ModelServer):
     """vLLM 0.25.1; 0.32.0 on a CPU with `--enable-scale-out` among the arguments."""
 
     def command(self, model: Path, port: int, backend: str) -> list[str]:
-        """Development routes, our piece or the server's own engine, dummy weights."""
+        """Development routes, our plugin or the server's own engine, dummy weights."""
         transfer = json.dumps({"backend": backend or payloads.VLLM_BACKEND})
         command = ["-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
         command += ["--port", str(port), "--model", str(model), "--load-format", "dummy"]

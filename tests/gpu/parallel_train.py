@@ -32,7 +32,7 @@ import torch
 from tests.gpu.train_memory import SHAPES, batch_of, model_of
 from workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
 from workers.device import claim_devices
-from workers.trainer.exhaustion import ExhaustedError
+from workers.trainer.out_of_memory import OutOfMemoryError
 from workers.trainer.packing import Batch
 from workers.trainer.parallel.team import team_of
 from workers.trainer.training import Training
@@ -146,7 +146,7 @@ def exhausted(args: argparse.Namespace, gpus: tuple[str, ...]) -> dict[str, Any]
             started_s = time.monotonic()
             try:
                 step_of(args, training, 1, args.length)
-            except ExhaustedError as err:
+            except OutOfMemoryError as err:
                 told["exhausted"] = str(err)[:300]
             else:
                 raise RuntimeError(f"a step fits beside {LEFT_GB} GB: take a longer --length")
@@ -201,7 +201,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         runs.append({})
         try:
             one_run(args, gpus, runs[-1])
-        except (torch.OutOfMemoryError, ExhaustedError) as err:
+        except (torch.OutOfMemoryError, OutOfMemoryError) as err:
             runs[-1]["out_of_memory"] = str(err)[:300]
     hashes = [run.get("weight_hash") for run in runs]
     if args.runs > 1:

@@ -28,8 +28,8 @@ from tests.gpu.model_rows import SHAPES
 from tests.gpu.model_server import PYTHON, Vllm
 from tests.gpu.served_transfer import IDS, Trainer
 from tests.gpu.weight_transfer import hardware
-from workers.weights.desk import ServerPullError, describe
 from workers.weights.link.experts import each_expert
+from workers.weights.report_listener import ServerPullError, describe
 
 FIRST, OTHER = 1, 2
 
@@ -55,11 +55,11 @@ def pulled(args: argparse.Namespace, trainer: Trainer, model: Path, folder: Path
     with start(args, model, folder, "dummy", 18821) as engine:
         assert isinstance(engine, Vllm)
         engine.prepare()
-        with trainer.desk.open(describe(), kind="describe", ranks=1) as errand:
+        with trainer.listener.open(describe(), kind="describe", ranks=1) as pending:
             engine.pause()
-            engine.update(errand.text)
+            engine.update(pending.text)
             engine.resume()
-            parameters = errand.reports()[0]["parameters"]
+            parameters = pending.reports()[0]["parameters"]
         told: dict[str, Any] = {"dtypes": dict(Counter(dtype for _, dtype, _ in parameters))}
         published = trainer.publish(FIRST)
         whole = {n: t.cpu().contiguous() for n, t in each_expert(trainer.weights.items())}
@@ -86,7 +86,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         told = pulled(args, trainer, model, folder)
     finally:
         trainer.server.close()
-        trainer.desk.close()
+        trainer.listener.close()
     with start(args, model, folder, "auto", 18822) as engine:
         assert isinstance(engine, Vllm)
         fresh = engine.logprobs(IDS)

@@ -38,7 +38,7 @@ def main() -> None:
             asyncio.run(ready(bench.url, bench.process))
             report(measure(bench.url, folder, args), args.json)
         finally:
-            bench.desk.close()
+            bench.listener.close()
             if bench.process is not None:
                 bench.process.close()
 

@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             name = engine.name
         finally:
             if bench is not None:
-                bench.desk.close()
+                bench.listener.close()
                 if bench.process is not None:
                     bench.process.close()
     told: dict[str, Any] = {"sampler": name, "model": args.model.name, "prompts": args.prompts}

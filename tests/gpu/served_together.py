@@ -31,7 +31,7 @@ from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
 from tests.gpu.served_transfer import IDS, SECRET, Notes, Trainer, announced, asked
 from tests.gpu.weight_transfer import hardware
 from workers.weights.collective import CollectiveWeightChannel
-from workers.weights.desk import Desk
+from workers.weights.report_listener import ReportListener
 
 PULL_S = 120.0
 
@@ -50,14 +50,14 @@ class Sent(Notes):
 
 
 class Puller:
-    """One server with the channel and the desk of its worker."""
+    """One server with the channel and the listener of its worker."""
 
     def __init__(self, engine: Vllm | Sglang, backend: str, number: int) -> None:
         self.engine = engine
         self._worker = f"rollout-{number}"
         self._backend = backend
         self.channel = CollectiveWeightChannel(backend, SECRET)
-        self.desk = Desk()
+        self.listener = ReportListener()
 
     def ask(self, version: int) -> PullRequested:
         """The request, as the worker would say it in the log."""
@@ -67,20 +67,22 @@ class Puller:
     def pull(self, published: PolicyPublished, mode: str) -> dict[str, float]:
         """One pull; seconds from the order on, and for which generation stood still."""
         order = self.channel.order(published, PULL_S, server=mode)
-        with self.desk.open(order, kind="receive", mode=mode, ranks=self.engine.ranks) as errand:
+        with self.listener.open(
+            order, kind="receive", mode=mode, ranks=self.engine.ranks
+        ) as pending:
             started_s = time.monotonic()
             self.engine.pause()
             paused_s = time.monotonic()
-            self.engine.update(errand.text)
+            self.engine.update(pending.text)
             updated_s = time.monotonic()
             self.engine.resume()
             stop_s = time.monotonic() - started_s
-            errand.reports()
+            pending.reports()
         return {"order_s": updated_s - paused_s, "stop_s": stop_s}
 
     def close(self) -> None:
-        """Release the desk's port."""
-        self.desk.close()
+        """Release the listener's port."""
+        self.listener.close()
 
 
 def pulled(trainer: Trainer, pullers: list[Puller], version: int, mode: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
 from tests.gpu.puller import device_of, make
 from workers.weights.channel import Manifest
 from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
-from workers.weights.desk import Desk, describe
+from workers.weights.report_listener import ReportListener, describe
 from workers.weights.sender import Limits
 
 SECRET = "of this measurement"
@@ -50,7 +50,7 @@ class Notes:
 
 
 class Trainer:
-    """Weights, a weight server, and a worker's channel and desk."""
+    """Weights, a weight server, and a worker's channel and listener."""
 
     def __init__(self, args: argparse.Namespace, log: Notes | None = None) -> None:
         self.device = device_of(args.backend, 0)
@@ -67,7 +67,7 @@ class Trainer:
         )
         self.server.open(1)
         self.channel = CollectiveWeightChannel(args.backend, SECRET)
-        self.desk = Desk()
+        self.listener = ReportListener()
         self.weights: dict[str, torch.Tensor] = {}
 
     def publish(self, version: int) -> PolicyPublished:
@@ -92,15 +92,15 @@ class Trainer:
         version = published.policy_version
         self.server.serve(asked(version, self._backend, self.channel.address()))
         order = self.channel.order(published, 120.0, server=mode)
-        with self.desk.open(order, kind="receive", mode=mode, ranks=engine.ranks) as errand:
+        with self.listener.open(order, kind="receive", mode=mode, ranks=engine.ranks) as pending:
             started_s = time.monotonic()
             engine.pause()
             paused_s = time.monotonic()
-            engine.update(errand.text)
+            engine.update(pending.text)
             updated_s = time.monotonic()
             engine.resume()
             resumed_s = time.monotonic()
-            reports = errand.reports()
+            reports = pending.reports()
         report = max(reports, key=lambda report: float(report["seconds"]))
         return {
             "order_s": updated_s - paused_s,
@@ -146,11 +146,11 @@ def asked(version: int, channel: str, address: str) -> PullRequested:
 def measure(trainer: Trainer, engine: Vllm | Sglang, repeats: int, in_place: str) -> dict[str, Any]:
     """First pull, pulls, a pull beside a running request, and the same version by the loader."""
     engine.prepare()
-    with trainer.desk.open(describe(), kind="describe", ranks=engine.ranks) as errand:
+    with trainer.listener.open(describe(), kind="describe", ranks=engine.ranks) as pending:
         engine.pause()
-        engine.update(errand.text)
+        engine.update(pending.text)
         engine.resume()
-        described = errand.reports()[0]
+        described = pending.reports()[0]
     result: dict[str, Any] = {"engine": described["engine"], "up_s": engine.up_s}
     result["parameters"] = len(described["parameters"])
     result["first"] = trainer.pull(engine, trainer.publish(0), in_place)

@@ -36,20 +36,20 @@ from tests.gpu.served_transfer import IDS, Trainer, announced
 from tests.gpu.sharded_transfer import PLACES, ShardedStand
 from tests.gpu.weight_transfer import SECRET, Puller, hardware, measure_plain
 from workers.weights.collective import CollectiveWeightChannel
-from workers.weights.desk import Desk
+from workers.weights.report_listener import ReportListener
 
 RANKS = 2
 
 
 class ShardedTrainer(Trainer):
-    """Rank 0's weight server, with a worker's channel and desk."""
+    """Rank 0's weight server, with a worker's channel and listener."""
 
     def __init__(self, stand: ShardedStand) -> None:
         self._stand = stand
         self._backend = stand.args.backend
         self.server = stand.server
         self.channel = CollectiveWeightChannel(self._backend, SECRET)
-        self.desk = Desk()
+        self.listener = ReportListener()
 
     def version(self, work: Any) -> tuple[float, Any]:
         """A new version, served while `work` uses it; seconds to publish, and its answer."""
@@ -107,7 +107,7 @@ def measure(stand: ShardedStand, engine: Vllm | Sglang, place: str, repeats: int
 
     _, (placed, loaded) = trainer.version(both_ways)
     stand.server.close()
-    trainer.desk.close()
+    trainer.listener.close()
     median_s = statistics.median(pull["order_s"] for pull in pulls[1:])
     return {
         "median_order_s": median_s,

@@ -36,9 +36,9 @@ from tests.gpu.model_rows import SHAPES
 from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
 from tests.gpu.served_transfer import IDS, STD, Trainer, announced, beside_a_request
 from tests.gpu.weight_transfer import hardware
-from workers.weights.desk import Desk, describe
 from workers.weights.file import FileWeightChannel, FileWeightServer
 from workers.weights.link.experts import each_expert
+from workers.weights.report_listener import ReportListener, describe
 
 FIRST, OTHER = 1, 2
 APART_S = 4.0  # two servers that start at once may choose the same free port for their ranks
@@ -64,7 +64,7 @@ class FileTrainer(Trainer):
         self._backend = "file"
         self.server = FileWeightServer(folder, keep=2)  # type: ignore[assignment]
         self.channel = FileWeightChannel()  # type: ignore[assignment]
-        self.desk = Desk()
+        self.listener = ReportListener()
         self.weights = {}
 
     def publish(self, version: int) -> Any:
@@ -118,11 +118,11 @@ def start(
 
 def held(trainer: Trainer, engine: Vllm | Sglang) -> list[dict[str, Any]]:
     """What each rank says that it holds."""
-    with trainer.desk.open(describe(), kind="describe", ranks=engine.ranks) as errand:
+    with trainer.listener.open(describe(), kind="describe", ranks=engine.ranks) as pending:
         engine.pause()
-        engine.update(errand.text)
+        engine.update(pending.text)
         engine.resume()
-        reports = errand.reports()
+        reports = pending.reports()
     found = []
     for report in reports:
         rows = report["parameters"]
@@ -221,8 +221,8 @@ def run(args: argparse.Namespace, told: dict[str, Any], folder: Path) -> None:
     steps, fresh = Steps(told), None
     with contextlib.ExitStack() as stack:
         stack.callback(by_link.server.close)
-        stack.callback(by_link.desk.close)
-        stack.callback(by_file.desk.close)
+        stack.callback(by_link.listener.close)
+        stack.callback(by_file.listener.close)
         engine = start(args, model, folder, "dummy", args.port)
         stack.callback(engine.__exit__)
         if args.cpu:  # no room for two

@@ -33,7 +33,7 @@ from tests.gpu.model_rows import SHAPES, server_rows, trainer_rows
 from tests.gpu.puller import device_of, fill, make, run
 from tests.gpu.yardstick import broadcast
 from workers.weights.collective import CollectiveWeightServer
-from workers.weights.link.trust import receiver_key
+from workers.weights.link.handshake import receiver_key
 from workers.weights.sender import Limits
 from workers.weights.snapshot import PLACES
 

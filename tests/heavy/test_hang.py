@@ -12,16 +12,16 @@ import pytest
 from tests.contract.engine_rigs import collect, drive, long_request, request
 from tests.heavy.test_spawned_server import START_S, Spawned
 from tests.served.test_gate import until_sampling
-from tests.servers.served import piece_engine
+from tests.servers.served import plugin_engine
 from tests.servers.world import World
 from tests.waiting import until
 from workers.engines.base import EngineError
 from workers.engines.served.delivery import FolderDelivery
 from workers.engines.served.engine import ServedEngine
-from workers.engines.served.piece_delivery import PieceDelivery
-from workers.weights import desk as desk_module
+from workers.engines.served.plugin_delivery import PluginDelivery
+from workers.weights import report_listener
 from workers.weights.channel import WeightError
-from workers.weights.desk import Desk
+from workers.weights.report_listener import ReportListener
 
 FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
 LONG_S = 60.0
@@ -36,26 +36,26 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr(desk_module, "REPORT_GRACE_S", LONG_S)
-    made = Desk()
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportListener]:
+    monkeypatch.setattr(report_listener, "REPORT_GRACE_S", LONG_S)
+    made = ReportListener()
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("has_piece", [True, False])
+@pytest.mark.parametrize("has_plugin", [True, False])
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_running_server_that_hangs_is_shut_and_named(
-    world: World, desk: Desk, flavour: str, has_piece: bool
+    world: World, listener: ReportListener, flavour: str, has_plugin: bool
 ) -> None:
     """Its requests end with an error, it takes no pull by whatever way, until somebody restarts
     it."""
-    server = world.serve(flavour, has_piece=has_piece)
+    server = world.serve(flavour, has_plugin=has_plugin)
 
     async def scenario(engine: ServedEngine) -> None:
         way = engine._keepers[0].server
         await engine.pull(world.publish(0), world.channel)
-        assert way.delivery_name.startswith("piece" if has_piece else "folder")
+        assert way.delivery_name.startswith("plugin" if has_plugin else "folder")
         running = asyncio.create_task(collect(engine, long_request("0/0/0")))
         await until_sampling(server)
         server.hangs_of_loading = True
@@ -75,22 +75,22 @@ def test_a_running_server_that_hangs_is_shut_and_named(
         hurry(engine, LONG_S)
         await until(lambda: engine.wants(world.publish(1)), "not met again")
         await engine.pull(world.publish(1), world.channel)
-        assert way.delivery_name.startswith("piece" if has_piece else "folder")
+        assert way.delivery_name.startswith("plugin" if has_plugin else "folder")
         assert "" == engine.trouble
         assert {1} == {s.policy_version for s in await collect(engine, request())}
 
-    drive(piece_engine(server, desk, world.folder, probe_s=LONG_S), scenario)
+    drive(plugin_engine(server, listener, world.folder, probe_s=LONG_S), scenario)
 
 
 def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
     """What is asked of a server that is known to hang need not take long."""
     server = engine._keepers[0].server
     server._settings = replace(server._settings, pull_s=deadline_s, answer_s=deadline_s)
-    piece = server._delivery
-    assert isinstance(piece, PieceDelivery)
-    assert isinstance(piece._other, FolderDelivery)
-    piece._probe_s = piece._other._probe_s = deadline_s
-    desk_module.REPORT_GRACE_S = deadline_s
+    plugin = server._delivery
+    assert isinstance(plugin, PluginDelivery)
+    assert isinstance(plugin._other, FolderDelivery)
+    plugin._probe_s = plugin._other._probe_s = deadline_s
+    report_listener.REPORT_GRACE_S = deadline_s
 
 
 async def _pull_on(engine: ServedEngine, world: World) -> None:

@@ -20,7 +20,7 @@ from schemas.events import PullRequested
 from tests.integration.puller_process import ROWS
 from workers.weights.collective import CollectiveWeightServer
 from workers.weights.layout import weight_hash
-from workers.weights.link.trust import receiver_key
+from workers.weights.link.handshake import receiver_key
 from workers.weights.sender import Limits
 
 SECRET, EPOCH = "secret", 3

@@ -10,7 +10,7 @@ from streams.errors import ConfigError
 from tests.unit.roles.stand import EXAMPLE, Stand
 from workers.bootstrap import _weight_server
 from workers.config.load import load
-from workers.served_engine import desk_of, port_of
+from workers.served_engine import port_of, report_listener_of
 
 OTHERS = "192.0.2.1"  # of a network that is for documentation
 NO_NAME = "a..b"
@@ -20,7 +20,7 @@ NO_NAME = "a..b"
 def test_the_address_that_servers_report_to_is_one_of_this_host(host: str) -> None:
     """Each rollout worker listens there itself."""
     with pytest.raises(ConfigError, match=f"engine.report_host is '{host}', which is no address"):
-        desk_of(load([EXAMPLE], [f"engine.report_host={host}"]))
+        report_listener_of(load([EXAMPLE], [f"engine.report_host={host}"]))
 
 
 @pytest.mark.parametrize("host", [OTHERS, NO_NAME])

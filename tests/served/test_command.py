@@ -18,7 +18,7 @@ def made(kind: Kind, version: str, *overrides: str) -> StartCommand:
 
 
 def test_a_server_is_started_with_all_that_the_adapter_needs() -> None:
-    """Development routes, token route, log-probs of what was sampled, dummy weights, our piece."""
+    """Development routes, token route, log-probs of what was sampled, dummy weights, our plugin."""
     command = made(Kind.VLLM, "0.32.0")
     text = command.shell()
     for part in (

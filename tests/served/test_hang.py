@@ -1,4 +1,4 @@
-"""What a silent server is taken for: not for one without our piece, nor for one that refuses."""
+"""What a silent server is taken for: not for one without our plugin, nor for one that refuses."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.engine_rigs import drive
-from tests.servers.served import model_folder, piece_engine
+from tests.servers.served import model_folder, plugin_engine
 from tests.servers.world import World
 from workers.engines.served.delivery import FolderDelivery
 from workers.engines.served.dialect import dialect_of
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import ask_facts
 from workers.engines.served.http import ServerGoneError, ServerHttp
-from workers.engines.served.piece_delivery import PieceDelivery
-from workers.weights import desk as desk_module
+from workers.engines.served.plugin_delivery import PluginDelivery
+from workers.weights import report_listener
 from workers.weights.channel import WeightError
-from workers.weights.desk import UNREPORTED, Desk, ServerPullError, describe
+from workers.weights.report_listener import UNREPORTED, ReportListener, ServerPullError, describe
 
 FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
 LONG_S = 60.0
@@ -26,23 +26,25 @@ SHORT_S = 0.1  # of what is known to hang
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr(desk_module, "REPORT_GRACE_S", LONG_S)
-    made = Desk()
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReportListener]:
+    monkeypatch.setattr(report_listener, "REPORT_GRACE_S", LONG_S)
+    made = ReportListener()
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_silence_is_no_absence_of_the_piece(world: World, desk: Desk, flavour: str) -> None:
+def test_silence_is_no_absence_of_the_plugin(
+    world: World, listener: ReportListener, flavour: str
+) -> None:
     """Or a server that hangs would be given weights by a folder from then on."""
-    server = world.serve(flavour, has_piece=True)
+    server = world.serve(flavour, has_plugin=True)
 
     async def main() -> None:
         http = ServerHttp(server.url)
         facts = await ask_facts(http, LONG_S)
         folder = FolderDelivery(model_folder(world.folder), world.folder / "versions")
-        delivery = PieceDelivery(desk, folder, "0", probe_s=SHORT_S)
+        delivery = PluginDelivery(listener, folder, "0", probe_s=SHORT_S)
         try:
             server.is_stuck = True
             with pytest.raises(ServerGoneError, match="no answer within"):
@@ -54,10 +56,10 @@ def test_silence_is_no_absence_of_the_piece(world: World, desk: Desk, flavour: s
 
 
 def test_a_server_that_broke_one_pull_off_and_answers_stays_in_service(
-    world: World, desk: Desk
+    world: World, listener: ReportListener
 ) -> None:
     """A route that is out of order is no hang: it is asked again."""
-    server = world.serve(has_piece=True)
+    server = world.serve(has_plugin=True)
 
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)
@@ -69,17 +71,17 @@ def test_a_server_that_broke_one_pull_off_and_answers_stays_in_service(
         await engine.pull(world.publish(1), world.channel)
         assert "" == engine.trouble
 
-    drive(piece_engine(server, desk, world.folder, probe_s=LONG_S), scenario)
+    drive(plugin_engine(server, listener, world.folder, probe_s=LONG_S), scenario)
 
 
 def test_an_answer_without_a_report_is_not_waited_for_long(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    listener: ReportListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server answers once its ranks are done: what they said by then is all that they say."""
-    monkeypatch.setattr(desk_module, "REPORT_GRACE_S", 0.05)
-    with desk.open(describe(1e6), kind="describe", ranks=1) as errand:
-        errand.answered()
+    monkeypatch.setattr(report_listener, "REPORT_GRACE_S", 0.05)
+    with listener.open(describe(1e6), kind="describe", ranks=1) as pending:
+        pending.answered()
         with pytest.raises(ServerPullError, match=r"ranks \[0\] of 1 did not report to") as caught:
-            errand.reports()
+            pending.reports()
     assert UNREPORTED == caught.value.kind
     assert caught.value.is_silence

@@ -14,9 +14,9 @@ from workers.engines.served.check import Weight, check_server
 from workers.engines.served.dialect import dialect_of
 from workers.engines.served.facts import Kind, ask_facts
 from workers.engines.served.http import ServerError, ServerHttp
-from workers.engines.served.piece_delivery import PieceDelivery
+from workers.engines.served.plugin_delivery import PluginDelivery
 from workers.engines.served.ranks import Ranks, ask_ranks
-from workers.weights.desk import Desk
+from workers.weights.report_listener import ReportListener
 
 ASK_S = 60.0
 FLAVOURS = {"vllm-0.25.1": "--data-parallel-size 2", "sglang-0.5.17": "--dp-size 2"}
@@ -25,14 +25,14 @@ FLAVOURS = {"vllm-0.25.1": "--data-parallel-size 2", "sglang-0.5.17": "--dp-size
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_replicas_in_one_server_are_refused_when_it_is_met(world: World, flavour: str) -> None:
     """Not at its first pull, whose report would be missing for its whole deadline."""
-    server, desk = world.serve(flavour), Desk()
+    server, listener = world.serve(flavour), ReportListener()
     server.ranks, server.replicas = 4, 2
 
     async def meet() -> None:
         http = ServerHttp(server.url)
         facts = await ask_facts(http, ASK_S)
         assert Ranks(total=4, replicas=2) == await ask_ranks(http, facts, ASK_S)
-        delivery = PieceDelivery(desk, None, "0")  # type: ignore[arg-type]
+        delivery = PluginDelivery(listener, None, "0")  # type: ignore[arg-type]
         try:
             await delivery.prepare(http, dialect_of(facts.kind), facts)
         finally:
@@ -40,7 +40,7 @@ def test_replicas_in_one_server_are_refused_when_it_is_met(world: World, flavour
 
     with pytest.raises(ServerError, match=f"{FLAVOURS[flavour]}: .*engine.urls"):
         asyncio.run(meet())
-    desk.close()
+    listener.close()
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)

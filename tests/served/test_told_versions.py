@@ -19,7 +19,7 @@ from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.running import Running
 from workers.engines.served.server import Server
-from workers.engines.served.wire import Answer, AnswerError, Wanted, joined
+from workers.engines.served.wire import Answer, AnswerError, GenerateRequest, joined
 from workers.weights.channel import WeightError
 
 LONG = "0/0/0"
@@ -278,7 +278,7 @@ SHAPE = ModelShape(
 
 def begun_with(held: Held) -> Running:
     """A request of a server that was given A, B and C."""
-    wanted = Wanted(
+    request = GenerateRequest(
         request_id="x",
         token_ids=[1, 2],
         max_new_tokens=9,
@@ -290,7 +290,7 @@ def begun_with(held: Held) -> Running:
         experts_start=None,
         salt="",
     )
-    return Running("0/0/0", wanted, held, {one.label: one for one in (A, B, C)})
+    return Running("0/0/0", request, held, {one.label: one for one in (A, B, C)})
 
 
 def piece(num_tokens: int, *, label: str | None = None, finish_reason: str | None = None) -> Answer:

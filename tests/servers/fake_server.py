@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.servers.fake_piece import FakePiece
+from tests.servers.fake_plugin import FakePlugin
 from tests.servers.host import Answer
 from tests.servers.markov import Job, MarkovServer
 from tests.servers.sglang_routes import SglangRoutes
@@ -40,16 +40,16 @@ class FakeServer:
     """One server on a port of loopback."""
 
     def __init__(
-        self, flavour: str, *, step_s: float = 0.0, port: int = 0, has_piece: bool = False
+        self, flavour: str, *, step_s: float = 0.0, port: int = 0, has_plugin: bool = False
     ) -> None:
         """Starts it.
 
         Args:
             flavour: one of VERSIONS.
             port: 0: a free one.
-            has_piece: whether our piece is in it.
+            has_plugin: whether our plugin is in it.
         """
-        self.has_piece = has_piece
+        self.has_plugin = has_plugin
         self.kind, _, self.version = flavour.partition("-")
         self.has_spans = self.version in ("0.32.0", "0.5.23")
         self.core = MarkovServer(step_s=step_s)
@@ -110,8 +110,8 @@ class FakeServer:
         routes_of = VllmRoutes if self.kind == "vllm" else SglangRoutes
         self.is_stuck = False
         app.add_routes(routes_of(self).routes())
-        if self.has_piece:
-            app.add_routes(FakePiece(self.core).routes(self.kind))
+        if self.has_plugin:
+            app.add_routes(FakePlugin(self.core).routes(self.kind))
         routes = app.router.routes()
         paths: Answer = {r.resource.canonical: {} for r in routes if r.resource}
 

@@ -30,8 +30,8 @@ from workers.engines.served.process import ServerProcess
 from workers.engines.served.server import Server
 from workers.engines.served.shape import longest_sequence, read_shape
 from workers.served_engine import command_of, delivery_of, free_port, where_installed
-from workers.weights import piece
-from workers.weights.desk import Desk
+from workers.weights import server_plugin
+from workers.weights.report_listener import ReportListener
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"
@@ -57,7 +57,9 @@ def vllm_server(folder: Path) -> Iterator[str]:
     config = load([DEMO, EXAMPLE], changes)
     port = free_port(config.engine.host)
     where = where_installed(config, Kind.VLLM)
-    command = command_of(config, Kind.VLLM, where, port, piece.environment(folder / "piece"))
+    command = command_of(
+        config, Kind.VLLM, where, port, server_plugin.environment(folder / "plugin")
+    )
     process = ServerProcess(command, folder / "vllm.log")
     process.start()
     url = f"http://{config.engine.host}:{port}"
@@ -125,10 +127,10 @@ def real_engine(
     shape = read_shape(model)
     if not stops:
         shape = replace(shape, eos_ids=frozenset())
-    desk = Desk()
-    server = Server(url, chosen, shape, delivery_of(model, folder, 0, desk))
+    listener = ReportListener()
+    server = Server(url, chosen, shape, delivery_of(model, folder, 0, listener))
     servers = [(server, None)]
-    return ServedEngine(chosen, shape, longest_sequence(model), servers, on_close=desk.close)
+    return ServedEngine(chosen, shape, longest_sequence(model), servers, on_close=listener.close)
 
 
 def freeze(url: str) -> None:

@@ -14,12 +14,12 @@ from workers.engines.base import PauseMode
 from workers.engines.served.delivery import FolderDelivery
 from workers.engines.served.engine import ServedEngine
 from workers.engines.served.facts import Kind
-from workers.engines.served.piece_delivery import PieceDelivery
+from workers.engines.served.plugin_delivery import PluginDelivery
 from workers.engines.served.router import Router
 from workers.engines.served.server import Server
 from workers.engines.served.settings import ServedSettings
 from workers.engines.served.shape import longest_sequence, read_shape
-from workers.weights.desk import Desk
+from workers.weights.report_listener import ReportListener
 
 
 def model_folder(folder: Path) -> Path:
@@ -63,10 +63,10 @@ def served_engine(
     return engine_of_urls(fakes[0].kind, [fake.url for fake in fakes], folder, router, **changes)
 
 
-def piece_engine(
-    fake: FakeServer, desk: Desk, folder: Path, *, probe_s: float, **changes: Any
+def plugin_engine(
+    fake: FakeServer, listener: ReportListener, folder: Path, *, probe_s: float, **changes: Any
 ) -> ServedEngine:
-    """An engine of one stand-in server that weights reach by its piece, if it has one.
+    """An engine of one stand-in server that weights reach by its plugin, if it has one.
 
     Args:
         probe_s: longest answer to a probe.
@@ -75,7 +75,7 @@ def piece_engine(
     chosen = settings(fake.kind, model, **changes)
     shape = read_shape(model)
     by_folder = FolderDelivery(model, folder / "versions", probe_s=probe_s)
-    delivery = PieceDelivery(desk, by_folder, "0", probe_s=probe_s)
+    delivery = PluginDelivery(listener, by_folder, "0", probe_s=probe_s)
     server = Server(fake.url, chosen, shape, delivery)
     return ServedEngine(chosen, shape, longest_sequence(model), [(server, None)])
 

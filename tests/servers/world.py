@@ -25,9 +25,9 @@ class World:
         self.servers: list[FakeServer] = []
 
     def serve(
-        self, flavour: str = "vllm-0.32.0", *, step_s: float = 0.0, has_piece: bool = False
+        self, flavour: str = "vllm-0.32.0", *, step_s: float = 0.0, has_plugin: bool = False
     ) -> FakeServer:
-        self.servers.append(FakeServer(flavour, step_s=step_s, has_piece=has_piece))
+        self.servers.append(FakeServer(flavour, step_s=step_s, has_plugin=has_plugin))
         return self.servers[-1]
 
     def publish(self, version: int) -> PolicyPublished:

@@ -1,4 +1,4 @@
-"""The record of one chaos run: which faults were struck, when, and who woke up afterwards."""
+"""The record of one chaos run: which faults were injected, when, and who woke up afterwards."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from streams.bus import Bus
 from workers.chaos.plan import Fault
-from workers.supervisor.sabotage import Scene
+from workers.supervisor.fault_hook import FaultTargets
 
 if TYPE_CHECKING:
     from workers.supervisor.ended import Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
+class Injection:
     """A fault that happened."""
 
     fault: Fault
@@ -26,7 +26,7 @@ class Strike:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waking:
+class Wakeup:
     """A sleeper that was continued."""
 
     instance: str
@@ -35,8 +35,8 @@ class Waking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
-    """Time in which the broker answered nobody: from a strike until it was up, or continued."""
+class BrokerOutage:
+    """Time in which the broker answered nobody: from an injection until it was up, or continued."""
 
     from_s: float  # monotonic
     to_s: float
@@ -51,11 +51,11 @@ class Journal:
     """What happened, in order."""
 
     planned: Sequence[Fault]
-    strikes: list[Strike]
-    wakings: list[Waking]
+    injections: list[Injection]
+    wakeups: list[Wakeup]
     broker_deaths_s: list[float]  # from each SIGKILL of the broker to its detection
-    silences: list[Silence]  # of the broker; two never overlap
+    broker_outages: list[BrokerOutage]  # of the broker; two never overlap
 
 
-# What to say at the end; see `Sabotage.conclude`.
-Conclude: TypeAlias = "Callable[[Bus, Ended, int, Journal, Scene], int]"
+# What to say at the end; see `FaultHook.conclude`.
+Conclude: TypeAlias = "Callable[[Bus, Ended, int, Journal, FaultTargets], int]"

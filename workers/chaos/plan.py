@@ -37,7 +37,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One strike."""
+    """One fault to inject."""
 
     number: int  # from 0
     role: str  # or BROKER, or SERVER
@@ -66,8 +66,8 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chance:
-    """What may be drawn."""
+class FaultSpace:
+    """What a plan may draw from."""
 
     counts: dict[str, int]  # workers by role; model servers; the broker counts 1
     every_s: float = 5.0  # mean time between two faults
@@ -76,14 +76,14 @@ class Chance:
     max_stop_s: float = LONG_STOP_S[1]
 
 
-def plan(seed: int, num_faults: int, chance: Chance) -> Sequence[Fault]:
+def plan(seed: int, num_faults: int, space: FaultSpace) -> Sequence[Fault]:
     """The faults, in order; the same for the same arguments."""
     draw = random.Random(seed)
-    victims = _deal(draw, sorted(chance.counts))
-    return [_fault(draw, number, next(victims), chance) for number in range(num_faults)]
+    victims = _deal(draw, sorted(space.counts))
+    return [_fault(draw, number, next(victims), space) for number in range(num_faults)]
 
 
-def sweep(seed: int, chance: Chance, prefixes: Sequence[str] = ("",)) -> Sequence[Fault]:
+def sweep(seed: int, space: FaultSpace, prefixes: Sequence[str] = ("",)) -> Sequence[Fault]:
     """Every crash point of the first worker of each role, once; each process dies at the next.
 
     Args:
@@ -91,7 +91,7 @@ def sweep(seed: int, chance: Chance, prefixes: Sequence[str] = ("",)) -> Sequenc
     """
     draw = random.Random(seed)
     faults: list[Fault] = []
-    for role in sorted(chance.counts.keys() - {BROKER, SERVER}):
+    for role in sorted(space.counts.keys() - {BROKER, SERVER}):
         for point in points_of(role):
             if not point.startswith(tuple(prefixes)):
                 continue
@@ -108,7 +108,7 @@ def sweep(seed: int, chance: Chance, prefixes: Sequence[str] = ("",)) -> Sequenc
     return faults
 
 
-def strikes_by_step(number: int, num_faults: int, first_step: int, step_target: int) -> int:
+def injected_by_step(number: int, num_faults: int, first_step: int, step_target: int) -> int:
     """The step after which fault `number` strikes, even if its time has not come."""
     return first_step + (number + 1) * (step_target - first_step) // (num_faults + 1)
 
@@ -129,18 +129,18 @@ def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
         yield from draw.sample(roles, len(roles))
 
 
-def _fault(draw: random.Random, number: int, role: str, chance: Chance) -> Fault:
-    kind = _kind(draw, role, has_points=chance.has_points)
+def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fault:
+    kind = _kind(draw, role, has_points=space.has_points)
     is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
     # The order of the draws stays: a seed names the same faults for ever.
-    ordinal, share = draw.randrange(chance.counts[role]), draw.uniform(0.5, 1.5)
+    ordinal, share = draw.randrange(space.counts[role]), draw.uniform(0.5, 1.5)
     return Fault(
         number=number,
         role=role,
         ordinal=ordinal,
         kind=kind,
-        wait_s=chance.every_s * (1.0 if chance.is_periodic else share),
-        stop_s=_stop_s(draw, chance.max_stop_s) if is_stop else 0.0,
+        wait_s=space.every_s * (1.0 if space.is_periodic else share),
+        stop_s=_stop_s(draw, space.max_stop_s) if is_stop else 0.0,
         crash_at=_crash_at(draw, role) if kind is FaultKind.POINT else "",
     )
 

@@ -11,23 +11,23 @@ from pathlib import Path
 from streams.bus import Bus
 from streams.crash_points import CrashPoint
 from streams.errors import ConfigError, StreamsError
+from workers.chaos.injector import FaultInjector
 from workers.chaos.journal import Journal
 from workers.chaos.outputs import read_outputs
-from workers.chaos.plan import BROKER, ROLES, SERVER, Chance, Fault, plan, points_of, sweep
+from workers.chaos.plan import BROKER, ROLES, SERVER, Fault, FaultSpace, plan, points_of, sweep
 from workers.chaos.report import machine
-from workers.chaos.saboteur import Saboteur
 from workers.chaos.sweep import Sweep
-from workers.chaos.verdict import Seen, report
+from workers.chaos.verdict import RunObservations, report
 from workers.config.run import RunConfig
 from workers.supervisor.ended import Ended, Outcome
+from workers.supervisor.fault_hook import FaultTargets
 from workers.supervisor.fleet_size import num_workers
-from workers.supervisor.sabotage import Scene
 from workers.supervisor.summary import show
-from workers.supervisor.up import Asked, up
+from workers.supervisor.up import UpOptions, up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ChaosOptions:
     """What is to be broken, and how much."""
 
     num_faults: int
@@ -42,39 +42,43 @@ class Wish:
     json_file: str = ""
 
 
-def chaos(asked: Asked, wish: Wish) -> int:
+def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     """Run it; 0 only if the run is complete, every fault happened and no promise was broken.
 
     Raises:
         StreamsError: as `up`; a role that cannot be struck.
     """
-    chance = Chance(
-        counts=victims(asked.config, wish.roles),
-        every_s=wish.every_s,
-        is_periodic=wish.is_periodic,
-        has_points=wish.has_points,
-        max_stop_s=wish.max_stop_s,
+    space = FaultSpace(
+        counts=victims(up_options.config, options.roles),
+        every_s=options.every_s,
+        is_periodic=options.is_periodic,
+        has_points=options.has_points,
+        max_stop_s=options.max_stop_s,
     )
-    faults = _faults(wish, chance)
-    _check_writable(wish.json_file)
+    faults = _faults(options, space)
+    _check_writable(options.json_file)
     started_s, before = time.monotonic(), machine()
 
-    def conclude(bus: Bus, ended: Ended, status: int, journal: Journal, scene: Scene) -> int:
+    def conclude(
+        bus: Bus, ended: Ended, status: int, journal: Journal, targets: FaultTargets
+    ) -> int:
         seconds = time.monotonic() - started_s
-        recomputed, is_equal = _recomputed(bus, asked.config) if wish.is_recomputed else ("", True)
+        recomputed, is_equal = (
+            _recomputed(bus, up_options.config) if options.is_recomputed else ("", True)
+        )
         failure = ended.failure
         made = report(
-            Seen(
-                run=asked.config.run.id,
-                seed=wish.seed,
+            RunObservations(
+                run=up_options.config.run.id,
+                seed=options.seed,
                 machine=before,
                 seconds=seconds,
                 now_s=started_s + seconds,
                 journal=journal,
-                exits=scene.fleet.exits,
+                exits=targets.fleet.exits,
                 num_killed=ended.num_killed,
                 outputs=read_outputs(bus),
-                state=scene.watcher.state.run,
+                state=targets.watcher.state.run,
                 audit=ended.audit,
                 outcome=ended.outcome,
                 has_failed=ended.outcome is not Outcome.COMPLETE or not ended.audit.ok,
@@ -84,35 +88,33 @@ def chaos(asked: Asked, wish: Wish) -> int:
             )
         )
         show(*made.lines())
-        if wish.json_file:
-            Path(wish.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
+        if options.json_file:
+            Path(options.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
         return 0 if made.ok and status == 0 else 1
 
-    stall_s = asked.config.deadlines.stall_s
-    if wish.sweep:
-        return up(asked, Sweep(faults, stall_s, conclude))
-    return up(asked, Saboteur(faults, stall_s, conclude, is_periodic=wish.is_periodic))
+    stall_s = up_options.config.deadlines.stall_s
+    if options.sweep:
+        return up(up_options, Sweep(faults, stall_s, conclude))
+    return up(up_options, FaultInjector(faults, stall_s, conclude, is_periodic=options.is_periodic))
 
 
-def _faults(wish: Wish, chance: Chance) -> Sequence[Fault]:
+def _faults(options: ChaosOptions, space: FaultSpace) -> Sequence[Fault]:
     """What is to happen.
 
     Raises:
         ConfigError: a beginning that no crash point of these roles has: it would prove nothing.
     """
-    if not wish.sweep:
-        return plan(wish.seed, wish.num_faults, chance)
-    for prefix in wish.sweep:
-        if not sweep(wish.seed, chance, [prefix]):
-            points = {
-                point for role in chance.counts.keys() & {*ROLES} for point in points_of(role)
-            }
+    if not options.sweep:
+        return plan(options.seed, options.num_faults, space)
+    for prefix in options.sweep:
+        if not sweep(options.seed, space, [prefix]):
+            points = {point for role in space.counts.keys() & {*ROLES} for point in points_of(role)}
             known = ", ".join(point for point in CrashPoint if point in points)
             raise ConfigError(
                 f"--each-point: no place begins with {prefix!r}; "
                 + (f"those of these roles are {known}" if known else "these roles pass none")
             )
-    return sweep(wish.seed, chance, wish.sweep)
+    return sweep(options.seed, space, options.sweep)
 
 
 def _check_writable(json_file: str) -> None:

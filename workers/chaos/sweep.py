@@ -8,65 +8,65 @@ from typing import TYPE_CHECKING
 
 from streams.bus import Bus
 from streams.codec import now_ms
-from workers.chaos.journal import Conclude, Journal, Strike
-from workers.chaos.patience import Patience
+from workers.chaos.journal import Conclude, Injection, Journal
 from workers.chaos.plan import Fault
-from workers.supervisor.sabotage import Scene
+from workers.chaos.progress_deadline import ProgressDeadline
+from workers.supervisor.fault_hook import FaultTargets
 
 if TYPE_CHECKING:
     from workers.supervisor.ended import Ended
 
 
 class Sweep:
-    """A `Sabotage`: the faults of each worker, one process after another.
+    """A `FaultHook`: the faults of each worker, one process after another.
 
     Args:
         faults: of kind ARMED.
-        stall_s: see `Patience`.
+        stall_s: see `ProgressDeadline`.
     """
 
     def __init__(self, faults: Sequence[Fault], stall_s: float, conclude: Conclude) -> None:
         self.journal = Journal(
-            planned=faults, strikes=[], wakings=[], broker_deaths_s=[], silences=[]
+            planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
         )
-        self._patience = Patience(stall_s)
+        self._deadline = ProgressDeadline(stall_s)
         self._conclude = conclude
-        self._scene: Scene | None = None
+        self._targets: FaultTargets | None = None
         self._num_read = 0  # exits
 
-    def enter(self, scene: Scene) -> None:
-        """See `Sabotage`."""
-        self._scene = scene
+    def enter(self, targets: FaultTargets) -> None:
+        """See `FaultHook`."""
+        self._targets = targets
         for fault in self.journal.planned:
-            scene.fleet.of(fault.role)[fault.ordinal].crash_at.append(fault.crash_at)
+            targets.fleet.of(fault.role)[fault.ordinal].crash_at.append(fault.crash_at)
 
     def tick(self, *, is_running: bool) -> None:
-        """See `Sabotage`."""
-        scene = self._scene
-        assert scene is not None, "tick before enter"
-        for exited in scene.fleet.exits[self._num_read :]:
+        """See `FaultHook`."""
+        targets = self._targets
+        assert targets is not None, "tick before enter"
+        for exited in targets.fleet.exits[self._num_read :]:
             if exited.died_at:
-                self._note(scene, exited.worker, exited.died_at, exited.instance)
-        self._num_read = len(scene.fleet.exits)
+                self._note(targets, exited.worker, exited.died_at, exited.instance)
+        self._num_read = len(targets.fleet.exits)
         if is_running:
-            self._patience.check(scene, self.journal)
+            self._deadline.check(targets, self.journal)
 
     def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
-        """See `Sabotage`."""
-        assert self._scene is not None, "conclude before enter"
-        return self._conclude(bus, ended, status, self.journal, self._scene)
+        """See `FaultHook`."""
+        assert self._targets is not None, "conclude before enter"
+        return self._conclude(bus, ended, status, self.journal, self._targets)
 
-    def _note(self, scene: Scene, worker: str, died_at: str, instance: str) -> None:
-        self._patience.renew()
-        self.journal.strikes.append(
-            Strike(
+    def _note(self, targets: FaultTargets, worker: str, died_at: str, instance: str) -> None:
+        self._deadline.renew()
+        self.journal.injections.append(
+            Injection(
                 fault=next(
                     fault
                     for fault in self.journal.planned
                     if (fault.victim, fault.crash_at) == (worker, died_at)
                 ),
                 instance=instance,
-                step=scene.watcher.step,
+                step=targets.watcher.step,
                 at_s=time.monotonic(),
                 at_ms=now_ms(),
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from streams.audit.report import AuditReport, BreachKind
 from streams.views.feed import RunState
-from workers.chaos.journal import Journal, Strike
+from workers.chaos.journal import Injection, Journal
 from workers.chaos.outputs import Outputs
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
 from workers.chaos.report import ChaosReport, Redone, Spread, Zombies
@@ -24,7 +24,7 @@ _DEATHS = (FaultKind.KILL, FaultKind.POINT, FaultKind.ZOMBIE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RunObservations:
     """Everything that is known of a run that is over."""
 
     run: str
@@ -45,66 +45,70 @@ class Seen:
     has_recompute_failed: bool = False
 
 
-def report(seen: Seen) -> ChaosReport:
+def report(observed: RunObservations) -> ChaosReport:
     """The report of a run that is over."""
-    strikes = seen.journal.strikes
-    reached = Counter(e.died_at.partition(":")[0] for e in seen.exits if e.died_at)
-    tokens = seen.outputs.tokens(_rollout_deaths_ms(seen))
-    zombies = _zombies(seen)
+    injections = observed.journal.injections
+    reached = Counter(e.died_at.partition(":")[0] for e in observed.exits if e.died_at)
+    tokens = observed.outputs.tokens(_rollout_deaths_ms(observed))
+    zombies = _zombies(observed)
     redone = Redone(
-        times=len(seen.state.redone),
-        steps=sum(r.last_step - r.first_step + 1 for r in seen.state.redone),
-        equal=sum(r.num_equal for r in seen.state.redone),
+        times=len(observed.state.redone),
+        steps=sum(r.last_step - r.first_step + 1 for r in observed.state.redone),
+        equal=sum(r.num_equal for r in observed.state.redone),
     )
     return ChaosReport(
-        run=seen.run,
-        seed=seen.seed,
-        machine=seen.machine,
-        seconds=round(seen.seconds, 1),
-        faults_asked=len(seen.journal.planned),
-        faults=_by_role(strikes),
-        processes_killed=seen.num_killed
-        + len(seen.journal.broker_deaths_s)
-        + sum(strike.fault.role == SERVER for strike in strikes),
+        run=observed.run,
+        seed=observed.seed,
+        machine=observed.machine,
+        seconds=round(observed.seconds, 1),
+        faults_asked=len(observed.journal.planned),
+        faults=_by_role(injections),
+        processes_killed=observed.num_killed
+        + len(observed.journal.broker_deaths_s)
+        + sum(injection.fault.role == SERVER for injection in injections),
         crash_points=dict(sorted(reached.items())),
-        crash_points_armed=sum(bool(fault.crash_at) for fault in _armed(seen.journal)),
-        outcome=seen.outcome,
-        steps=seen.state.step,
-        step_target=seen.state.step_target,
-        audit=_audited(seen.audit),
-        audit_line=seen.audit.line(),
-        stale=seen.audit.breach_counts.get(BreachKind.TOO_STALE.value, 0),
+        crash_points_armed=sum(bool(fault.crash_at) for fault in _armed(observed.journal)),
+        outcome=observed.outcome,
+        steps=observed.state.step,
+        step_target=observed.state.step_target,
+        audit=_audited(observed.audit),
+        audit_line=observed.audit.line(),
+        stale=observed.audit.breach_counts.get(BreachKind.TOO_STALE.value, 0),
         redone=redone,
         sampled_tokens=tokens.sampled,
         unreported_tokens=tokens.unreported,
         useful_tokens=tokens.useful,
         regenerated_share=round(tokens.regenerated_share, 4),
-        back=_back(seen),
-        recovery=_recovery(seen),
-        woken=_woken(seen),
-        detection=_detection(seen),
+        back=_back(observed),
+        recovery=_recovery(observed),
+        woken=_woken(observed),
+        detection=_detection(observed),
         zombies=zombies,
-        exits=_exits(seen.exits),
+        exits=_exits(observed.exits),
         unexplained=tuple(
             f"{e.worker} {described(e.status)}"
-            for e in seen.exits
+            for e in observed.exits
             if not e.excuse and e.status != Exit.DONE
         ),
-        recomputed=seen.recomputed,
-        problems=tuple(_problems(seen, zombies, redone)),
+        recomputed=observed.recomputed,
+        problems=tuple(_problems(observed, zombies, redone)),
     )
 
 
 def _armed(journal: Journal) -> Sequence[Fault]:
     """Crash points that were struck, and all that were armed from the start."""
-    struck = [strike.fault for strike in journal.strikes if strike.fault.kind is FaultKind.POINT]
+    struck = [
+        injection.fault
+        for injection in journal.injections
+        if injection.fault.kind is FaultKind.POINT
+    ]
     return [*struck, *(fault for fault in journal.planned if fault.kind is FaultKind.ARMED)]
 
 
-def _by_role(strikes: Sequence[Strike]) -> dict[str, dict[str, int]]:
+def _by_role(injections: Sequence[Injection]) -> dict[str, dict[str, int]]:
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for strike in strikes:
-        counts[strike.fault.role][strike.fault.kind] += 1
+    for injection in injections:
+        counts[injection.fault.role][injection.fault.kind] += 1
     return {role: dict(sorted(counts[role].items())) for role in sorted(counts)}
 
 
@@ -128,52 +132,52 @@ def _audited(audit: AuditReport) -> dict[str, object]:
     }
 
 
-def _clock_ms(seen: Seen) -> float:
+def _clock_ms(observed: RunObservations) -> float:
     """What turns monotonic seconds into the log's milliseconds."""
-    strikes = seen.journal.strikes
-    return strikes[0].at_ms - 1000 * strikes[0].at_s if strikes else 0.0
+    injections = observed.journal.injections
+    return injections[0].at_ms - 1000 * injections[0].at_s if injections else 0.0
 
 
-def _rollout_deaths_ms(seen: Seen) -> dict[str, int]:
+def _rollout_deaths_ms(observed: RunObservations) -> dict[str, int]:
     deaths = {
         s.instance: s.at_ms
-        for s in seen.journal.strikes
+        for s in observed.journal.injections
         if s.fault.role == "rollout" and s.fault.kind in _DEATHS
     }
-    for exited in seen.exits:
+    for exited in observed.exits:
         if exited.worker.startswith("rollout-") and exited.status != Exit.DONE:
-            deaths.setdefault(exited.instance, round(1000 * exited.seen_s + _clock_ms(seen)))
+            deaths.setdefault(exited.instance, round(1000 * exited.seen_s + _clock_ms(observed)))
     return deaths
 
 
-def _deaths(seen: Seen) -> Iterator[tuple[str, str, int]]:
+def _deaths(observed: RunObservations) -> Iterator[tuple[str, str, int]]:
     """Victim, its instance, and when it died or fell asleep for good, on the log's clock."""
-    for strike in seen.journal.strikes:
-        if strike.fault.kind in _DEATHS:
-            yield strike.fault.victim, strike.instance, strike.at_ms
-    for exited in seen.exits:
+    for injection in observed.journal.injections:
+        if injection.fault.kind in _DEATHS:
+            yield injection.fault.victim, injection.instance, injection.at_ms
+    for exited in observed.exits:
         if exited.died_at:
-            yield exited.worker, exited.instance, round(1000 * exited.seen_s + _clock_ms(seen))
+            yield exited.worker, exited.instance, round(1000 * exited.seen_s + _clock_ms(observed))
 
 
-def _recovery(seen: Seen) -> dict[str, Spread]:
+def _recovery(observed: RunObservations) -> dict[str, Spread]:
     times: defaultdict[str, list[float]] = defaultdict(list)
-    for victim, instance, died_ms in _deaths(seen):
+    for victim, instance, died_ms in _deaths(observed):
         if victim == BROKER:
-            next_ms = seen.outputs.next_of_role("rollout", died_ms)
+            next_ms = observed.outputs.next_of_role("rollout", died_ms)
         elif _role(victim) == SERVER:
-            next_ms = seen.outputs.loaded_ms(victim.replace(SERVER, "rollout"), died_ms)
+            next_ms = observed.outputs.loaded_ms(victim.replace(SERVER, "rollout"), died_ms)
         else:
-            next_ms = seen.outputs.next_ms(victim, died_ms, not_by=instance)
+            next_ms = observed.outputs.next_ms(victim, died_ms, not_by=instance)
         if next_ms is not None:
             times[_role(victim)].append((next_ms - died_ms) / 1000)
     return _spreads(times)
 
 
-def _back(seen: Seen) -> dict[str, Spread]:
+def _back(observed: RunObservations) -> dict[str, Spread]:
     times: defaultdict[str, list[float]] = defaultdict(list)
-    for victim, instance, died_ms in _deaths(seen):
-        next_ms = seen.outputs.back_ms(victim, died_ms, not_by=instance)
+    for victim, instance, died_ms in _deaths(observed):
+        next_ms = observed.outputs.back_ms(victim, died_ms, not_by=instance)
         if next_ms is not None:
             times[_role(victim)].append((next_ms - died_ms) / 1000)
     return _spreads(times)
@@ -183,33 +187,33 @@ def _role(victim: str) -> str:
     return victim.partition("-")[0]
 
 
-def _woken(seen: Seen) -> dict[str, Spread]:
-    stops = {s.instance: s for s in seen.journal.strikes if s.fault.kind is FaultKind.STOP}
+def _woken(observed: RunObservations) -> dict[str, Spread]:
+    stops = {s.instance: s for s in observed.journal.injections if s.fault.kind is FaultKind.STOP}
     times: defaultdict[str, list[float]] = defaultdict(list)
-    for waking in seen.journal.wakings:
-        strike = stops.get(waking.instance)
-        if strike is None:
+    for wakeup in observed.journal.wakeups:
+        injection = stops.get(wakeup.instance)
+        if injection is None:
             continue
-        woken_ms = round(1000 * waking.at_s + _clock_ms(seen))
-        is_broker = strike.fault.role == BROKER
+        woken_ms = round(1000 * wakeup.at_s + _clock_ms(observed))
+        is_broker = injection.fault.role == BROKER
         next_ms = (
-            seen.outputs.next_of_role("rollout", woken_ms)
+            observed.outputs.next_of_role("rollout", woken_ms)
             if is_broker
-            else seen.outputs.next_ms(strike.fault.victim, woken_ms)
+            else observed.outputs.next_ms(injection.fault.victim, woken_ms)
         )
         if next_ms is not None:
-            times[strike.fault.role].append((next_ms - woken_ms) / 1000)
+            times[injection.fault.role].append((next_ms - woken_ms) / 1000)
     return _spreads(times)
 
 
-def _detection(seen: Seen) -> dict[str, Spread]:
-    ends = {e.instance: e.seen_s for e in seen.exits}
+def _detection(observed: RunObservations) -> dict[str, Spread]:
+    ends = {e.instance: e.seen_s for e in observed.exits}
     times: defaultdict[str, list[float]] = defaultdict(list)
-    for strike in seen.journal.strikes:
-        is_kill = strike.fault.kind in (FaultKind.KILL, FaultKind.POINT)
-        if is_kill and strike.instance in ends:
-            times[strike.fault.role].append(ends[strike.instance] - strike.at_s)
-    times[BROKER] += seen.journal.broker_deaths_s
+    for injection in observed.journal.injections:
+        is_kill = injection.fault.kind in (FaultKind.KILL, FaultKind.POINT)
+        if is_kill and injection.instance in ends:
+            times[injection.fault.role].append(ends[injection.instance] - injection.at_s)
+    times[BROKER] += observed.journal.broker_deaths_s
     return _spreads(times)
 
 
@@ -217,10 +221,10 @@ def _spreads(times: Mapping[str, list[float]]) -> dict[str, Spread]:
     return {role: Spread.of(values) for role, values in sorted(times.items()) if values}
 
 
-def _zombies(seen: Seen) -> Zombies:
-    woken_s = {w.instance: w.at_s for w in seen.journal.wakings}
-    zombies = [s for s in seen.journal.strikes if s.fault.kind is FaultKind.ZOMBIE]
-    exits = {e.instance: e for e in seen.exits if e.was_replaced}
+def _zombies(observed: RunObservations) -> Zombies:
+    woken_s = {w.instance: w.at_s for w in observed.journal.wakeups}
+    zombies = [s for s in observed.journal.injections if s.fault.kind is FaultKind.ZOMBIE]
+    exits = {e.instance: e for e in observed.exits if e.was_replaced}
     ended = [exits[s.instance] for s in zombies if s.instance in exits]
     others = Counter(described(e.status) for e in ended if e.status != Exit.FENCED)
     lived = [(woken_s.get(e.instance, e.seen_s), e.seen_s) for e in ended]
@@ -230,17 +234,18 @@ def _zombies(seen: Seen) -> Zombies:
         ended_otherwise=dict(sorted(others.items())),
         alive=sum(
             s.instance not in exits
-            and _answered_s(seen, woken_s.get(s.instance, seen.now_s), seen.now_s) > ZOMBIE_END_S
+            and _answered_s(observed, woken_s.get(s.instance, observed.now_s), observed.now_s)
+            > ZOMBIE_END_S
             for s in zombies
         ),
         longest_end_s=round(max((end - woken for woken, end in lived), default=0.0), 2),
-        longest_answered_s=round(max((_answered_s(seen, *at) for at in lived), default=0.0), 2),
+        longest_answered_s=round(max((_answered_s(observed, *at) for at in lived), default=0.0), 2),
     )
 
 
-def _answered_s(seen: Seen, from_s: float, to_s: float) -> float:
+def _answered_s(observed: RunObservations, from_s: float, to_s: float) -> float:
     """Seconds of a stretch of time in which the broker was not struck down."""
-    silent_s = sum(silence.within(from_s, to_s) for silence in seen.journal.silences)
+    silent_s = sum(outage.within(from_s, to_s) for outage in observed.journal.broker_outages)
     return to_s - from_s - silent_s
 
 
@@ -251,11 +256,13 @@ def _exits(exits: Sequence[Exited]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _problems(seen: Seen, zombies: Zombies, redone: Redone) -> list[str]:
-    asked, struck = len(seen.journal.planned), len(seen.journal.strikes)
-    found = [seen.failure] if seen.failure else []
-    if seen.has_failed and not seen.failure:
-        found.append(f"the run is {seen.outcome}, its audit found {_audit_word(seen.audit)}")
+def _problems(observed: RunObservations, zombies: Zombies, redone: Redone) -> list[str]:
+    asked, struck = len(observed.journal.planned), len(observed.journal.injections)
+    found = [observed.failure] if observed.failure else []
+    if observed.has_failed and not observed.failure:
+        found.append(
+            f"the run is {observed.outcome}, its audit found {_audit_word(observed.audit)}"
+        )
     if struck < asked:
         found.append(
             f"only {struck} of {asked} faults were possible before the run ended: "
@@ -269,8 +276,8 @@ def _problems(seen: Seen, zombies: Zombies, redone: Redone) -> list[str]:
         )
     if redone.equal < redone.steps:
         found.append(f"{redone.steps - redone.equal} redone steps gave other weights")
-    if seen.has_recompute_failed:
-        found.append(seen.recomputed)
+    if observed.has_recompute_failed:
+        found.append(observed.recomputed)
     return found
 
 

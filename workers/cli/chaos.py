@@ -87,23 +87,23 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; 0 only if all faults happened and nothing broke."""
-    from workers.chaos.run import Wish, chaos
+    from workers.chaos.run import ChaosOptions, chaos
     from workers.config.load import load
-    from workers.supervisor.up import Asked
+    from workers.supervisor.up import UpOptions
 
     overrides = [*args.overrides, "--demo.kills=[]"]  # the plan kills enough
     steps = args.steps or max(args.kills + 1, load(args.config, overrides).trainer.steps)
     config = load(args.config, [*overrides, f"--trainer.steps={steps}"])
     command = shlex.join(["up", *args.config, *args.overrides])
     return chaos(
-        Asked(
+        UpOptions(
             config=config,
             command=command,
             is_resumed=False,
             is_live=not args.no_live,
             steps_typed=steps,
         ),
-        Wish(
+        ChaosOptions(
             num_faults=args.kills,
             seed=args.seed,
             roles=_words(args.roles),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from workers.cli.arguments import add_no_live, examples, whole
 
 if TYPE_CHECKING:
-    from workers.supervisor.up import Asked
+    from workers.supervisor.up import UpOptions
 
 NAME = "demo"
 
@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
     """Run it; 0 only if the run is complete and the audit finds nothing."""
     from workers.supervisor.up import up
 
-    return up(asked(args))
+    return up(up_options(args))
 
 
-def asked(args: argparse.Namespace) -> Asked:
+def up_options(args: argparse.Namespace) -> UpOptions:
     """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
     from workers.config.load import load
     from workers.packaged import example
-    from workers.supervisor.up import Asked
+    from workers.supervisor.up import UpOptions
 
     overrides = list(args.overrides)
     if not any(word.startswith("--run.id") for word in overrides):
@@ -60,7 +60,7 @@ def asked(args: argparse.Namespace) -> Asked:
     if args.steps is not None:
         overrides.append(f"--trainer.steps={args.steps}")
     config = load([str(example("demo.toml"))], overrides)
-    return Asked(
+    return UpOptions(
         config=config,
         command=command,
         is_resumed=args.resume,

@@ -70,7 +70,7 @@ def _opened(name: str) -> Iterator[Recording]:
     from streams.recording import Recording
     from streams.recording.selection import Selection
     from workers.cli.report import configuration
-    from workers.replay.record import Wanted, record
+    from workers.replay.record import RecordingOptions, record
     from workers.runs.attach import attached
     from workers.runs.places import check_place
 
@@ -83,6 +83,6 @@ def _opened(name: str) -> Iterator[Recording]:
     with tempfile.TemporaryDirectory(prefix="rlstreams-diff-") as scratch:
         folder = Path(scratch) / config.run.id
         with attached(config) as bus:
-            record(bus, config, Wanted(folder=folder, selection=Selection(), words={}))
+            record(bus, config, RecordingOptions(folder=folder, selection=Selection(), words={}))
         with Recording(folder) as recording:
             yield recording

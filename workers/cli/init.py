@@ -93,9 +93,9 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def _told(plan: Plan) -> list[str]:
     """What was found in the rows, and what to expect of the model."""
-    columns = plan.look.data.columns
-    others = ", ".join(plan.look.others)
-    kind = "a number" if plan.look.is_numeric else "text"
+    columns = plan.columns.data.columns
+    others = ", ".join(plan.columns.others)
+    kind = "a number" if plan.columns.is_numeric else "text"
     lines = [
         f"problem: column {columns.prompt or 'prompt'!r}; answer: column "
         f"{columns.answer or 'answer'!r}, {kind}"

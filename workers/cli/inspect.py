@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streams.lineage.fold import Lineage
     from streams.run_log import RunLog
     from workers.inspect.choose import Query
-    from workers.inspect.story import Story
+    from workers.inspect.sample_detail import SampleDetail
 
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
@@ -76,21 +76,23 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Show them; 1 if the log knows none."""
-    from workers.inspect.story import story
+    from workers.inspect.sample_detail import sample_detail
     from workers.runs.sources import opened
 
     wanted = [w for w in args.config if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
     names = [w for w in args.config if w not in wanted]
     with opened(names, args.overrides, args.tokenizer) as source:
-        stories = [story(one, source.spelling) for one in _lineages(source.log, args, wanted)]
+        details = [
+            sample_detail(one, source.spelling) for one in _lineages(source.log, args, wanted)
+        ]
         name, num_unreadable = source.log.name, source.log.num_unreadable
         problems = source.log.problems
     for problem in problems:
         print(f"{name}: {problem}", file=sys.stderr)
     if num_unreadable:
         print(f"{name}: records that could not be decoded: {num_unreadable}", file=sys.stderr)
-    known = [one for one in stories if one.hops]
-    if missing := [str(one.lineage.sample) for one in stories if not one.hops]:
+    known = [one for one in details if one.hops]
+    if missing := [str(one.lineage.sample) for one in details if not one.hops]:
         print(f"{name} does not know {', '.join(missing)}", file=sys.stderr)
     if not known:
         print(f"nothing in {name} matches", file=sys.stderr)
@@ -141,36 +143,36 @@ def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
     return f"{name}: {', '.join(parts)}"
 
 
-def _show(stories: Sequence[Story], args: argparse.Namespace, title: str) -> None:
+def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
     if args.html:
         from datetime import UTC, datetime
 
         from workers.inspect.page import render
 
         made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        Path(args.html).write_text(render(stories, title, made_at), encoding="utf-8")
+        Path(args.html).write_text(render(details, title, made_at), encoding="utf-8")
         print(f"page: {args.html}")
     elif args.json:
         from workers.inspect.as_json import json_line
 
-        for story in stories:
-            print(json_line(story))
+        for detail in details:
+            print(json_line(detail))
     else:
-        _print(stories, args, title)
+        _print(details, args, title)
 
 
-def _print(stories: Sequence[Story], args: argparse.Namespace, title: str) -> None:
+def _print(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
     from rich.console import Console
 
     from workers.inspect.terminal import table, whole
 
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(width=width, markup=False, emoji=False, highlight=False)
-    if args.full or len(stories) == 1:
-        for story in stories:
-            console.print(whole(story, args.color, console.width))
+    if args.full or len(details) == 1:
+        for detail in details:
+            console.print(whole(detail, args.color, console.width))
         return
-    console.print(table(stories, title))
-    first = stories[0].lineage.sample
+    console.print(table(details, title))
+    first = details[0].lineage.sample
     where = " ".join(w for w in args.config if not _SAMPLE.fullmatch(w) and not _GROUP.fullmatch(w))
     console.print(f"\nall of one: rlstreams inspect {first} {where}", style="bright_black")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from streams.bus import Bus
     from streams.recording.recorder import Progress
     from workers.config.run import RunConfig
-    from workers.replay.record import Made, Wanted
+    from workers.replay.record import RecordingOptions, RecordingResult
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,24 +59,24 @@ def run(args: argparse.Namespace) -> int:
     if args.follow:
         stop.on_signals()
     with attached(config) as bus:
-        wanted = _wanted(args, bus, config)
-        made = record(
+        options = _recording_options(args, bus, config)
+        result = record(
             bus,
             config,
-            wanted,
+            options,
             stopped=lambda: stop.requested,
             on_progress=_show if sys.stderr.isatty() else lambda _: None,
         )
-    return _tell(made, wanted)
+    return _tell(result, options)
 
 
-def _wanted(args: argparse.Namespace, bus: Bus, config: RunConfig) -> Wanted:
+def _recording_options(args: argparse.Namespace, bus: Bus, config: RunConfig) -> RecordingOptions:
     from dataclasses import replace
 
     from streams.errors import ConfigError
     from streams.recording.recorder import groups_of_steps
     from workers.cli.ranges import selection_of, words_of
-    from workers.replay.record import Wanted
+    from workers.replay.record import RecordingOptions
 
     selection = selection_of(args)
     if selection.steps is not None:
@@ -84,7 +84,7 @@ def _wanted(args: argparse.Namespace, bus: Bus, config: RunConfig) -> Wanted:
         if not groups:
             raise ConfigError(f"--steps {args.steps}: the run has completed none of these steps")
         selection = replace(selection, groups=(selection.groups or groups) & groups)
-    return Wanted(
+    return RecordingOptions(
         folder=Path(args.out or f"recordings/{config.run.id}"),
         selection=selection,
         words=words_of(args),
@@ -102,31 +102,31 @@ def _show(progress: Progress) -> None:
     print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def _tell(made: Made, wanted: Wanted) -> int:
+def _tell(result: RecordingResult, options: RecordingOptions) -> int:
     """What is there; the exit status."""
     from streams.counted import counted
 
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    size = sum(file.size_bytes for file in made.manifest.files if file.name.endswith(".avro"))
+    size = sum(file.size_bytes for file in result.manifest.files if file.name.endswith(".avro"))
     print(f"{'topic':<20} {'records':>10}  offsets")
-    for name, topic in made.manifest.topics.items():
+    for name, topic in result.manifest.topics.items():
         spans = " ".join(f"{topic.first[p]}:{topic.next[p]}" for p in sorted(topic.next, key=int))
         print(f"{name:<20} {topic.num_records:>10,}  {spans}")
-    again = f", continued: {made.num_new:,} of them new" if made.is_resumed else ""
+    again = f", continued: {result.num_new:,} of them new" if result.is_resumed else ""
     print(
-        f"{wanted.folder}: {counted(made.num_records, 'record')}, "
+        f"{options.folder}: {counted(result.num_records, 'record')}, "
         f"{size / 1e6:,.1f} MB in Avro files "
-        f"({made.num_bytes / 1e6:,.1f} MB read in {made.seconds:.1f} s{again})"
+        f"({result.num_bytes / 1e6:,.1f} MB read in {result.seconds:.1f} s{again})"
     )
-    if not made.unasked:
+    if not result.unasked:
         return 0
     told = ", ".join(
         f"schema {print_} ({counted(num, 'record')})"
-        for print_, num in sorted(made.unasked.items())
+        for print_, num in sorted(result.unasked.items())
     )
     print(
-        f"{wanted.folder} is sealed, but holds records as bytes alone, for the broker was gone "
+        f"{options.folder} is sealed, but holds records as bytes alone, for the broker was gone "
         f"before their schema could be asked for: {told}. If it can be started again, record the "
         "run again into another folder",
         file=sys.stderr,

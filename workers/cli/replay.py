@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from workers.cli.arguments import examples
 from workers.cli.ranges import add_selection
-from workers.cli.replay_options import asked, fresh_target
+from workers.cli.replay_options import fresh_target, record_filter
 
 if TYPE_CHECKING:
     from streams.recording import Recording
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             from workers.cli.replay_into import run_into
 
             return run_into(args, recording)
-        selection = resolve(recording, asked(args))
+        selection = resolve(recording, record_filter(args))
         if args.dry_run:
             _count(recording, selection)
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streams.counted import counted
-from workers.cli.replay_options import asked, fresh_target
+from workers.cli.replay_options import fresh_target, record_filter
 
 if TYPE_CHECKING:
     from streams.recording import Recording
@@ -43,7 +43,7 @@ def _logprob(args: argparse.Namespace, recording: Recording) -> int:
     from workers.replay.filters import resolve
     from workers.replay.into_logprob import replay_logprob
 
-    selection = resolve(recording, asked(args))
+    selection = resolve(recording, record_filter(args))
     with fresh_target(args, recording) as target:
         weights = _weights(args, recording, target)
         made = replay_logprob(recording, target, weights, selection=selection)
@@ -55,7 +55,7 @@ def _rollout(args: argparse.Namespace, recording: Recording) -> int:
     from workers.replay.filters import resolve
     from workers.replay.into_rollout import replay_rollout
 
-    selection = resolve(recording, asked(args))
+    selection = resolve(recording, record_filter(args))
     with fresh_target(args, recording) as target:
         weights = _weights(args, recording, target)
         made = replay_rollout(recording, target, weights, selection=selection)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streams.recording import Recording
-    from workers.replay.filters import Asked
+    from workers.replay.filters import RecordFilter
     from workers.replay.target import Target
 
 
@@ -20,12 +20,12 @@ def fresh_target(args: argparse.Namespace, recording: Recording) -> AbstractCont
     return fresh_run(config, schemas=[*recording.schemas.values()], keep=args.keep)
 
 
-def asked(args: argparse.Namespace) -> Asked:
+def record_filter(args: argparse.Namespace) -> RecordFilter:
     """What the options choose."""
     from workers.cli.ranges import range_of, selection_of
-    from workers.replay.filters import Asked
+    from workers.replay.filters import RecordFilter
 
-    return Asked(
+    return RecordFilter(
         selection=selection_of(args),
         rewards=range_of(args.rewards, "--rewards", float),
         staleness=range_of(args.staleness, "--staleness"),

@@ -66,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reward_only(config: RunConfig, verifier: Verifier, file: Path) -> int:
-    from workers.trial.given import judge_given, read_given
+    from workers.trial.completions_file import judge_completions, read_completions
     from workers.trial.show import given_lines
 
-    given = read_given(config, file)
-    completions = judge_given(verifier, given)
+    given = read_completions(config, file)
+    completions = judge_completions(verifier, given)
     for line in given_lines(given, completions):
         print(line)
     failed = sum(completion.judgement is None for completion in completions)

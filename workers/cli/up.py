@@ -52,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
     check_secrets(loaded)
     if args.dry_run:
         return _dry_run(loaded)
-    from workers.supervisor.up import Asked, up
+    from workers.supervisor.up import UpOptions, up
 
     command = shlex.join(["up", *args.config, *args.overrides])
     return up(
-        Asked(
+        UpOptions(
             config=config,
             command=command,
             is_resumed=args.resume,

@@ -98,9 +98,9 @@ def run(args: argparse.Namespace) -> int:
                 publish_missing(bus, context.worker)
             role = make_role(context)
             if is_alone and args.role != "trainer":  # the trainer's is the configuration
-                from workers.loop.company import Company
+                from workers.loop.standalone import StandaloneRole
 
-                role = Company(role, context)
+                role = StandaloneRole(role, context)
             runtime.run(role, stop, watchdog)
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
         runtime.explain(err)

@@ -13,7 +13,7 @@ from workers.doctor.check import Check, Level, fail, ok, warn
 from workers.doctor.data import data_checks, hash_check, loaded_check, verifier_check
 from workers.doctor.engines import engine_checks, refuse_engine
 from workers.doctor.gpu_memory import gpu_memory_checks
-from workers.doctor.gpus import gpu_checks, seen_gpus
+from workers.doctor.gpus import gpu_checks, gpu_inventory
 from workers.doctor.host import EVERYTHING, Host
 from workers.doctor.machine import machine, port
 from workers.doctor.memory import estimate, free_mb, memory_check, of_host
@@ -35,12 +35,12 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     Args:
         host: what is to run here; checks that only other hosts need are left out.
     """
-    bootstrap, seen = _embedded(config), seen_gpus()
+    bootstrap, inventory = _embedded(config), gpu_inventory()
     model, checks = _model(config, host)
     weights_mb = 0.0 if model is None else model.weights_mb
     checks = [
         *machine(config, host, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
-        *gpu_checks(config, seen, host, weights_mb=weights_mb),
+        *gpu_checks(config, inventory, host, weights_mb=weights_mb),
         *_all("run.dir", lambda: _folder(config, host)),
         *_all("secrets", lambda: iter([secrets_check(config, host)])),
         *_all("role", lambda: alone_checks(config, host)),
@@ -51,7 +51,7 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
         roles = of_host(estimate(model, config), host)
         checks.append(memory_check(roles, free_mb()))
         is_up = bootstrap is not None or bool(config.broker.bootstrap)
-        checks += gpu_memory_checks(config, roles, seen.gpus, host, is_up=is_up)
+        checks += gpu_memory_checks(config, roles, inventory.gpus, host, is_up=is_up)
         checks += _of_model(config, model, host)
     if host.has("rollout"):
         is_here = model is not None

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, ok, warn
-from workers.doctor.gpus import SERVER, VISIBLE, Gpu, Placed, number, placed
+from workers.doctor.gpus import SERVER, VISIBLE, Gpu, GpuPlacement, number, placements
 from workers.doctor.host import Host
 from workers.doctor.memory import LESS, RoleMemory
 
@@ -61,12 +61,12 @@ def gpu_memory_checks(
         roles: of `memory.estimate`.
         is_up: the run's own processes may be on the GPUs already.
     """
-    for load in loads(config, roles, list(placed(config, gpus, host, os.environ.get(VISIBLE)))):
+    for load in loads(config, roles, list(placements(config, gpus, host, os.environ.get(VISIBLE)))):
         yield _checked(config, load, is_up=is_up)
 
 
 def loads(
-    config: RunConfig, roles: Sequence[RoleMemory], places: Sequence[Placed]
+    config: RunConfig, roles: Sequence[RoleMemory], places: Sequence[GpuPlacement]
 ) -> Iterator[Load]:
     """By GPU, in the host's order."""
     by_index: dict[int, Load] = {}

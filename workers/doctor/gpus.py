@@ -41,7 +41,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class GpuInventory:
     """What the driver says."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -50,7 +50,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class GpuPlacement:
     """A role's GPUs."""
 
     role: str
@@ -60,20 +60,20 @@ class Placed:
     processes: int = 1  # on each of them
 
 
-def seen_gpus() -> Seen:
+def gpu_inventory() -> GpuInventory:
     """All GPUs of this host, asked of `nvidia-smi`: torch would take seconds to import."""
     try:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return Seen(problem="none found (no nvidia-smi)")
+        return GpuInventory(problem="none found (no nvidia-smi)")
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         last = said[-1] if said else done.returncode
-        return Seen(problem=f"nvidia-smi fails: {last}", is_broken=True)
+        return GpuInventory(problem=f"nvidia-smi fails: {last}", is_broken=True)
     try:
-        return Seen(gpus=tuple(_gpu(line) for line in done.stdout.strip().splitlines()))
+        return GpuInventory(gpus=tuple(_gpu(line) for line in done.stdout.strip().splitlines()))
     except ValueError as err:  # a kind that does not tell its memory
-        return Seen(problem=f"nvidia-smi cannot be understood: {err}", is_broken=True)
+        return GpuInventory(problem=f"nvidia-smi cannot be understood: {err}", is_broken=True)
 
 
 def _gpu(line: str) -> Gpu:
@@ -106,9 +106,9 @@ def _is_uuid(gpu: Gpu, name: str) -> bool:
     return name.startswith("GPU-") and gpu.uuid.startswith(name)
 
 
-def placed(
+def placements(
     config: RunConfig, gpus: Sequence[Gpu], host: Host = EVERYTHING, named: str | None = None
-) -> Iterator[Placed]:
+) -> Iterator[GpuPlacement]:
     """The roles of this host that compute on GPUs.
 
     Args:
@@ -125,7 +125,7 @@ def placed(
         if device == CPU or not host.has(role):
             continue
         first = int(device.partition(":")[2] or 0)
-        yield Placed(
+        yield GpuPlacement(
             role=role,
             field=f"{role}.device = {device}" + (f" and {ranks - 1} behind it" * (ranks > 1)),
             gpus=ours[first : first + ranks],
@@ -135,7 +135,7 @@ def placed(
     if is_served and not engine.urls and host.has("rollout") and gpus:
         own = engine.env.get(VISIBLE)
         ranks = num_ranks(engine.args)
-        yield Placed(
+        yield GpuPlacement(
             role=SERVER,
             field=f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}",
             gpus=visible(gpus, named if own is None else str(own))[:ranks],
@@ -168,7 +168,7 @@ def number(args: Mapping[str, str | int | float | bool], name: str) -> float | N
 
 
 def gpu_checks(
-    config: RunConfig, seen: Seen, host: Host = EVERYTHING, *, weights_mb: float = 0.0
+    config: RunConfig, inventory: GpuInventory, host: Host = EVERYTHING, *, weights_mb: float = 0.0
 ) -> Iterator[Check]:
     """What is there against what is asked for; one of NCCL, and one of those that nobody uses.
 
@@ -176,25 +176,25 @@ def gpu_checks(
         weights_mb: size of the model in float32; 0: unknown.
     """
     named = os.environ.get(VISIBLE)
-    roles = list(placed(config, seen.gpus, host, named))
-    yield _there(seen, roles, named)
-    if not seen.gpus or _SLICE in (named or ""):
+    roles = list(placements(config, inventory.gpus, host, named))
+    yield _there(inventory, roles, named)
+    if not inventory.gpus or _SLICE in (named or ""):
         return
     if not host.is_alone:
-        yield from _unused(config, visible(seen.gpus, named), roles, weights_mb)
+        yield from _unused(config, visible(inventory.gpus, named), roles, weights_mb)
         yield from _pulled_by_nccl(config, roles)
 
 
-def _there(seen: Seen, roles: Sequence[Placed], named: str | None) -> Check:
+def _there(inventory: GpuInventory, roles: Sequence[GpuPlacement], named: str | None) -> Check:
     wanted = ", ".join(one.field for one in roles)
     where = f"asked for: {wanted}" if wanted else "every role computes on the CPU"
-    if seen.is_broken:
-        return warn("gpus", seen.problem, "fix the driver, or continue without a GPU")
-    if seen.problem:
-        found = f"{seen.problem}; {where}"
+    if inventory.is_broken:
+        return warn("gpus", inventory.problem, "fix the driver, or continue without a GPU")
+    if inventory.problem:
+        found = f"{inventory.problem}; {where}"
         return warn("gpus", found, "name cpu where none is") if wanted else ok("gpus", found)
     hidden = "" if named is None else f" ({VISIBLE}={named!r})"
-    found = f"{'; '.join(map(str, seen.gpus))}{hidden}"
+    found = f"{'; '.join(map(str, inventory.gpus))}{hidden}"
     if _SLICE in (named or ""):
         return warn("gpus", f"{found}: slices of GPUs are not looked at; {where}", "")
     lacking = [one for one in roles if len(one.gpus) < one.num_wanted]
@@ -209,7 +209,7 @@ def _there(seen: Seen, roles: Sequence[Placed], named: str | None) -> Check:
 
 
 def _unused(
-    config: RunConfig, ours: Sequence[Gpu], roles: Sequence[Placed], weights_mb: float
+    config: RunConfig, ours: Sequence[Gpu], roles: Sequence[GpuPlacement], weights_mb: float
 ) -> Iterator[Check]:
     """GPUs that no role names and that nobody else uses either, as far as their memory tells."""
     used = {gpu.index for one in roles for gpu in one.gpus}
@@ -249,7 +249,7 @@ def _work_for(places: Sequence[int], config: RunConfig) -> str:
     return f"set {', '.join(sets)}; {rest}" if sets else rest
 
 
-def _pulled_by_nccl(config: RunConfig, roles: Sequence[Placed]) -> Iterator[Check]:
+def _pulled_by_nccl(config: RunConfig, roles: Sequence[GpuPlacement]) -> Iterator[Check]:
     """A puller on the trainer's own GPU: NCCL has one process a device in a communicator."""
     first = next((one.gpus[0] for one in roles if one.role == "trainer" and one.gpus), None)
     if config.weights.channel != "nccl" or first is None:

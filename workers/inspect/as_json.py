@@ -1,4 +1,4 @@
-"""A story as one JSON object on one line, for pipes; log-probs in nats, times in ms."""
+"""A sample as one JSON object on one line, for pipes; log-probs in nats, times in ms."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy.typing as npt
 
 from schemas.events import Tensor
 from streams.plain_json import plain_json
-from workers.inspect.story import Story
+from workers.inspect.sample_detail import SampleDetail
 
 
-def json_line(story: Story) -> str:
+def json_line(detail: SampleDetail) -> str:
     """Everything that is known of the sample.
 
     Numbers that nobody gave are null; arrays have one entry per token, `experts` one less.
     """
-    lineage, rollout = story.lineage, story.lineage.rollout
+    lineage, rollout = detail.lineage, detail.lineage.rollout
     trained = lineage.trained
     told: dict[str, Any] = {
         "sample": str(lineage.sample),
         "outcome": str(lineage.outcome),
         "reward": None if rollout is None else rollout.reward,
         "reward_parts": {} if rollout is None else rollout.reward_parts,
-        "mismatch": _number(story.mismatch),
-        "staleness": list(story.staleness),
-        "versions": list(story.versions),
+        "mismatch": _number(detail.mismatch),
+        "staleness": list(detail.staleness),
+        "versions": list(detail.versions),
         "step": None if trained is None else trained.step.step,
         "advantage": None if trained is None else trained.ref.advantage,
         "made_version": None if trained is None else trained.step.policy_version,
@@ -37,11 +37,11 @@ def json_line(story: Story) -> str:
         "replaced_by": lineage.replaced_by or None,
         "prompt": None if lineage.prompt is None else lineage.prompt.event.text,
         "expected": None if lineage.prompt is None else lineage.prompt.event.answer,
-        "answer": story.said_by("policy"),
+        "answer": detail.said_by("policy"),
         "copies": [str(position) for position in lineage.copies],
         "missing": list(lineage.missing),
-        "hops": [_hop(hop) for hop in map(dataclasses.asdict, story.hops)],
-        "tokens": _tokens(story),
+        "hops": [_hop(hop) for hop in map(dataclasses.asdict, detail.hops)],
+        "tokens": _tokens(detail),
     }
     return plain_json(told)
 
@@ -53,13 +53,13 @@ def _hop(hop: dict[str, Any]) -> dict[str, Any]:
     return {**hop, "position": where}
 
 
-def _tokens(story: Story) -> dict[str, Any] | None:
-    table = story.tokens
+def _tokens(detail: SampleDetail) -> dict[str, Any] | None:
+    table = detail.tokens
     if table is None:
         return None
     return {
         "ids": table.ids_N.tolist(),
-        "words": list(story.words),
+        "words": list(detail.words),
         "author": [table.authors[number] for number in table.segment_N.tolist()],
         "segment": table.segment_N.tolist(),
         "version": [v if v >= 0 else None for v in table.version_N.tolist()],

@@ -1,4 +1,4 @@
-"""Stories as one HTML page: pure, self-contained, light and dark, in the style of the report."""
+"""Samples as one HTML page: pure, self-contained, light and dark, in the style of the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from workers.inspect.page_facts import experts_map, facts, group_table, segments_table
 from workers.inspect.page_style import CSS, SCRIPT
 from workers.inspect.page_tokens import bar, strip, text
-from workers.inspect.story import Story
+from workers.inspect.sample_detail import SampleDetail
 from workers.inspect.terminal import clock_text, figures, one_line, seconds_text
 from workers.inspect.timeline import timeline
 from workers.report import style
@@ -17,16 +17,16 @@ from workers.report.svg import number
 _WORST = 8
 
 
-def render(stories: Sequence[Story], title: str, made_at: str = "") -> str:
+def render(details: Sequence[SampleDetail], title: str, made_at: str = "") -> str:
     """The page, complete."""
-    count = "" if len(stories) == 1 else f" <small>{len(stories)} samples</small>"
+    count = "" if len(details) == 1 else f" <small>{len(details)} samples</small>"
     body = "".join(
         (
             f"<h1>{escape(title)}{count}</h1>",
             f'<p class="muted">{escape(made_at)}</p>' if made_at else "",
-            _overview(stories) if len(stories) > 1 else "",
-            bar(stories),
-            *(_story(story, n, is_open=n == 0) for n, story in enumerate(stories)),
+            _overview(details) if len(details) > 1 else "",
+            bar(details),
+            *(_detail(detail, n, is_open=n == 0) for n, detail in enumerate(details)),
         )
     )
     return (
@@ -37,16 +37,16 @@ def render(stories: Sequence[Story], title: str, made_at: str = "") -> str:
     )
 
 
-def _overview(stories: Sequence[Story]) -> str:
+def _overview(details: Sequence[SampleDetail]) -> str:
     names = ("sample", "outcome", "step", "reward", "mismatch", "staleness", "tokens", "versions")
     head = "".join(f"<th{'' if n < 2 else ' class=num'}>{x}</th>" for n, x in enumerate(names))
     rows = "".join(
-        f'<tr class="go" data-to="{_key(story)}"><td><a href="#{_key(story)}">'
-        f"{story.lineage.sample}</a></td><td>{story.lineage.outcome}</td>"
-        + "".join(f'<td class="num">{escape(value)}</td>' for value in figures(story))
-        + f'<td class="said"><code>{escape(one_line(story))}</code></td>'
-        f"<td>{strip(story)}</td></tr>"
-        for story in stories
+        f'<tr class="go" data-to="{_key(detail)}"><td><a href="#{_key(detail)}">'
+        f"{detail.lineage.sample}</a></td><td>{detail.lineage.outcome}</td>"
+        + "".join(f'<td class="num">{escape(value)}</td>' for value in figures(detail))
+        + f'<td class="said"><code>{escape(one_line(detail))}</code></td>'
+        f"<td>{strip(detail)}</td></tr>"
+        for detail in details
     )
     return (
         f'<div class="wide"><table><thead><tr>{head}<th>text</th>'
@@ -54,43 +54,43 @@ def _overview(stories: Sequence[Story]) -> str:
     )
 
 
-def _key(story: Story) -> str:
+def _key(detail: SampleDetail) -> str:
     """Name of its place on the page."""
-    return str(story.lineage.sample).replace("/", "-")
+    return str(detail.lineage.sample).replace("/", "-")
 
 
-def _story(story: Story, number_: int, *, is_open: bool) -> str:
-    lineage = story.lineage
+def _detail(detail: SampleDetail, number_: int, *, is_open: bool) -> str:
+    lineage = detail.lineage
     outcome = str(lineage.outcome)
-    prompt = lineage.prompt.event.text if lineage.prompt is not None else story.said_by("prompt")
+    prompt = lineage.prompt.event.text if lineage.prompt is not None else detail.said_by("prompt")
     snippet = " ".join(prompt.split())[:60]
     parts = [
-        f'<details class="story" id="{_key(story)}"{" open" if is_open else ""}><summary>'
+        f'<details class="sample" id="{_key(detail)}"{" open" if is_open else ""}><summary>'
         f'{lineage.sample}<span class="outcome {outcome.replace(" ", "-")}">{outcome}</span>'
         f"<code>{escape(snippet)}</code></summary>",
-        _figures(story),
-        f'<p class="verdict bad">{escape(story.problem)}</p>' if story.problem else "",
-        _tokens(story, f"s{number_}"),
+        _figures(detail),
+        f'<p class="verdict bad">{escape(detail.problem)}</p>' if detail.problem else "",
+        _tokens(detail, f"s{number_}"),
         "<h3>Lineage</h3>",
-        timeline(story.hops),
-        _hops(story),
-        segments_table(story),
-        f'<div class="pair"><div>{group_table(story)}{experts_map(story)}</div>'
-        f"<div>{facts(story)}</div></div></details>",
+        timeline(detail.hops),
+        _hops(detail),
+        segments_table(detail),
+        f'<div class="pair"><div>{group_table(detail)}{experts_map(detail)}</div>'
+        f"<div>{facts(detail)}</div></div></details>",
     ]
     return "".join(parts)
 
 
-def _figures(story: Story) -> str:
-    step, reward, worst, stale, tokens, versions = figures(story)
-    trained = story.lineage.trained
+def _figures(detail: SampleDetail) -> str:
+    step, reward, worst, stale, tokens, versions = figures(detail)
+    trained = detail.lineage.trained
     shown = [(reward, "reward"), (worst, "largest mismatch, nats"), (tokens, "sampled tokens")]
     if trained is not None:
         shown[1:1] = [(f"{trained.ref.advantage:+.3f}", "advantage")]
         shown += [
             (stale, "staleness, versions"),
             (step, "trained in step"),
-            (_took(story), "issue to new weights"),
+            (_took(detail), "issue to new weights"),
             (f"{versions} → {trained.step.policy_version}", "versions, and the one made"),
         ]
     else:
@@ -99,38 +99,38 @@ def _figures(story: Story) -> str:
     return f'<ul class="figures">{items}</ul>'
 
 
-def _took(story: Story) -> str:
-    own = [hop for hop in story.hops if hop.is_own]
+def _took(detail: SampleDetail) -> str:
+    own = [hop for hop in detail.hops if hop.is_own]
     seconds = (max(hop.until_ms for hop in own) - own[0].at_ms) / 1000
     return seconds_text(seconds).removeprefix("+")
 
 
-def _tokens(story: Story, key: str) -> str:
-    if story.tokens is None:
+def _tokens(detail: SampleDetail, key: str) -> str:
+    if detail.tokens is None:
         return ""
-    return f"{text(story, key)}{strip(story)}{''.join(_worst(story, key))}"
+    return f"{text(detail, key)}{strip(detail)}{''.join(_worst(detail, key))}"
 
 
-def _worst(story: Story, key: str) -> Iterator[str]:
+def _worst(detail: SampleDetail, key: str) -> Iterator[str]:
     """Links to the tokens whose log-probs differ most."""
-    tokens, worst = story.tokens, story.worst_tokens(_WORST)
+    tokens, worst = detail.tokens, detail.worst_tokens(_WORST)
     if tokens is None or not worst:
         return
     yield '<p class="muted">Largest differences, proximal minus behavior: '
     for at in worst:
         gap = float(tokens.difference_N[at])
         yield (
-            f'<a href="#" data-story="{key}" data-token="{at}">token {at} '
-            f"<code>{escape(story.words[at].strip() or repr(story.words[at]))}</code></a> "
+            f'<a href="#" data-detail="{key}" data-token="{at}">token {at} '
+            f"<code>{escape(detail.words[at].strip() or repr(detail.words[at]))}</code></a> "
             f"{'+' if gap > 0 else '-'}{number(abs(gap))}{'' if at == worst[-1] else ', '}"
         )
     yield "</p>"
 
 
-def _hops(story: Story) -> str:
+def _hops(detail: SampleDetail) -> str:
     rows = []
     before_ms: int | None = None
-    for hop in story.hops:
+    for hop in detail.hops:
         wait = ""
         if hop.is_own:
             if before_ms is not None:
@@ -145,11 +145,11 @@ def _hops(story: Story) -> str:
             f"<td class=short>{escape(hop.what)}</td><td>{escape(hop.detail)}</td>"
             f'<td class="place">{where}</td></tr>'
         )
-    copies = ", ".join(str(position) for position in story.lineage.copies)
+    copies = ", ".join(str(position) for position in detail.lineage.copies)
     return (
         '<div class="wide"><table><thead><tr><th>time, UTC</th><th class="num">after</th>'
         '<th class="num">took</th><th>role</th><th>what</th><th>how</th><th>where in the log</th>'
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        + (f'<p class="muted">{escape(story.note)}</p>' if story.note else "")
+        + (f'<p class="muted">{escape(detail.note)}</p>' if detail.note else "")
         + (f'<p class="muted">Later records, which nobody uses: {copies}</p>' if copies else "")
     )

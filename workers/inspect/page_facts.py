@@ -8,20 +8,20 @@ from html import escape
 
 import numpy as np
 
-from workers.inspect.story import Story
+from workers.inspect.sample_detail import SampleDetail
 from workers.report.svg import number
 
 _MAX_CELLS = 8_192  # layers x experts of a map
 
 
-def segments_table(story: Story) -> str:
+def segments_table(detail: SampleDetail) -> str:
     """One row for each segment: who wrote it, under which weights, who rescored it how."""
-    rollout = story.lineage.rollout
+    rollout = detail.lineage.rollout
     if rollout is None:
         return ""
-    scored = story.lineage.scored
+    scored = detail.lineage.scored
     scores = {score.segment: score for score in scored.event.scores} if scored else {}
-    trained = story.lineage.trained
+    trained = detail.lineage.trained
     rows = []
     turn = 1
     for n, segment in enumerate(rollout.segments):
@@ -50,12 +50,12 @@ def segments_table(story: Story) -> str:
     )
 
 
-def group_table(story: Story) -> str:
+def group_table(detail: SampleDetail) -> str:
     """The samples of its group that the step trained on: what its advantage compares with."""
-    trained = story.lineage.trained
+    trained = detail.lineage.trained
     if trained is None:
         return ""
-    own = story.lineage.sample.sample
+    own = detail.lineage.sample.sample
     rows = "".join(
         f"<tr{' class=self' if ref.sample == own else ''}><td>{escape(ref.group_id)}/{ref.sample}"
         f'</td><td class="num">{ref.num_tokens}</td><td class="num">{ref.reward:g}</td>'
@@ -75,18 +75,18 @@ def group_table(story: Story) -> str:
     )
 
 
-def facts(story: Story) -> str:
+def facts(detail: SampleDetail) -> str:
     """Prompt, rollout and step, as far as they were recorded."""
     told = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>"
-        for name, value in _facts(story)
+        for name, value in _facts(detail)
         if value
     )
     return f"<h3>Facts</h3><table class=facts>{told}</table>" if told else ""
 
 
-def _facts(story: Story) -> Iterator[tuple[str, str]]:
-    lineage, rollout = story.lineage, story.lineage.rollout
+def _facts(detail: SampleDetail) -> Iterator[tuple[str, str]]:
+    lineage, rollout = detail.lineage, detail.lineage.rollout
     if lineage.prompt is not None:
         prompt = lineage.prompt.event
         yield "expected answer", prompt.answer
@@ -116,11 +116,11 @@ def _numbers(values: Mapping[str, float]) -> str:
     )
 
 
-def experts_map(story: Story) -> str:
+def experts_map(detail: SampleDetail) -> str:
     """Share of the tokens that each expert of each layer took; a row is a layer."""
-    if story.tokens is None or story.tokens.experts is None:
+    if detail.tokens is None or detail.tokens.experts is None:
         return ""
-    routed = story.tokens.experts.numpy()
+    routed = detail.tokens.experts.numpy()
     if routed.ndim != 3 or not routed.size:
         return ""
     num_layers, num_experts = routed.shape[1], int(routed.max()) + 1

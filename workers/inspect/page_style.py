@@ -13,8 +13,8 @@ body { max-width: 72rem; }
 a { color: var(--a); text-decoration: none; } a:hover { text-decoration: underline; }
 h1 small { font-weight: 400; color: var(--muted); font-size: 1rem; }
 h3 { font-size: .95rem; margin: 1.8rem 0 .4rem; }
-details.story { border-top: 1px solid var(--line); padding: 1rem 0; }
-details.story > summary { cursor: pointer; font-size: 1.25rem; font-weight: 600; }
+details.sample { border-top: 1px solid var(--line); padding: 1rem 0; }
+details.sample > summary { cursor: pointer; font-size: 1.25rem; font-weight: 600; }
 summary .outcome { font-size: .8rem; font-weight: 600; padding: .12rem .5rem; border-radius: 99px;
   margin-left: .5rem; vertical-align: .15em; color: var(--c); background: color-mix(in srgb,
   currentColor 14%, transparent); }
@@ -124,12 +124,12 @@ SCRIPT = """
   };
   const signed = value => (value > 0 ? '+' : '') + value;
   const fill = span => {
-    const story = of(span.parentElement.dataset.of), i = +span.dataset.i;
-    const segment = story.segments[story.segment[i]];
-    const behavior = story.behavior[i], proximal = story.proximal[i];
+    const detail = of(span.parentElement.dataset.of), i = +span.dataset.i;
+    const segment = detail.segments[detail.segment[i]];
+    const behavior = detail.behavior[i], proximal = detail.proximal[i];
     tip.innerHTML = '<b></b><table></table>';
     tip.querySelector('b').textContent = JSON.stringify(span.dataset.w ?? span.textContent);
-    row('token', i + ' (id ' + story.ids[i] + ')');
+    row('token', i + ' (id ' + detail.ids[i] + ')');
     row('author', segment.author);
     row('version', segment.version);
     row('weights', segment.weights);
@@ -139,9 +139,9 @@ SCRIPT = """
       row('difference', signed(+(proximal - behavior).toPrecision(3)));
       row('ratio', +Math.exp(proximal - behavior).toPrecision(5));
     }
-    row('reference log-prob', story.reference[i]);
-    row('entropy', story.entropy[i]);
-    (story.experts?.[i] ?? []).forEach((ids, layer) => row('experts, layer ' + layer,
+    row('reference log-prob', detail.reference[i]);
+    row('entropy', detail.entropy[i]);
+    (detail.experts?.[i] ?? []).forEach((ids, layer) => row('experts, layer ' + layer,
       ids.join(' ')));
     tip.style.display = 'block';
   };
@@ -161,7 +161,7 @@ SCRIPT = """
     if (line) open(line.dataset.to);
     if (mark) {
       const span = document.querySelector(
-        `.text[data-of="${mark.dataset.story}"] span[data-i="${mark.dataset.token}"]`);
+        `.text[data-of="${mark.dataset.detail}"] span[data-i="${mark.dataset.token}"]`);
       document.querySelectorAll('.text .on').forEach(on => on.classList.remove('on'));
       span.classList.add('on');
       span.scrollIntoView({ block: 'nearest' });
@@ -172,8 +172,8 @@ SCRIPT = """
     }
   });
   const open = id => {
-    const story = document.getElementById(id);
-    if (story) { story.open = true; story.scrollIntoView({ behavior: 'smooth' }); }
+    const detail = document.getElementById(id);
+    if (detail) { detail.open = true; detail.scrollIntoView({ behavior: 'smooth' }); }
   };
   const follow = () => location.hash && open(decodeURIComponent(location.hash.slice(1)));
   addEventListener('hashchange', follow);

@@ -1,4 +1,4 @@
-"""The tokens of a story as HTML: one span each, with a class for every way to colour it."""
+"""The tokens of a sample as HTML: one span each, with a class for every way to colour it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from streams.lineage.tokens import TokenTable
 from streams.plain_json import plain_json
 from workers.inspect.page_style import NUM_VERSION_COLORS
+from workers.inspect.sample_detail import SampleDetail
 from workers.inspect.scale import (
     DIFFERENCE_BOUNDS,
     ENTROPY_BOUNDS,
@@ -20,7 +21,6 @@ from workers.inspect.scale import (
     level,
     signed_level,
 )
-from workers.inspect.story import Story
 
 WAYS = ("version", "difference", "author", "surprise", "entropy")
 MAX_EXPERTS = 400_000  # numbers that a page carries for its tips
@@ -28,7 +28,7 @@ _STRIP = 160  # columns
 _AUTHORS = {"prompt": "ap o", "policy": "ao", "environment": "ae o"}
 
 
-def bar(stories: Sequence[Story]) -> str:
+def bar(details: Sequence[SampleDetail]) -> str:
     """The switch, and the legend of what it chooses."""
     switch = "".join(
         f'<input type="radio" name="by" id="by-{way}"{" checked" if way == "version" else ""}>'
@@ -36,7 +36,7 @@ def bar(stories: Sequence[Story]) -> str:
         for way in WAYS
     )
     legends = "".join(
-        f'<span class="keys {way}">{"".join(keys)}</span>' for way, keys in _legends(stories)
+        f'<span class="keys {way}">{"".join(keys)}</span>' for way, keys in _legends(details)
     )
     return (
         f'<div class="bar"><span class="muted">Colour tokens by</span>'
@@ -44,13 +44,13 @@ def bar(stories: Sequence[Story]) -> str:
     )
 
 
-def _legends(stories: Sequence[Story]) -> Iterator[tuple[str, Iterator[str]]]:
+def _legends(details: Sequence[SampleDetail]) -> Iterator[tuple[str, Iterator[str]]]:
     authors = (("prompt", "b"), ("policy", "v0"), ("environment", "v1"))
     yield "author", (f'<i style="--t:var(--{color})">{name}</i>' for name, color in authors)
-    most = max((len(story.versions) for story in stories), default=0)
+    most = max((len(detail.versions) for detail in details), default=0)
     names: tuple[str, ...] = ("its first version", "second", "third", "fourth", "fifth")
-    if len(stories) == 1:
-        names = tuple(f"version {version}" for version in stories[0].versions)
+    if len(details) == 1:
+        names = tuple(f"version {version}" for version in details[0].versions)
     yield (
         "version",
         (
@@ -77,12 +77,12 @@ def _difference_keys() -> Iterator[str]:
         yield f'<i class="p{n + 1}" style="--t:var(--high)">+{bound:g}</i>'
 
 
-def text(story: Story, key: str) -> str:
+def text(detail: SampleDetail, key: str) -> str:
     """All tokens in their order, and their numbers as JSON for the script."""
-    tokens = story.tokens
+    tokens = detail.tokens
     assert tokens is not None
-    spans = "".join(_spans(story, tokens))
-    facts = plain_json(_facts(story, tokens), separators=(",", ":"))
+    spans = "".join(_spans(detail, tokens))
+    facts = plain_json(_facts(detail, tokens), separators=(",", ":"))
     safe = facts.replace("<", "\\u003c")  # a text of the run must not end the script
     return (
         f'<script type="application/json" id="data-{key}">{safe}</script>'
@@ -90,11 +90,11 @@ def text(story: Story, key: str) -> str:
     )
 
 
-def _spans(story: Story, tokens: TokenTable) -> Iterator[str]:
+def _spans(detail: SampleDetail, tokens: TokenTable) -> Iterator[str]:
     difference, surprise = tokens.difference_N.tolist(), (-tokens.behavior_N).tolist()
     entropy, segments = tokens.entropy_N.tolist(), tokens.segment_N.tolist()
-    color = {version: n % NUM_VERSION_COLORS for n, version in enumerate(story.versions)}
-    for at, (word, version) in enumerate(zip(story.words, tokens.version_N.tolist(), strict=True)):
+    color = {version: n % NUM_VERSION_COLORS for n, version in enumerate(detail.versions)}
+    for at, (word, version) in enumerate(zip(detail.words, tokens.version_N.tolist(), strict=True)):
         classes = [_AUTHORS.get(tokens.authors[segments[at]], "ae o")]
         if version in color:
             classes.append(f"v{color[version]}")
@@ -110,8 +110,8 @@ def _spans(story: Story, tokens: TokenTable) -> Iterator[str]:
         yield f'<span class="{" ".join(classes)}" data-i="{at}"{own}>{shown}</span>'
 
 
-def _facts(story: Story, tokens: TokenTable) -> dict[str, Any]:
-    rollout = story.lineage.rollout
+def _facts(detail: SampleDetail, tokens: TokenTable) -> dict[str, Any]:
+    rollout = detail.lineage.rollout
     assert rollout is not None
     segments = [
         {
@@ -144,12 +144,12 @@ def _short(array_N: npt.NDArray[np.float32]) -> list[float | None]:
     return [None if math.isnan(value) else float(f"{value:.7g}") for value in array_N.tolist()]
 
 
-def strip(story: Story) -> str:
+def strip(detail: SampleDetail) -> str:
     """The differences of all tokens at a glance: a column each, or for several the largest."""
-    if story.tokens is None or not story.words:
+    if detail.tokens is None or not detail.words:
         return ""
-    values = np.nan_to_num(story.tokens.difference_N, nan=0.0)
-    is_policy = story.tokens.is_policy_N
+    values = np.nan_to_num(detail.tokens.difference_N, nan=0.0)
+    is_policy = detail.tokens.is_policy_N
     parts = []
     for n, chunk in enumerate(np.array_split(np.arange(len(values)), min(_STRIP, len(values)))):
         largest = float(values[chunk[np.argmax(np.abs(values[chunk]))]])

@@ -1,4 +1,4 @@
-"""Stories on a terminal, drawn by rich.
+"""Samples on a terminal, drawn by rich.
 
 What a run says is put into `Text`: as a plain string rich would read it as markup, in which the
 token `[/INST]` is an error and `[i]` vanishes.
@@ -18,8 +18,8 @@ from rich.text import Text
 
 from streams.lineage.fold import Outcome
 from streams.lineage.hops import Hop
+from workers.inspect.sample_detail import SampleDetail
 from workers.inspect.scale import DIFFERENCE_BOUNDS, level
-from workers.inspect.story import Story
 from workers.report.svg import number
 from workers.visible import visible
 
@@ -40,27 +40,31 @@ _WORST = 5
 _SNIPPET = 48
 
 
-def whole(story: Story, color: str = "version", width: int = WIDE) -> RenderableType:
+def whole(detail: SampleDetail, color: str = "version", width: int = WIDE) -> RenderableType:
     """One sample: figures, tokens coloured by `color`, its worst tokens, its lineage."""
     parts: list[RenderableType] = [
-        Rule(Text(f" {story.lineage.sample} ", "bold"), align="left", style="bright_black"),
-        _figures(story),
+        Rule(Text(f" {detail.lineage.sample} ", "bold"), align="left", style="bright_black"),
+        _figures(detail),
     ]
-    if story.tokens is not None:
-        parts += [_heading("tokens"), _legend(story, color), Padding(_tokens(story, color), (0, 2))]
-        parts += [_worst(story)] if story.worst_tokens(1) else []
-    if story.problem:
-        parts.append(_said(story.problem, "red"))
-    parts += [_heading("lineage"), _lineage(story, is_wide=width >= WIDE)]
-    if story.lineage.copies:
-        told = ", ".join(map(str, story.lineage.copies))
+    if detail.tokens is not None:
+        parts += [
+            _heading("tokens"),
+            _legend(detail, color),
+            Padding(_tokens(detail, color), (0, 2)),
+        ]
+        parts += [_worst(detail)] if detail.worst_tokens(1) else []
+    if detail.problem:
+        parts.append(_said(detail.problem, "red"))
+    parts += [_heading("lineage"), _lineage(detail, is_wide=width >= WIDE)]
+    if detail.lineage.copies:
+        told = ", ".join(map(str, detail.lineage.copies))
         parts.append(Text(f"later records of the same sample, which nobody uses: {told}", "yellow"))
-    if story.note:
-        parts.append(Text(story.note, "yellow"))
+    if detail.note:
+        parts.append(Text(detail.note, "yellow"))
     return Group(*parts)
 
 
-def table(stories: Sequence[Story], title: str) -> RenderableType:
+def table(details: Sequence[SampleDetail], title: str) -> RenderableType:
     """A line for each sample."""
     drawn = Table(box=None, pad_edge=False, header_style="bright_black")
     drawn.title, drawn.title_justify = _said(title, "bold"), "left"
@@ -69,37 +73,37 @@ def table(stories: Sequence[Story], title: str) -> RenderableType:
     for name in ("step", "reward", "mismatch", "staleness", "tokens", "versions"):
         drawn.add_column(name, justify="right", no_wrap=True)
     drawn.add_column("text", no_wrap=True, overflow="ellipsis")
-    for story in stories:
+    for detail in details:
         drawn.add_row(
-            Text(str(story.lineage.sample), "bold"), _outcome(story), *figures(story),
-            Text(one_line(story), overflow="ellipsis"),
+            Text(str(detail.lineage.sample), "bold"), _outcome(detail), *figures(detail),
+            Text(one_line(detail), overflow="ellipsis"),
         )  # fmt: skip
     return drawn
 
 
-def figures(story: Story) -> tuple[str, ...]:
+def figures(detail: SampleDetail) -> tuple[str, ...]:
     """Step, reward, mismatch, staleness, number of sampled tokens and versions, as text."""
-    lineage, rollout = story.lineage, story.lineage.rollout
+    lineage, rollout = detail.lineage, detail.lineage.rollout
     return (
         "-" if lineage.trained is None else str(lineage.trained.step.step),
         "-" if rollout is None else f"{rollout.reward:g}",
-        "-" if math.isnan(story.mismatch) else number(story.mismatch),
-        ",".join(map(str, sorted(set(story.staleness)))) or "-",
-        str(story.num_sampled) if story.tokens is not None else "-",
-        ",".join(map(str, story.versions)) or "-",
+        "-" if math.isnan(detail.mismatch) else number(detail.mismatch),
+        ",".join(map(str, sorted(set(detail.staleness)))) or "-",
+        str(detail.num_sampled) if detail.tokens is not None else "-",
+        ",".join(map(str, detail.versions)) or "-",
     )
 
 
-def one_line(story: Story) -> str:
+def one_line(detail: SampleDetail) -> str:
     """The beginning of its prompt and the end of its answer."""
-    prompt = story.lineage.prompt
-    asked = prompt.event.text if prompt is not None else story.said_by("prompt")
-    text = visible(" ".join(f"{asked}{story.said_by('policy')}".split()))
+    prompt = detail.lineage.prompt
+    asked = prompt.event.text if prompt is not None else detail.said_by("prompt")
+    text = visible(" ".join(f"{asked}{detail.said_by('policy')}".split()))
     return text if len(text) <= _SNIPPET else f"{text[: _SNIPPET // 2]}…{text[-_SNIPPET // 2 :]}"
 
 
-def _outcome(story: Story) -> Text:
-    outcome = story.lineage.outcome
+def _outcome(detail: SampleDetail) -> Text:
+    outcome = detail.lineage.outcome
     return Text(str(outcome), _OUTCOMES.get(outcome, "yellow"))
 
 
@@ -111,13 +115,13 @@ def _heading(name: str) -> Text:
     return Text(f"\n{name}", "bold")
 
 
-def _figures(story: Story) -> Text:
+def _figures(detail: SampleDetail) -> Text:
     names = ("step", "reward", "mismatch", "staleness", "tokens", "versions")
-    line = _outcome(story)
-    for name, value in zip(names, figures(story), strict=True):
+    line = _outcome(detail)
+    for name, value in zip(names, figures(detail), strict=True):
         if value != "-":
             line += Text.assemble("   ", (f"{name} ", "bright_black"), value)
-    trained, prompt = story.lineage.trained, story.lineage.prompt
+    trained, prompt = detail.lineage.trained, detail.lineage.prompt
     if trained is not None:
         advantage = f"{trained.ref.advantage:+.3f}"
         line += Text.assemble("   ", ("advantage ", "bright_black"), advantage)
@@ -126,7 +130,7 @@ def _figures(story: Story) -> Text:
     return line
 
 
-def _legend(story: Story, color: str) -> Text:
+def _legend(detail: SampleDetail, color: str) -> Text:
     line = Text("  ")
     if color == "author":
         for name, style in AUTHOR_STYLES.items():
@@ -140,21 +144,21 @@ def _legend(story: Story, color: str) -> Text:
         for low, style in list(zip(bounds, HIGHER_STYLES, strict=True))[1:]:
             line += Text.assemble((f"{low:g}", style), " ")
     else:
-        for version in story.versions:
-            line += Text.assemble((f"version {version}", _version_style(story, version)), "  ")
+        for version in detail.versions:
+            line += Text.assemble((f"version {version}", _version_style(detail, version)), "  ")
     return line
 
 
-def _version_style(story: Story, version: int) -> str:
-    return VERSION_STYLES[story.versions.index(version) % len(VERSION_STYLES)]
+def _version_style(detail: SampleDetail, version: int) -> str:
+    return VERSION_STYLES[detail.versions.index(version) % len(VERSION_STYLES)]
 
 
-def _tokens(story: Story, color: str) -> Text:
-    tokens = story.tokens
+def _tokens(detail: SampleDetail, color: str) -> Text:
+    tokens = detail.tokens
     assert tokens is not None
     text = Text()
     difference_N = tokens.difference_N.tolist()
-    for at, word in enumerate(story.words):
+    for at, word in enumerate(detail.words):
         author = tokens.authors[int(tokens.segment_N[at])]
         if author != "policy" or color == "author":
             style = AUTHOR_STYLES.get(author, "")
@@ -162,29 +166,29 @@ def _tokens(story: Story, color: str) -> Text:
             styles = LOWER_STYLES if difference_N[at] < 0 else HIGHER_STYLES
             style = styles[level(difference_N[at], DIFFERENCE_BOUNDS)]
         else:
-            style = _version_style(story, int(tokens.version_N[at]))
+            style = _version_style(detail, int(tokens.version_N[at]))
         text.append(visible(word), style)
     return text
 
 
-def _worst(story: Story) -> RenderableType:
-    tokens = story.tokens
+def _worst(detail: SampleDetail) -> RenderableType:
+    tokens = detail.tokens
     assert tokens is not None
     drawn = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bright_black")
     drawn.add_column("  largest differences: token")
     for name in ("word", "version", "behavior", "proximal", "difference", "ratio"):
         drawn.add_column(name, justify="left" if name == "word" else "right")
-    for at in story.worst_tokens(_WORST):
+    for at in detail.worst_tokens(_WORST):
         gap = float(tokens.difference_N[at])
         drawn.add_row(
-            f"  {at}", Text(repr(story.words[at])), str(tokens.version_N[at]),
+            f"  {at}", Text(repr(detail.words[at])), str(tokens.version_N[at]),
             f"{tokens.behavior_N[at]:.5f}", f"{tokens.proximal_N[at]:.5f}", f"{gap:+.2e}",
             f"{math.exp(min(gap, 700.0)):.4f}",
         )  # fmt: skip
     return drawn
 
 
-def _lineage(story: Story, *, is_wide: bool) -> RenderableType:
+def _lineage(detail: SampleDetail, *, is_wide: bool) -> RenderableType:
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
     for name in ("  time (UTC)", "after", "role", "what"):
         drawn.add_column(name, no_wrap=True, justify="right" if name == "after" else "left")
@@ -192,7 +196,7 @@ def _lineage(story: Story, *, is_wide: bool) -> RenderableType:
     if is_wide:
         drawn.add_column("where", no_wrap=True, style="bright_black")
     before: Hop | None = None
-    for hop in story.hops:
+    for hop in detail.hops:
         after = "" if before is None else seconds_text((hop.at_ms - before.until_ms) / 1000)
         style = "" if hop.is_own else "bright_black"
         where = "" if hop.position is None else str(hop.position)

@@ -18,7 +18,7 @@ from typing import Any
 from streams.errors import ConfigError
 from workers.packaged import example
 from workers.project import CONFIG_FILE
-from workers.project.look import Look, value_at
+from workers.project.columns import ColumnGuess, value_at
 
 ROWS = 20
 DEMO_MODEL = "demo/model"
@@ -78,7 +78,7 @@ class Plan:
     """What is to be written."""
 
     folder: Path
-    look: Look
+    columns: ColumnGuess
     num_rows: int | None  # of the data set; None: unknown
     rows: Sequence[Mapping[str, Any]]  # the first ones, as they are
     model: str  # empty: the demo's, copied into the project
@@ -98,7 +98,7 @@ def write(plan: Plan) -> list[Path]:
         raise ConfigError(f"{folder} is there and not empty; name a folder that is not")
     texts = {
         CONFIG_FILE: _filled("run.toml", **_settings(plan)),
-        "reward.py": _text("numeric.py.tmpl" if plan.look.is_numeric else "exact.py.tmpl"),
+        "reward.py": _text("numeric.py.tmpl" if plan.columns.is_numeric else "exact.py.tmpl"),
         "test_reward.py": _text("test_reward.py.tmpl"),
         "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _rows_as_rewarded(plan)),
         "README.md": _filled("README.md", run_id=run_id(folder), model=_about_model(plan)),
@@ -174,7 +174,7 @@ def _about_model(plan: Plan) -> str:
 
 def _rows_as_rewarded(plan: Plan) -> list[dict[str, Any]]:
     """Problem and answer under our names; an answer that ends in `#### x` is x."""
-    columns = plan.look.data.columns
+    columns = plan.columns.data.columns
     pattern = re.compile(columns.answer_pattern) if columns.answer_pattern else None
     found = []
     for row in plan.rows[:ROWS]:

@@ -12,7 +12,7 @@ from workers.nearest import meant, meant_path
 from workers.packaged import example
 from workers.problems.indexing import parse
 from workers.problems.sources import first_parquet_rows, refuse_table
-from workers.project.look import LOOKED_AT, Look, look, value_at
+from workers.project.columns import LOOKED_AT, ColumnGuess, guess_columns, value_at
 from workers.project.scaffold import DEMO_MODEL, Plan, relative
 from workers.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ def from_demo(folder: Path, model: str) -> Plan:
     ]
     return Plan(
         folder=folder,
-        look=look(Path("rows.jsonl"), rows, "", ""),
+        columns=guess_columns(Path("rows.jsonl"), rows, "", ""),
         num_rows=len(rows),
         rows=rows,
         model=model,
@@ -49,20 +49,20 @@ def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) ->
         ConfigError: no such file, no rows, or no column that could be the problem or the answer.
     """
     rows, count = read_rows(path)
-    seen = look(path, rows, prompt, answer)
+    guess = guess_columns(path, rows, prompt, answer)
     what = "Parquet" if path.suffix == ".parquet" else "a row a line, as JSON"
     lines = [f"train = {json.dumps(relative(path, folder))} # {what}"]
     if count >= MANY_ROWS:
         lines.append("held_out_fraction = 0.1 # kept out of training, chosen by content")
     elif count >= 2:
         lines.append(f"held_out_rows = {max(1, count // 5)} # kept out of training, by content")
-    lines += _chat_lines(seen, is_small=not model and _demo_can_write(seen, rows))
-    lines += _column_lines(seen)
-    if not model and not _demo_can_write(seen, rows):
+    lines += _chat_lines(guess, is_small=not model and _demo_can_write(guess, rows))
+    lines += _column_lines(guess)
+    if not model and not _demo_can_write(guess, rows):
         model = SMALL_MODEL
     return Plan(
         folder=folder,
-        look=seen,
+        columns=guess,
         num_rows=count,
         rows=rows,
         model=model,
@@ -83,7 +83,7 @@ def from_gsm8k(folder: Path, model: str) -> Plan:
     ]
     return Plan(
         folder=folder,
-        look=look(Path("rows.jsonl"), rows, "", ""),
+        columns=guess_columns(Path("rows.jsonl"), rows, "", ""),
         num_rows=None,
         rows=rows,
         model=model or SMALL_MODEL,
@@ -120,14 +120,14 @@ def read_rows(path: Path) -> tuple[Rows, int]:
     return rows, count
 
 
-def _chat_lines(seen: Look, *, is_small: bool) -> list[str]:
-    if is_small or seen.is_chat:
+def _chat_lines(guess: ColumnGuess, *, is_small: bool) -> list[str]:
+    if is_small or guess.is_chat:
         return []
     return ['chat = "always" # each problem is a user message in the model\'s chat template']
 
 
-def _column_lines(seen: Look) -> list[str]:
-    columns = seen.data.columns
+def _column_lines(guess: ColumnGuess) -> list[str]:
+    columns = guess.data.columns
     named = {
         "prompt": columns.prompt,
         "answer": columns.answer,
@@ -141,15 +141,15 @@ def _toml(text: str) -> str:
     return f"'{text}'" if "\\" in text else json.dumps(text)
 
 
-def _demo_can_write(seen: Look, rows: Sequence[Mapping[str, Any]]) -> bool:
+def _demo_can_write(guess: ColumnGuess, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the demo's tokenizer has all that stands in the rows."""
-    if seen.is_chat:
+    if guess.is_chat:
         return False
     folder = example(DEMO_MODEL)
     tokenizer = Tokenizer.load(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     unknown = tokenizer.encode("\0")
-    columns = seen.data.columns
+    columns = guess.data.columns
     for row in rows:
         prompt = tokenizer.encode(str(value_at(row, columns.prompt or "prompt")))
         answer = tokenizer.encode(str(value_at(row, columns.answer or "answer")))

@@ -17,7 +17,7 @@ ONLY, WITHOUT = "only", "without"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RecordFilter:
     """What was asked for beyond a selection; it takes the index to resolve it."""
 
     selection: Selection
@@ -28,29 +28,31 @@ class Asked:
     end: str = ""
 
 
-def resolve(recording: Recording, asked: Asked) -> Selection:
+def resolve(recording: Recording, record_filter: RecordFilter) -> Selection:
     """The selection with every group and sample named.
 
     Raises:
         NotRecordedError: steps or a moment outside the recording, or nothing that fits.
     """
-    selection = asked.selection
+    selection = record_filter.selection
     if selection.steps is not None:
         selection = _with_groups(selection, _groups_of_steps(recording, selection.steps))
-    if asked.dead_letters:
-        selection = _with_groups(selection, _dead(recording, asked.dead_letters))
-    if asked.rewards is not None:
-        selection = _with_samples(selection, _rewarded(recording, asked.rewards), "--rewards")
-    if asked.staleness is not None:
+    if record_filter.dead_letters:
+        selection = _with_groups(selection, _dead(recording, record_filter.dead_letters))
+    if record_filter.rewards is not None:
+        selection = _with_samples(
+            selection, _rewarded(recording, record_filter.rewards), "--rewards"
+        )
+    if record_filter.staleness is not None:
         found = frozenset(
             (fact.group_id, fact.sample)
             for fact in recording.index.trained()
-            if fact.staleness in asked.staleness
+            if fact.staleness in record_filter.staleness
         )
         selection = _with_samples(selection, found, "--staleness")
-    if asked.begin or asked.end:
-        first = moment(recording, asked.begin) if asked.begin else -float("inf")
-        last = moment(recording, asked.end) if asked.end else float("inf")
+    if record_filter.begin or record_filter.end:
+        first = moment(recording, record_filter.begin) if record_filter.begin else -float("inf")
+        last = moment(recording, record_filter.end) if record_filter.end else float("inf")
         given = selection.time_ms or Range()
         span = Range(first=max(first, given.first), last=min(last, given.last))
         selection = replace(selection, time_ms=span)

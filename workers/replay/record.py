@@ -28,8 +28,8 @@ _COPY_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the user asked for."""
+class RecordingOptions:
+    """What is to be recorded, and where."""
 
     folder: Path
     selection: Selection
@@ -40,8 +40,8 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """What became of it."""
+class RecordingResult:
+    """What was recorded."""
 
     manifest: Manifest
     num_records: int  # in the whole recording
@@ -56,11 +56,11 @@ class Made:
 def record(
     bus: Bus,
     config: RunConfig,
-    wanted: Wanted,
+    options: RecordingOptions,
     *,
     stopped: Callable[[], bool] = lambda: False,
     on_progress: Callable[[Progress], None] = lambda _: None,
-) -> Made:
+) -> RecordingResult:
     """Record to the end of the topics, or until the run is done; seal.
 
     Args:
@@ -80,24 +80,24 @@ def record(
         on_progress(now)
 
     unasked: Mapping[str, int] = {}
-    copies = Copies(Path(config.folder), wanted)
-    manifest = _manifest(bus, config, wanted)
-    with RecordingWriter(wanted.folder, manifest) as writer:
-        with Recorder(bus, writer, wanted.selection, on_progress=progress) as recorder:
+    copies = Copies(Path(config.folder), options)
+    manifest = _manifest(bus, config, options)
+    with RecordingWriter(options.folder, manifest) as writer:
+        with Recorder(bus, writer, options.selection, on_progress=progress) as recorder:
             try:
-                if wanted.is_followed:
+                if options.is_followed:
                     _follow(recorder, copies, stopped)
                 recorder.up_to_now()
             except (BrokerError, DeadlineError, OffsetGoneError):
                 recorder.commit()  # whoever goes on with it does so behind what was read
                 copies.take(is_last=True)
-                if not (wanted.is_followed and recorder.trainer_state == DONE):
+                if not (options.is_followed and recorder.trainer_state == DONE):
                     raise
                 # The broker of a run that is over was stopped: there is nobody to ask.
                 unasked = recorder.unasked()
             copies.take(is_last=True)
         sealed = writer.seal(extra=_with_claim(writer))
-    return Made(
+    return RecordingResult(
         manifest=sealed,
         num_records=sum(topic.num_records for topic in sealed.topics.values()),
         num_new=last.num_records,
@@ -127,10 +127,10 @@ class Copies:
     at once a second.
     """
 
-    def __init__(self, run_folder: Path, wanted: Wanted) -> None:
-        names = {WEIGHTS: wanted.with_weights, CHECKPOINTS: wanted.with_checkpoints}
+    def __init__(self, run_folder: Path, options: RecordingOptions) -> None:
+        names = {WEIGHTS: options.with_weights, CHECKPOINTS: options.with_checkpoints}
         self._pairs = [
-            (run_folder / name, wanted.folder / name)
+            (run_folder / name, options.folder / name)
             for name, is_wanted in names.items()
             if is_wanted
         ]
@@ -165,15 +165,15 @@ def _copy(source: Path, target: Path) -> None:
     temporary.rename(target)
 
 
-def _manifest(bus: Bus, config: RunConfig, wanted: Wanted) -> Manifest:
-    selected = wanted.selection.topics
+def _manifest(bus: Bus, config: RunConfig, options: RecordingOptions) -> Manifest:
+    selected = options.selection.topics
     names = [topic.name for topic in ORDER if not selected or topic.name in selected]
     ids = bus.topic_ids(names)
     return Manifest(
         run=config.run.id,
         started_at_ms=now_ms(),
         cluster_id=bus.cluster_id(),
-        selection=wanted.words,
+        selection=options.words,
         config=resolved_json(config),
         versions=_versions(),
         topics={

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Protocol
 
 from streams.tail import tail
-from workers.supervisor.life import Life
 from workers.supervisor.own_session import unheard
+from workers.supervisor.process_handle import ProcessHandle
 
 PRELOAD = "workers.preload"
 OWN_SESSION = "workers.supervisor.own_session"
@@ -190,7 +190,7 @@ class _Forked:
 
     def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
         self._process = process
-        self._life = Life(self.pid)
+        self._handle = ProcessHandle(self.pid)
 
     @property
     def pid(self) -> int:
@@ -199,9 +199,9 @@ class _Forked:
 
     def poll(self) -> int | None:
         status = self._process.exitcode
-        if status is None or (status == UNLEARNT and self._life.goes_on):
+        if status is None or (status == UNLEARNT and self._handle.is_alive):
             return None
-        self._life.close()
+        self._handle.close()
         return status
 
 

@@ -21,8 +21,8 @@ RECENT = 16  # ends of a worker that its next process is told of
 GRACE_S = 10.0  # beyond drain_s, for a role's last commit and its exit
 
 
-class Witness(Protocol):
-    """What the log says about a process."""
+class ProcessProgress(Protocol):
+    """How far the log says that a process has come."""
 
     def committed(self, instance: str) -> bool:
         """Whether it committed anything of its work."""
@@ -93,12 +93,12 @@ class Fleet:
         folder: Path,
         counts: Mapping[str, int],
         *,
-        witness: Witness,
+        progress: ProcessProgress,
         say: Callable[[str], None],
     ) -> None:
         self._spawner = spawner
         self._config = folder / "config.json"
-        self._witness = witness
+        self._progress = progress
         self._say = say
         self._logs = folder / LOGS
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,7 @@ class Fleet:
         return [
             worker.name
             for worker in self.of(role)
-            if worker.child is not None and self._witness.is_saving(worker.child.spec.instance)
+            if worker.child is not None and self._progress.is_saving(worker.child.spec.instance)
         ]
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class Fleet:
         policy = worker.policy
         if status == Exit.DONE and not self._may_leave(worker):
             return policy.left(status)
-        if status == Exit.OWNER_ALIVE and any(map(self._witness.owns_run, worker.reaped)):
+        if status == Exit.OWNER_ALIVE and any(map(self._progress.owns_run, worker.reaped)):
             return policy.owner_gone(status)
         if worker.excuse and status not in (Exit.DONE, Exit.OWNER_ALIVE, Exit.CONFIG):
             return policy.excused(status, worker.excuse)
@@ -287,12 +287,12 @@ class Fleet:
             status,
             now_s=now_s,
             uptime_s=now_s - child.started_s,
-            committed=self._witness.committed(child.spec.instance),
+            committed=self._progress.committed(child.spec.instance),
         )
 
     def _may_leave(self, worker: Worker) -> bool:
         """Whether a good end is in order; that of a trainer before its target drains the run."""
-        return worker.role == "trainer" or (worker.role == "prompts" and self._witness.at_target)
+        return worker.role == "trainer" or (worker.role == "prompts" and self._progress.at_target)
 
     def _follow(self, worker: Worker, decision: Decision, status: int, now_s: float) -> None:
         if decision.action is Action.RESTART:

@@ -13,9 +13,9 @@ from schemas.events import Event
 from streams.bus import Bus
 from streams.codec import now_ms
 from streams.record import Partition
-from streams.redo_needs import Kept, NeedsView, Retention, retention_problems
+from streams.redo_needs import LogRange, NeedsView, Retention, retention_problems
 from streams.topics import DEAD_LETTERS, SCORED
-from workers.supervisor.question import Question
+from workers.supervisor.background_call import BackgroundCall
 
 LOOK_S = 5.0  # between two looks at the disk
 ASK_S = 60.0  # between two questions about retention
@@ -50,17 +50,17 @@ class DiskTrend:
 class Holdings:
     """What the broker holds of the topics that a restart reads, and for how long."""
 
-    kept: Mapping[Partition, Kept]
+    kept: Mapping[Partition, LogRange]
     retention: Mapping[str, Retention]
 
 
 def ask_holdings(bus: Bus) -> Holdings:
     """Ask the broker."""
     topics = (SCORED.name, DEAD_LETTERS.name)
-    kept: dict[Partition, Kept] = {}
+    kept: dict[Partition, LogRange] = {}
     for topic in topics:
         ends = bus.ends(topic)
-        kept |= {p: Kept(begin=at, end=ends[p]) for p, at in bus.beginnings(topic).items()}
+        kept |= {p: LogRange(begin=at, end=ends[p]) for p, at in bus.beginnings(topic).items()}
     return Holdings(kept, {topic: Retention.of(bus.settings(topic)) for topic in topics})
 
 
@@ -79,7 +79,7 @@ class LimitsWatch:
         self._ask = ask
         self._needs = NeedsView(checkpoint_every)
         self._trend = DiskTrend()
-        self._question: Question[Holdings] | None = None
+        self._call: BackgroundCall[Holdings] | None = None
         self._next_look_s = 0.0
         self._next_ask_s = time.monotonic() + ASK_S
         self._quiet_until_s: dict[str, float] = {}  # by kind of warning
@@ -103,13 +103,13 @@ class LimitsWatch:
         return self._once("disk", self._trend.look(now_s, free_bytes), now_s)
 
     def _retention(self, now_s: float) -> str:
-        if self._question is None:
+        if self._call is None:
             if now_s >= self._next_ask_s:
-                self._question = Question(self._ask, ASK_S)
+                self._call = BackgroundCall(self._ask, ASK_S)
             return ""
-        if not self._question.is_over():
+        if not self._call.is_over():
             return ""
-        holds, self._question = self._question.answer, None
+        holds, self._call = self._call.answer, None
         self._next_ask_s = now_s + ASK_S
         if holds is None:
             return ""

@@ -14,11 +14,11 @@ from workers.live.screen import ProcessInfo
 from workers.supervisor.broker import BrokerKeeper
 from workers.supervisor.drain import SAY_S, Drain
 from workers.supervisor.ended import Outcome
+from workers.supervisor.fault_hook import FaultHook
 from workers.supervisor.fleet import Fleet, Worker
 from workers.supervisor.interrupts import Interrupts
 from workers.supervisor.keyboard import Keyboard
 from workers.supervisor.kills import KillMenu, KillPlan
-from workers.supervisor.sabotage import Sabotage
 from workers.supervisor.watcher import Watcher
 
 
@@ -34,7 +34,7 @@ class Supervisor:
         broker: BrokerKeeper | None,
         keyboard: Keyboard,
         interrupts: Interrupts,
-        sabotage: Sabotage | None = None,
+        hook: FaultHook | None = None,
     ) -> None:
         self._config = config
         self._fleet = fleet
@@ -42,7 +42,7 @@ class Supervisor:
         self._broker = broker
         self._keyboard = keyboard
         self._interrupts = interrupts
-        self._sabotage = sabotage
+        self._hook = hook
         self._kills = KillPlan(config.demo.kills, watcher.step, config.trainer.steps)
         self._menu = KillMenu([worker.name for worker in fleet.workers])
         self._drain: Drain | None = None
@@ -61,8 +61,8 @@ class Supervisor:
                 self._broker.tick()
             self._fleet.tick()
             self._advance()
-            if self._sabotage is not None:
-                self._sabotage.tick(is_running=self._is_running)
+            if self._hook is not None:
+                self._hook.tick(is_running=self._is_running)
             self._watcher.draw([_info(worker) for worker in self._fleet.workers])
         return self.outcome
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from streams.errors import BrokerError, StreamsError
+from workers.supervisor.background_call import BackgroundCall
 from workers.supervisor.broker import RETURN_S
-from workers.supervisor.question import Question
 
 LIMIT_S = RETURN_S  # as long as the reader of the topics waits for its broker
 _WAIT_S = 0.1  # of one turn; most answers are there sooner
@@ -32,7 +32,7 @@ class SchemaLookup:
     def __init__(self, ask: Callable[[bytes], str | None]) -> None:
         self._ask = ask
         self._texts: dict[bytes, str] = {}
-        self._question: Question[tuple[bytes, str | None]] | None = None
+        self._call: BackgroundCall[tuple[bytes, str | None]] | None = None
         self._since_s: float | None = None  # monotonic; asked for and not answered
 
     def get(self, print_: bytes, /) -> str | None:
@@ -52,12 +52,12 @@ class SchemaLookup:
 
     def _answer(self, print_: bytes) -> tuple[bytes, str | None]:
         """What was asked, which may have been about another record, and its answer."""
-        if self._question is None:
-            self._question = Question(lambda: (print_, self._ask(print_)), math.inf)
+        if self._call is None:
+            self._call = BackgroundCall(lambda: (print_, self._ask(print_)), math.inf)
             self._since_s = self._since_s or time.monotonic()
-        if not self._question.wait(_WAIT_S):
+        if not self._call.wait(_WAIT_S):
             raise self._awaited(print_, None)
-        question, self._question = self._question, None
+        question, self._call = self._call, None
         if question.answer is None:
             time.sleep(_WAIT_S)  # it may have been refused at once
             raise self._awaited(print_, question.error)

@@ -19,7 +19,7 @@ from streams.views.workers import SILENT_S
 from workers.config.run import RunConfig
 from workers.live.input import ProcessInfo
 from workers.loop.control import RUNNING
-from workers.supervisor.question import Question
+from workers.supervisor.background_call import BackgroundCall
 from workers.supervisor.stall_facts import StallFacts
 
 ASK_S = 10.0  # longest wait for the facts; without them the sentence says less
@@ -81,7 +81,7 @@ class StallWatch:
         self._monotonic_s = monotonic_s
         self._hops = HopsView()
         self._clock = StallClock()
-        self._question: Question[StallFacts] | None = None
+        self._call: BackgroundCall[StallFacts] | None = None
         self._next_look_s = 0.0
         self._silent: frozenset[str] = frozenset()
         self._gone: frozenset[str] = frozenset()  # workers without a process
@@ -116,7 +116,7 @@ class StallWatch:
             now_s, mark_of(state), counts=is_running and _expects_step(state)
         )
         if not 0 < self._limits.stall_s <= waited_s or self.problem:
-            self._question = None
+            self._call = None
             return
         self._look(state, waited_s, now_s)
 
@@ -146,14 +146,14 @@ class StallWatch:
         )
 
     def _look(self, state: HopsState, waited_s: float, now_s: float) -> None:
-        if self._question is None:
+        if self._call is None:
             if now_s >= self._next_look_s:
-                self._question = Question(self._ask, ASK_S)
+                self._call = BackgroundCall(self._ask, ASK_S)
             return
-        if not self._question.is_over():
+        if not self._call.is_over():
             return
-        evidence = self._evidence(waited_s, self._question.answer or StallFacts())
-        self._question = None
+        evidence = self._evidence(waited_s, self._call.answer or StallFacts())
+        self._call = None
         self._next_look_s = now_s + AGAIN_S
         self._judge(state, blocked(state, evidence, self._limits), waited_s)
 

@@ -35,6 +35,7 @@ from workers.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from workers.supervisor.child import make_spawner
 from workers.supervisor.config_file import configured, refuse_other_run, refuse_place
 from workers.supervisor.ended import Ended, Outcome
+from workers.supervisor.fault_hook import FaultHook, FaultTargets
 from workers.supervisor.fleet import LOGS, Fleet
 from workers.supervisor.fleet_size import num_workers
 from workers.supervisor.interrupts import Interrupts
@@ -44,15 +45,14 @@ from workers.supervisor.output import lasting
 from workers.supervisor.resume import changes
 from workers.supervisor.run import Supervisor
 from workers.supervisor.run_lock import locked_run
-from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.summary import show, summarize
 from workers.supervisor.watcher import Watcher
 from workers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the user typed."""
+class UpOptions:
+    """What the command line asks of `up`."""
 
     config: RunConfig
     command: str  # what starts it, from `up` on, as typed: for commands to try
@@ -66,16 +66,16 @@ class Asked:
         return f"{self.command} --resume" + f" --steps {self.steps_typed}" * bool(self.steps_typed)
 
 
-def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
+def up(options: UpOptions, hook: FaultHook | None = None) -> int:
     """Run everything; 0 only if the run is complete and the audit finds nothing.
 
     Args:
-        sabotage: breaks things during the run; it may change the exit status at the end.
+        hook: breaks things during the run; it may change the exit status at the end.
 
     Raises:
         StreamsError: the broker, a topic or the configuration cannot be used.
     """
-    config = asked.config
+    config = options.config
     refuse_place(config)
     preflight(config, show)
     with ExitStack() as stack:
@@ -86,22 +86,22 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
         broker = stack.enter_context(_broker(config))
         _topics(config)
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
-        _refuse_started(bus, asked)
+        _refuse_started(bus, options)
         decode = Tokenizer.load(model_folder(config.model.path)).decode
-        watcher = Watcher(bus, config, is_live=asked.is_live, decode=decode)
+        watcher = Watcher(bus, config, is_live=options.is_live, decode=decode)
         with watcher, Keyboard() as keyboard:
             watcher.catch_up()
             watcher.begin()
-            _say_changes(watcher, config, is_resumed=asked.is_resumed)
+            _say_changes(watcher, config, is_resumed=options.is_resumed)
             epoch = watcher.epoch
             # Nothing was changed before: it may have been refused.
             stack.enter_context(configured(config, lambda: watcher.epoch))
             _say_running(bus, config)
-            fleet = Fleet(spawner, folder, num_workers(config), witness=watcher, say=watcher.say)
+            fleet = Fleet(spawner, folder, num_workers(config), progress=watcher, say=watcher.say)
             stack.callback(fleet.close)
             keeper = stack.enter_context(BrokerKeeper(broker, watcher.say)) if broker else None
-            if sabotage is not None:
-                sabotage.enter(Scene(fleet=fleet, broker=keeper, watcher=watcher))
+            if hook is not None:
+                hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
             with Interrupts() as interrupts:
                 supervisor = Supervisor(
                     config,
@@ -110,18 +110,18 @@ def up(asked: Asked, sabotage: Sabotage | None = None) -> int:
                     broker=keeper,
                     keyboard=keyboard,
                     interrupts=interrupts,
-                    sabotage=sabotage,
+                    hook=hook,
                 )
                 outcome = supervisor.run()
             outlasting(watcher.catch_up, keeper)
         is_claimed = watcher.epoch != epoch
-        ended = _ended(asked, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
+        ended = _ended(options, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
         status = summarize(ended, watcher.state, decode)
-        return status if sabotage is None else sabotage.conclude(bus, ended, status)
+        return status if hook is None else hook.conclude(bus, ended, status)
 
 
 def _ended(
-    asked: Asked,
+    options: UpOptions,
     outcome: Outcome,
     fleet: Fleet,
     watcher: Watcher,
@@ -130,10 +130,10 @@ def _ended(
     is_claimed: bool,
 ) -> Ended:
     return Ended(
-        config=asked.config,
-        command=asked.command,
-        resume=asked.resume,
-        steps_typed=asked.steps_typed,
+        config=options.config,
+        command=options.command,
+        resume=options.resume,
+        steps_typed=options.steps_typed,
         step=watcher.step,
         outcome=outcome,
         failure=fleet.failure,
@@ -182,15 +182,15 @@ def _topics(config: RunConfig) -> None:
     apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
 
 
-def _refuse_started(bus: Bus, asked: Asked) -> None:
+def _refuse_started(bus: Bus, options: UpOptions) -> None:
     ends, beginnings = bus.ends(STEPS.name), bus.beginnings(STEPS.name)
     is_started = any(end > beginnings[partition] for partition, end in ends.items())
-    if is_started and not asked.is_resumed:
-        run = asked.config.run
+    if is_started and not options.is_resumed:
+        run = options.config.run
         folder = "" if "{id}" in run.dir else " --run.dir DIR"  # two runs need two folders
         raise ConfigError(
             f"run.id {run.id!r} has steps already: continue it with "
-            f"`{program_name()} {asked.resume}`, "
+            f"`{program_name()} {options.resume}`, "
             f"or begin another run with `--run.id NAME{folder}`"
         )
 

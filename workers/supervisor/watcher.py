@@ -70,7 +70,7 @@ class Progress:
 
 
 class Watcher:
-    """Folds the topics and draws them; implements `fleet.Witness`. Use it in a `with` block."""
+    """Folds the topics and draws them; implements `ProcessProgress`. Use it in a `with` block."""
 
     def __init__(
         self, bus: Bus, config: RunConfig, *, is_live: bool, decode: Callable[[Sequence[int]], str]
@@ -209,21 +209,21 @@ class Watcher:
         return sum(point.num_samples for point in self._views.evaluation.state.points)
 
     def committed(self, instance: str) -> bool:
-        """See `Witness`."""
+        """See `ProcessProgress`."""
         return self._progress.committed(instance)
 
     def owns_run(self, instance: str) -> bool:
-        """See `Witness`."""
+        """See `ProcessProgress`."""
         claims = self._views.run.state.claims
         return bool(claims) and claims[-1].instance == instance
 
     def is_saving(self, instance: str) -> bool:
-        """See `Witness`."""
+        """See `ProcessProgress`."""
         return self._progress.is_saving(instance)
 
     @property
     def at_target(self) -> bool:
-        """See `Witness`."""
+        """See `ProcessProgress`."""
         return 0 < self.step_target <= self.step
 
     def begin(self) -> None:

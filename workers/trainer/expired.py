@@ -22,14 +22,14 @@ from streams.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
 from workers.log import Log
 from workers.trainer.closed import ClosedSet
 from workers.trainer.ledger import EXPIRED, Ledger
-from workers.trainer.office import Office
+from workers.trainer.ledger_writer import LedgerWriter
 from workers.trainer.retention import RetentionError, check_open
 
 READ_DEADLINE_S = 60.0
 _FIRST_LOOK = 1000  # offsets before the end of a partition
 
 
-def drop_expired(bus: Bus, ledger: Ledger, office: Office, log: Log) -> int:
+def drop_expired(bus: Bus, ledger: Ledger, writer: LedgerWriter, log: Log) -> int:
     """Close every open group if retention has removed records of some; returns how many.
 
     Raises:
@@ -41,7 +41,7 @@ def drop_expired(bus: Bus, ledger: Ledger, office: Office, log: Log) -> int:
     if groups:
         numbers = [int(group.group_id) for group in groups]
         ledger.closed = ClosedSet(ledger.closed).union(numbers).event()
-        office.groups_dropped(groups, ledger.closed, ())
+        writer.groups_dropped(groups, ledger.closed, ())
     ledger.positions = ()
     log.warning("expired", groups=len(groups))
     return len(groups)

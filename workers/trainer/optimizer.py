@@ -23,10 +23,10 @@ from workers.engines.one_order import backward
 from workers.engines.routing import Routes, RoutingReplay
 from workers.engines.token_scores import MakeMask, TokenScorer, TokenScores
 from workers.trainer.adam import Adam
-from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
 from workers.trainer.kl import kl_terms, with_kl
 from workers.trainer.loss import policy_losses, reduced
 from workers.trainer.loss_totals import LossTotals
+from workers.trainer.out_of_memory import OutOfMemoryError, is_out_of_memory
 from workers.trainer.packing import Batch, MicroBatch
 from workers.trainer.trainable import VALUE, AllWeights, Trainable
 
@@ -100,7 +100,7 @@ class Learner:
 
         Raises:
             NumericsError: loss or gradient is not finite; the step did not happen.
-            ExhaustedError: memory ran out; the step did not happen.
+            OutOfMemoryError: memory ran out; the step did not happen.
         """
         totals, grad_norm = self._gradient(batch)
         loss = self._loss_of(totals)
@@ -122,7 +122,7 @@ class Learner:
         """What would be wrong with the numbers of this batch; "": nothing. Changes nothing.
 
         Raises:
-            ExhaustedError: memory ran out.
+            OutOfMemoryError: memory ran out.
         """
         totals, grad_norm = self._gradient(batch)
         self._forget()
@@ -149,14 +149,14 @@ class Learner:
                 if micro_batch.num_loss_tokens:
                     self._accumulate(micro_batch, totals)
             except (RuntimeError, MemoryError) as err:
-                if not is_exhaustion(err):
+                if not is_out_of_memory(err):
                     raise
                 told = str(err) or type(err).__name__  # a MemoryError says nothing
             if told is not None:  # out here, for the caught error's frames hold the tensors
                 self._adam.clear()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
-                raise ExhaustedError(index, told)
+                raise OutOfMemoryError(index, told)
             self.num_micro_batches += 1
         return totals, self._adam.clip(self._section.max_grad_norm)
 

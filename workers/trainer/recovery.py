@@ -14,7 +14,7 @@ from workers.context import Context
 from workers.log import Log
 from workers.trainer.checkpoint import CheckpointStore, Manifest
 from workers.trainer.ledger import Ledger
-from workers.trainer.redo import Compute, Life, Redone, redo
+from workers.trainer.redo import Compute, Coroutine, Redone, redo
 from workers.trainer.restore import Restored, restore
 from workers.trainer.retention import (
     Limits,
@@ -60,7 +60,7 @@ class Recovery:
         beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
         check_open(ledger.positions, beginnings, ledger.last_step)
 
-    def come_back(self, while_waiting: Callable[[int], None]) -> Life[Redone]:
+    def come_back(self, while_waiting: Callable[[int], None]) -> Coroutine[Redone]:
         """Load the newest checkpoint that the ledger confirms, and do the steps since again.
 
         Where a redo must be exact it ends at the first unequal step.
@@ -121,7 +121,7 @@ class Recovery:
 
     def save(
         self, epoch: int, step: int, policy_version: int, prove: Callable[[], None]
-    ) -> Life[None]:
+    ) -> Coroutine[None]:
         """Write a checkpoint of the present weights, unless there is one of their step.
 
         Call it only after the step's commit: a checkpoint is never ahead of the log. Older ones are

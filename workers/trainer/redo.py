@@ -28,7 +28,7 @@ from workers.trainer.training import Trained, Training
 
 T = TypeVar("T")
 _UNTOLD = {"ranks": "1"}  # what a claim leaves out
-Life = Generator[Future[Any] | None, Any, T]
+Coroutine = Generator[Future[Any] | None, Any, T]
 Compute = Callable[..., Future[Any]]
 
 
@@ -80,7 +80,7 @@ def redo(
     while_waiting: Callable[[int], None] = lambda _: None,
     used: Callable[[Sequence[RawRecord]], None] = lambda _: None,
     stop_at_unequal: bool = False,
-) -> Life[Redone]:
+) -> Coroutine[Redone]:
     """Execute what the ledger has and the weights lack.
 
     Steps before a recorded drift do not count for `first_unequal`: the ledger goes on from the

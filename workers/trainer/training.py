@@ -31,8 +31,8 @@ from workers.loop.dead_letters import Reason
 from workers.trainer.advantage import group_advantages
 from workers.trainer.batch_metrics import batch_metrics
 from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.exhaustion import ExhaustedError, SampleTooLargeError, smaller_borders
 from workers.trainer.optimizer import Learner, NumericsError, StepResult
+from workers.trainer.out_of_memory import OutOfMemoryError, SampleTooLargeError, smaller_borders
 from workers.trainer.packing import Batch, Float32s, is_sampled, pack
 from workers.trainer.parallel.team import Team, closed_on_error
 from workers.trainer.payloads import Payload, batch_hash
@@ -57,7 +57,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class UntrainableSample:
     """A sample whose numbers or size no step can take."""
 
     index: int  # in the batch
@@ -107,8 +107,8 @@ class Training:
             if team is None:
                 self.learner = _learner(model, mask, section)
             else:
-                recipe = {"folder": folder, "section": section, "device": device, "dtype": dtype}
-                self.learner = _leader(team, recipe, threads, model, mask)
+                spec = {"folder": folder, "section": section, "device": device, "dtype": dtype}
+                self.learner = _leader(team, spec, threads, model, mask)
 
     def check(self) -> None:
         """
@@ -174,7 +174,7 @@ class Training:
 
     def try_train(
         self, payloads: Sequence[Payload], masked: Sequence[MaskedSegment], policy_version: int
-    ) -> Trained | tuple[Culprit, ...]:
+    ) -> Trained | tuple[UntrainableSample, ...]:
         """As `train`; or the samples, in batch order, without which it may work. Deterministic.
 
         Raises:
@@ -183,19 +183,19 @@ class Training:
         try:
             return self.train(payloads, masked, policy_version)
         except SampleTooLargeError as err:
-            return (Culprit(index=err.index, reason=Reason.MEMORY, detail=err.told),)
+            return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.told),)
         except NumericsError as err:
             samples = [payload.scored for payload in payloads]
-            culprits = self._culprits(samples, masked, policy_version)
-            blame(err, samples, culprits, self.learner.weights())
-            return culprits
+            untrainable = self._untrainable(samples, masked, policy_version)
+            blame(err, samples, untrainable, self.learner.weights())
+            return untrainable
 
-    def _culprits(
+    def _untrainable(
         self,
         samples: Sequence[ScoredTrajectory],
         masked: Sequence[MaskedSegment],
         policy_version: int,
-    ) -> tuple[Culprit, ...]:
+    ) -> tuple[UntrainableSample, ...]:
         """Run each sample alone, forward and backward: about as much work as the step."""
         found = []
         for index, (sample, advantage) in enumerate(
@@ -214,10 +214,10 @@ class Training:
             )
             try:
                 problem, reason = self.learner.probe(batch), Reason.NUMERICS
-            except ExhaustedError as err:
+            except OutOfMemoryError as err:
                 problem, reason = err.told, Reason.MEMORY
             if problem:
-                found.append(Culprit(index=index, reason=reason, detail=problem))
+                found.append(UntrainableSample(index=index, reason=reason, detail=problem))
         return tuple(found)
 
     def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Float32s:
@@ -257,7 +257,7 @@ class Training:
                     f"trainer.redo is {self._section.redo!r}, but {str(err)[:200]}: "
                     'set it to "tolerate"'
                 ) from err
-            except ExhaustedError as err:
+            except OutOfMemoryError as err:
                 failed, told = err.index, err.told
             widths = [micro_batch.token_ids_BT.shape[1] for micro_batch in batch.micro_batches]
             borders = smaller_borders(batch.borders, widths, failed)
@@ -301,13 +301,13 @@ def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learn
 
 
 def _leader(
-    team: Team, recipe: Mapping[str, Any], threads: int, model: nn.Module, mask: MakeMask
+    team: Team, spec: Mapping[str, Any], threads: int, model: nn.Module, mask: MakeMask
 ) -> Learner:
     """The learner of the first of several ranks, which leads the others."""
     from workers.trainer.parallel.leader import Leader
-    from workers.trainer.parallel.share import Recipe
+    from workers.trainer.parallel.rank_learner import RankSpec
 
-    return Leader(team, Recipe(rank=0, host=team.host, **recipe), threads, model, mask)
+    return Leader(team, RankSpec(rank=0, host=team.host, **spec), threads, model, mask)
 
 
 def masks_of(
@@ -321,15 +321,15 @@ def masks_of(
 def blame(
     error: NumericsError,
     samples: Sequence[ScoredTrajectory],
-    culprits: Sequence[Culprit],
+    untrainable: Sequence[UntrainableSample],
     weights: Mapping[str, Tensor],
 ) -> None:
-    """Return if dropping the culprits' groups may help.
+    """Return if dropping their groups may help.
 
     Raises:
         NumericsError: it would not: no sample alone is at fault, or the weights are.
     """
-    if not culprits:
+    if not untrainable:
         raise NumericsError(
             f"{error}; each sample by itself gives finite numbers: lower trainer.optimizer.lr, or "
             "look at the batch with `rlstreams inspect`"
@@ -340,7 +340,7 @@ def blame(
             f"{error}; the weights are at fault: {broken[0]} is not finite"
         ) from error
     groups = {sample.trajectory.group_id for sample in samples}
-    blamed = {samples[culprit.index].trajectory.group_id for culprit in culprits}
+    blamed = {samples[bad.index].trajectory.group_id for bad in untrainable}
     if len(groups) > 1 and blamed == groups:
         raise NumericsError(
             f"{error}; so does every group of the batch by itself: the weights are at fault, not "

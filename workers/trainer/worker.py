@@ -22,12 +22,12 @@ from workers.trainer.expired import drop_expired
 from workers.trainer.facts import make_claim, versions
 from workers.trainer.intake import Intake
 from workers.trainer.ledger import Ledger
-from workers.trainer.office import Office
+from workers.trainer.ledger_writer import LedgerWriter
 from workers.trainer.payloads import Payload, Payloads
 from workers.trainer.recovery import Recovery
-from workers.trainer.redo import Life, Redone, drift_error
+from workers.trainer.redo import Coroutine, Redone, drift_error
 from workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
-from workers.trainer.training import Culprit, Trained, Training
+from workers.trainer.training import Trained, Training, UntrainableSample
 from workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
@@ -58,7 +58,7 @@ class TrainerWorker:
         self._reporter = Reporter(context)
         claimed = claim(context, bus, self._claim)
         self._ledger = claimed.ledger
-        self._office = Office(
+        self._writer = LedgerWriter(
             context,
             claimed.producer,
             claimed.claim.epoch,
@@ -72,7 +72,7 @@ class TrainerWorker:
         self._draining = False
         self._next_drop = 0.0
         self._num_micro_batches = 0  # as it was counted last
-        self._life: Life[None] = self._live()
+        self._coroutine: Coroutine[None] = self._live()
         self._waits_for: Future[Any] | None = None
         self._done = False
         with unless_replaced(self._prove):
@@ -83,7 +83,7 @@ class TrainerWorker:
         context, bus, training = self._context, self._bus, self._training
         self._server.open(epoch)
         if self._config.on_expired == "drop":
-            drop_expired(bus, self._ledger, self._office, self._log)
+            drop_expired(bus, self._ledger, self._writer, self._log)
         self._recovery = Recovery(context, bus, self._ledger, training, self._compute, self._log)
         # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
         size = context.config.prompts.group_size
@@ -143,9 +143,9 @@ class TrainerWorker:
         self._server.close()
         self._intake.close()
         self._pulls.close()
-        self._office.close()
+        self._writer.close()
 
-    def _live(self) -> Life[None]:
+    def _live(self) -> Coroutine[None]:
         """The training loop. Each `yield` waits for a computation, while turns go on."""
         yield from self._redo()
         yield from self._publish()
@@ -173,12 +173,12 @@ class TrainerWorker:
         self._heartbeat()
         self._done = True
 
-    def _train(self, plan: Plan) -> Life[None]:
+    def _train(self, plan: Plan) -> Coroutine[None]:
         """A step, or the drop of groups that no step can take. Behind it no payload is held: until
         the next plan may be long."""
         payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
         yield self._compute(self._server.before_change)
-        trained: Trained | tuple[Culprit, ...] = yield self._compute(
+        trained: Trained | tuple[UntrainableSample, ...] = yield self._compute(
             self._training.try_train, payloads, plan.masked, plan.policy_version
         )
         if isinstance(trained, Trained):
@@ -187,12 +187,12 @@ class TrainerWorker:
         else:
             self._set_aside(plan, payloads, trained)
 
-    def _redo(self) -> Life[None]:
+    def _redo(self) -> Coroutine[None]:
         """Report the redone steps. If weights differ, stop, or go on under a new version."""
         redone = yield from self._recovery.come_back(self._while_fetching)
         self._training.configure(self._config)
         if redone.num_steps or redone.passed_over:
-            self._office.redone(redone)
+            self._writer.redone(redone)
             self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)
         if self._config.is_redo_exact and redone.first_unequal is not None:
             unequal = redone.first_unequal
@@ -201,18 +201,18 @@ class TrainerWorker:
         if redone.last_unequal is not None:
             yield from self._drifted(redone)
 
-    def _drifted(self, redone: Redone) -> Life[None]:
+    def _drifted(self, redone: Redone) -> Coroutine[None]:
         """Go on with our own weights. Only a checkpoint holds them: no redo elsewhere makes them"""
         assert redone.last_unequal is not None
         expected, actual = redone.last_unequal.expected, redone.last_unequal.actual
         self._version += 1
-        self._office.drifted(self._step, self._version, expected, actual)
+        self._writer.drifted(self._step, self._version, expected, actual)
         self._ledger.hashes[self._version] = actual
         self._log.warning("redo_drifted", step=self._step, policy_version=self._version)
         yield from self._checkpoint()
         self._tell("redo", "")
 
-    def _publish(self) -> Life[None]:
+    def _publish(self) -> Coroutine[None]:
         """Serve the version in hand, then announce it."""
         manifest = yield self._compute(
             self._server.publish,
@@ -220,13 +220,13 @@ class TrainerWorker:
             self._training.learner.weights(),
             self._training.weight_hash,
         )
-        self._office.published(self._step, manifest, self._server)
+        self._writer.published(self._step, manifest, self._server)
         # After the commit, which a trainer that was replaced does not get through.
         self._server.retire(self._context.config.weights.versions_served)
         self._reporter.policy_version = self._version
         self._log.info("published", policy_version=self._version, hash=manifest.weight_hash[:12])
 
-    def _checkpoint(self) -> Life[None]:
+    def _checkpoint(self) -> Coroutine[None]:
         if self._recovery.saved_step == self._step:
             return
         self._tell("saving", f"a checkpoint of step {self._step}")
@@ -245,7 +245,7 @@ class TrainerWorker:
             for p, offset in sorted(low.items())
         ]
         closed = self._admission.closed_after(plan.group_ids)
-        self._office.step_completed(step, plan, trained, closed, positions)
+        self._writer.step_completed(step, plan, trained, closed, positions)
         # A sample may have come since, of which the plan knew a letter alone.
         self._payloads.release(self._admission.positions_of(plan.group_ids))
         self._admission.close(plan.group_ids)
@@ -267,19 +267,19 @@ class TrainerWorker:
         )
 
     def _set_aside(
-        self, plan: Plan, payloads: Sequence[Payload], culprits: Sequence[Culprit]
+        self, plan: Plan, payloads: Sequence[Payload], untrainable: Sequence[UntrainableSample]
     ) -> None:
         """Drop the groups of samples that no step can take; plan the other groups anew.
 
         The drop is committed before the next step, so a successor plans that step alike.
         """
         refused: dict[str, tuple[str, str]] = {}
-        for culprit in culprits:
-            sample = payloads[culprit.index].scored.trajectory
-            told = f"sample {sample.sample}: {culprit.detail}"
-            refused.setdefault(sample.group_id, (str(culprit.reason), told))
-            self._intake.set_aside(payloads[culprit.index], culprit.reason, culprit.detail)
-            self._log.warning("set_aside", group=sample.group_id, reason=culprit.reason, what=told)
+        for bad in untrainable:
+            sample = payloads[bad.index].scored.trajectory
+            told = f"sample {sample.sample}: {bad.detail}"
+            refused.setdefault(sample.group_id, (str(bad.reason), told))
+            self._intake.set_aside(payloads[bad.index], bad.reason, bad.detail)
+            self._log.warning("set_aside", group=sample.group_id, reason=bad.reason, what=told)
         for payload in payloads:
             self._payloads.put(payload)
         self._admission.give_back(plan, refused)
@@ -298,7 +298,7 @@ class TrainerWorker:
             return
         ids = [group.group_id for group in groups]
         closed = self._admission.closed_after(ids)
-        self._office.groups_dropped(groups, closed, letters)
+        self._writer.groups_dropped(groups, closed, letters)
         self._payloads.release(self._admission.positions_of(ids))
         self._admission.close(ids)
         self._reporter.count(dropped_groups=len(groups), dead_letters=len(letters))
@@ -320,7 +320,7 @@ class TrainerWorker:
             return
         result = self._waits_for.result() if self._waits_for is not None else None
         try:
-            self._waits_for = self._life.send(result)
+            self._waits_for = self._coroutine.send(result)
         except StopIteration:
             self._done = True
 
@@ -350,7 +350,7 @@ class TrainerWorker:
         self._heartbeat()
 
     def _prove(self) -> None:
-        self._office.prove(self._state, self._step + 1)
+        self._writer.prove(self._state, self._step + 1)
 
     def _heartbeat(self) -> None:
-        self._office.heartbeat(self._state, self._step + 1)
+        self._writer.heartbeat(self._state, self._step + 1)

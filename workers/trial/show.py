@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from workers.trial.completion import Completion, Times, TriedRow
-from workers.trial.given import Given
+from workers.trial.completions_file import GivenCompletion
 from workers.visible import visible
 
 Decode = Callable[[Sequence[int]], str]
@@ -41,7 +41,9 @@ def row_lines(
     return [*lines, ""]
 
 
-def given_lines(given: Sequence[Given], completions: Sequence[Completion]) -> Iterator[str]:
+def given_lines(
+    given: Sequence[GivenCompletion], completions: Sequence[Completion]
+) -> Iterator[str]:
     """A line or two for each completion of a file."""
     for one, completion in zip(given, completions, strict=True):
         wanted = f", wanted {one.row.answer!r}" if one.row.answer else ""

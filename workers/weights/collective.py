@@ -18,8 +18,8 @@ from schemas.events import Endpoint, PolicyPublished, PullRequested
 from workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
 from workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
 from workers.weights.link.errors import PullError
-from workers.weights.link.trust import receiver_key
-from workers.weights.members import Asked, Listener
+from workers.weights.link.handshake import receiver_key
+from workers.weights.members import Listener, LoggedRequest
 from workers.weights.sender import Limits, Log, Sender
 from workers.weights.snapshot import LIVE, PLACES, Snapshots
 
@@ -145,7 +145,9 @@ class CollectiveWeightServer:
         """The log lets this receiver have the version; raises as `publish` does."""
         self._sender.check()
         if request.channel == self._backend:
-            self._sender.events.put(Asked(request.address, request.policy_version, request.worker))
+            self._sender.events.put(
+                LoggedRequest(request.address, request.policy_version, request.worker)
+            )
 
     def versions(self) -> Sequence[int]:
         """Versions that can be pulled, oldest first."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from workers.weights.link.group import Group
 from workers.weights.members import Member
-from workers.weights.roster import tell
+from workers.weights.membership import tell
 
 if TYPE_CHECKING:
     import torch

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import Connection, Frame
-from workers.weights.link.rendezvous import Board
+from workers.weights.link.handshake import Hello, admit
+from workers.weights.link.rendezvous import KeyValueStore
 from workers.weights.link.target import Row
-from workers.weights.link.trust import Hello, admit
 from workers.weights.listening import accept_all
 
 HANDSHAKE_S = 5.0
@@ -36,7 +36,7 @@ class Member:
     mode: str = "in_place"
     ranks: int = 1
     engine: str = ""
-    gpu: str = ""  # empty: none, or a piece that does not tell
+    gpu: str = ""  # empty: none, or a plugin that does not tell
     wants: int | None = None  # a version
     settled: int | None = None  # the version that it got, or was refused, last
     worker: str = ""  # that asked for it in the log
@@ -59,7 +59,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReceivedFrame:
     """A frame of a member's; None: the link ended, for `reason`."""
 
     member: Member
@@ -68,7 +68,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LoggedRequest:
     """The log says that a receiver is ready for a version."""
 
     receiver: str
@@ -84,7 +84,7 @@ class Withdraw:
     done: threading.Event
 
 
-Event = Said | Asked | Withdraw | None  # None: stop
+Event = ReceivedFrame | LoggedRequest | Withdraw | None  # None: stop
 
 
 class Listener:
@@ -107,7 +107,7 @@ class Listener:
         self._key_of = key_of
         self._events = events
         self._refused = refused
-        self.boards: dict[str, Board] = {}
+        self.stores: dict[str, KeyValueStore] = {}
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self.host = host
@@ -128,7 +128,7 @@ class Listener:
             hello = admit(link, self._epoch, self._key_of, time.monotonic() + HANDSHAKE_S)
             purpose, _, group_id = hello.purpose.partition("/")
             if purpose == "group":
-                self._serve_board(link, group_id)
+                self._serve_store(link, group_id)
             else:
                 self._serve_member(Member(hello=hello, link=link))
         except PullError as err:
@@ -140,11 +140,11 @@ class Listener:
     def _serve_member(self, member: Member) -> None:
         try:
             while True:
-                self._events.put(Said(member, member.link.receive(math.inf)))
+                self._events.put(ReceivedFrame(member, member.link.receive(math.inf)))
         except PullError as err:
-            self._events.put(Said(member, None, str(err)))
+            self._events.put(ReceivedFrame(member, None, str(err)))
 
-    def _serve_board(self, link: Connection, group_id: str) -> None:
-        board = self.boards.get(group_id)
-        while board is not None:
-            link.send(board.answer(link.receive(math.inf)))
+    def _serve_store(self, link: Connection, group_id: str) -> None:
+        store = self.stores.get(group_id)
+        while store is not None:
+            link.send(store.answer(link.receive(math.inf)))

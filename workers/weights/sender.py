@@ -18,10 +18,10 @@ from workers.weights.channel import WeightError
 from workers.weights.groups import Groups
 from workers.weights.link.errors import PullError
 from workers.weights.link.group import gpu_of
-from workers.weights.link.rendezvous import Board
-from workers.weights.members import Asked, Event, Listener, Member, Withdraw
+from workers.weights.link.rendezvous import KeyValueStore
+from workers.weights.members import Event, Listener, LoggedRequest, Member, Withdraw
+from workers.weights.membership import Membership, apart, refuse
 from workers.weights.plans import Planner, Prepared
-from workers.weights.roster import Roster, apart, refuse
 from workers.weights.snapshot import Snapshots
 from workers.weights.transfer import BrokenError, Delivery, SilentError, Transfer
 from workers.weights.window import Window
@@ -66,8 +66,8 @@ class Sender:
         self._limits = limits
         self._log = log
         self._planner = Planner()
-        self._roster = Roster()
-        self._window = Window(limits.window_s, self._roster, self._planner, snapshots)
+        self._membership = Membership()
+        self._window = Window(limits.window_s, self._membership, self._planner, snapshots)
         self._groups = Groups(backend, device, limits.stall_s)
         self._stopping = False
         self._withdrawal: Withdraw | None = None
@@ -124,8 +124,8 @@ class Sender:
             self._try_withdraw()
         self._finish_withdrawal()
         self._groups.close()
-        for member in list(self._roster.members):
-            self._roster.remove(member, "the trainer ends")
+        for member in list(self._membership.members):
+            self._membership.remove(member, "the trainer ends")
 
     def _take(self, wait_s: float) -> None:
         """Events that are there, or the first that comes."""
@@ -137,12 +137,12 @@ class Sender:
             wait_s = 0.0
             if event is None:
                 self._stopping = True
-            elif isinstance(event, Asked):
-                self._roster.ask(event)
+            elif isinstance(event, LoggedRequest):
+                self._membership.ask(event)
             elif isinstance(event, Withdraw):
                 self._withdrawal = event
             else:
-                self._roster.hear(event)
+                self._membership.hear(event)
                 if event.frame is not None and event.frame["type"] == "layout":
                     self._log.info("puller_joined", puller=event.member.label)
 
@@ -158,7 +158,7 @@ class Sender:
 
     def _patience_s(self) -> float:
         """Until the next window ends."""
-        ready = self._roster.ready()
+        ready = self._membership.ready()
         if not ready:
             return IDLE_S if self._withdrawal is None else LOOK_EVERY_S
         return max(0.0, self._window.left_s(ready[0], ready))
@@ -168,7 +168,7 @@ class Sender:
         if self._withdrawal is None:
             return
         versions = self._snapshots.versions()
-        lacking = self._roster.lacking(versions[-1]) if versions else []
+        lacking = self._membership.lacking(versions[-1]) if versions else []
         if lacking and time.monotonic() < self._withdrawal.until_s:
             return
         for member in lacking:
@@ -184,8 +184,8 @@ class Sender:
             self._withdrawal = None
 
     def _due(self) -> Delivery | None:
-        """The oldest wish with all that want the same bytes, once its window is over."""
-        ready = self._roster.ready()
+        """The oldest request with all that want the same bytes, once its window is over."""
+        ready = self._membership.ready()
         for oldest in ready:
             if self._window.left_s(oldest, ready) > 0.0:
                 return None
@@ -240,28 +240,28 @@ class Sender:
 
     def _deliver(self, delivery: Delivery) -> None:
         """One try; who is alive after a broken one stays ready."""
-        group_id, group, is_new = self._groups.get(delivery.members, len(self._roster.members))
+        group_id, group, is_new = self._groups.get(delivery.members, len(self._membership.members))
         started_s = time.monotonic()
         transfer = Transfer(group_id, delivery, self._look, self._limits.stall_s)
-        board = Board(started_s + self._limits.form_s)
+        store = KeyValueStore(started_s + self._limits.form_s)
         for member in delivery.members:
             member.answers.pop(group_id, None)
         try:
             if is_new:
-                self._listener.boards[group_id] = board
+                self._listener.stores[group_id] = store
             transfer.announce(self._limits.form_s)
             if is_new:
-                transfer.form(group, board, self._listener.host, self._limits.form_s)
+                transfer.form(group, store, self._listener.host, self._limits.form_s)
             formed_s = time.monotonic()
             transfer.send(group, self._device)
             sent_s = time.monotonic()
             transfer.await_answers()
         except BrokenError as err:
-            board.close(str(err))
-            self._listener.boards.pop(group_id, None)
+            store.close(str(err))
+            self._listener.stores.pop(group_id, None)
             self._recover(delivery, group_id, err)
             return
-        self._listener.boards.pop(group_id, None)
+        self._listener.stores.pop(group_id, None)
         self._settle(delivery, group_id)
         self._window.took(formed_s - started_s if is_new else None, sent_s - formed_s)
         self._log.info(
@@ -308,4 +308,4 @@ class Sender:
 
     def _lose(self, member: Member, reason: str) -> None:
         self._log.warning("puller_lost", puller=member.label, reason=reason)
-        self._roster.remove(member, reason)
+        self._membership.remove(member, reason)

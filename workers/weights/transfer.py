@@ -16,12 +16,12 @@ from workers.weights.link.checksum import Checksum
 from workers.weights.link.errors import PullError
 from workers.weights.link.group import Group, Pending
 from workers.weights.link.receiver import AHEAD
-from workers.weights.link.rendezvous import Board, BoardStore
+from workers.weights.link.rendezvous import KeyValueStore, LocalStore
 from workers.weights.link.side_streams import SideStreams
 from workers.weights.link.watch import LOOK_EVERY_S
 from workers.weights.members import Member
+from workers.weights.membership import tell
 from workers.weights.plans import Prepared
-from workers.weights.roster import tell
 from workers.weights.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Transfer:
                 member.plans.add(plan.name)
             tell(member, frame)
 
-    def form(self, group: Group, board: Board, host: str, form_s: float) -> None:
+    def form(self, group: Group, values: KeyValueStore, host: str, form_s: float) -> None:
         """Meet the members.
 
         Raises:
@@ -95,7 +95,7 @@ class Transfer:
         """
         self._until_s = time.monotonic() + form_s
         size = 1 + len(self._delivery.plans)
-        store, until_s = BoardStore(board), self._until_s
+        store, until_s = LocalStore(values), self._until_s
         try:
             group.form(store, 0, size, host=host, until_s=until_s, look=self._check)
         except PullError as err:

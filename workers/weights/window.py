@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from workers.weights.link.errors import PullError
 from workers.weights.members import Member
+from workers.weights.membership import Membership
 from workers.weights.plans import Planner
-from workers.weights.roster import Roster
 from workers.weights.snapshot import Snapshots
 
 PATIENCE_S = 2.0  # at most, for one that asked and does not get ready
@@ -25,11 +25,11 @@ class Window:
     """Knows what the last broadcast took."""
 
     def __init__(
-        self, window_s: float, roster: Roster, planner: Planner, snapshots: Snapshots
+        self, window_s: float, membership: Membership, planner: Planner, snapshots: Snapshots
     ) -> None:
         """Args: window_s: for those who have not asked."""
         self._window_s = window_s
-        self._roster = roster
+        self._membership = membership
         self._planner = planner
         self._snapshots = snapshots
         self._form_s = 0.0
@@ -46,13 +46,13 @@ class Window:
         assert version is not None
         awaited = [
             member
-            for member in self._roster.lacking(version)
+            for member in self._membership.lacking(version)
             if member not in ready and self._would_share(oldest, member, version)
         ]
         if not awaited:
             return 0.0
         window_s = self._window_s
-        if any(self._roster.has_asked(member, version) for member in awaited):
+        if any(self._membership.has_asked(member, version) for member in awaited):
             window_s = max(window_s, min(self._form_s + self._send_s, PATIENCE_S))
         return oldest.since_s + window_s - time.monotonic()
 

@@ -6,13 +6,13 @@ import torch
 
 from workers.trainer.packing import MicroBatch
 from workers.trainer.parallel.follower import main
-from workers.trainer.parallel.share import Share
+from workers.trainer.parallel.rank_learner import RankLearner
 
 ROWS = 8
-_accumulate = Share._accumulate
+_accumulate = RankLearner._accumulate
 
 
-def accumulate(self: Share, micro_batch: MicroBatch, *more: object) -> None:
+def accumulate(self: RankLearner, micro_batch: MicroBatch, *more: object) -> None:
     """In the middle of the round: rank 0 is in its pass already."""
     if len(micro_batch.token_ids_BT) > ROWS:
         raise torch.OutOfMemoryError("out of memory: this rank is poor")
@@ -20,5 +20,5 @@ def accumulate(self: Share, micro_batch: MicroBatch, *more: object) -> None:
 
 
 if __name__ == "__main__":
-    Share._accumulate = accumulate  # type: ignore[method-assign, assignment]
+    RankLearner._accumulate = accumulate  # type: ignore[method-assign, assignment]
     main(sys.argv[1:])

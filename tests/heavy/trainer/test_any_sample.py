@@ -120,4 +120,4 @@ def test_a_step_takes_or_names_what_intake_takes(training: Training, data: Any) 
         return
     found = training.try_train(taken, (), 2)
     if isinstance(found, tuple):
-        assert all(0 <= culprit.index < len(taken) for culprit in found)
+        assert all(0 <= bad.index < len(taken) for bad in found)

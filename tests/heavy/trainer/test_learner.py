@@ -10,9 +10,9 @@ from workers.config.trainer import OptimizerSection
 from workers.engines.model import configure_torch
 from workers.trainer.advantage import group_advantages
 from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.exhaustion import ExhaustedError
 from workers.trainer.loss import policy_losses
 from workers.trainer.optimizer import Learner, NumericsError, lr_at
+from workers.trainer.out_of_memory import OutOfMemoryError
 from workers.trainer.packing import pack
 from workers.weights.channel import WeightError
 from workers.weights.layout import weight_hash
@@ -202,7 +202,7 @@ def test_memory_that_ran_out_without_a_word_is_no_step():
         raise MemoryError
 
     hook = short._model.embed.register_forward_pre_hook(allocate)
-    with pytest.raises(ExhaustedError, match="micro-batch 0: MemoryError"):
+    with pytest.raises(OutOfMemoryError, match="micro-batch 0: MemoryError"):
         short.step(batch_of())
     assert (0, before) == (short.step_number, weight_hash(short.weights()))
     hook.remove()

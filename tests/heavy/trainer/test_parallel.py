@@ -12,7 +12,7 @@ from tests.heavy.trainer.parallel_stand import SECTION, batch_of, make_model, tw
 from tests.heavy.trainer.poor_follower import ROWS
 from workers.config.trainer import TrainerSection
 from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.exhaustion import ExhaustedError
+from workers.trainer.out_of_memory import OutOfMemoryError
 from workers.trainer.training import Training
 from workers.weights.layout import weight_hash
 
@@ -106,7 +106,7 @@ def test_memory_that_one_rank_lacks_is_the_whole_steps_affair(two: Training, fol
     two.learner.step(batch_of(0))
     before = hashes(two)
     large = batch_of(1, token_budget=70)
-    with pytest.raises(ExhaustedError, match=r"rank 1: .*this rank is poor") as caught:
+    with pytest.raises(OutOfMemoryError, match=r"rank 1: .*this rank is poor") as caught:
         two.learner.step(large)
     assert len(large.micro_batches[caught.value.index].token_ids_BT) > ROWS
     assert before == hashes(two)

@@ -34,7 +34,7 @@ from workers.trainer.fetch import PollSize, fetch
 from workers.trainer.packing import MicroBatch
 from workers.trainer.payloads import Payload, batch_hash, payload_of
 from workers.trainer.redo import read_step
-from workers.trainer.training import Culprit, Trained, Training
+from workers.trainer.training import Trained, Training, UntrainableSample
 from workers.trainer.worker import TrainerWorker
 
 LIMIT_BYTES = 1_000_000
@@ -221,7 +221,7 @@ class Slow(Training):
 
     begun, go_on = threading.Event(), threading.Event()
 
-    def try_train(self, *args: Any) -> Trained | tuple[Culprit, ...]:
+    def try_train(self, *args: Any) -> Trained | tuple[UntrainableSample, ...]:
         self.begun.set()
         assert self.go_on.wait(DEADLINE_S)
         return super().try_train(*args)

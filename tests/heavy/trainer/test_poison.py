@@ -40,7 +40,7 @@ from tests.heavy.trainer.trainer_stand import (
 from workers.trainer.optimizer import NumericsError
 from workers.trainer.payloads import payload_of
 from workers.trainer.rerun import rerun
-from workers.trainer.training import Culprit, Trained, Training
+from workers.trainer.training import Trained, Training, UntrainableSample
 from workers.trainer.validation import validate
 from workers.weights.channel import Manifest
 from workers.weights.file import FileWeightServer
@@ -74,7 +74,7 @@ class Found(Numbers):
     is_found: threading.Event
     go_on: threading.Event
 
-    def try_train(self, *args: Any) -> Trained | tuple[Culprit, ...]:
+    def try_train(self, *args: Any) -> Trained | tuple[UntrainableSample, ...]:
         result = super().try_train(*args)
         self.is_found.set()
         assert self.go_on.wait(DEADLINE_S)
@@ -233,7 +233,7 @@ def test_a_sample_of_which_nothing_is_learnt_is_nobodys_fault(tmp_path: Path) ->
     payloads = [payload_of(raw, {}) for raw in raws.poll(10, 0.0)]
     masked = [MaskedSegment(group_id="0", sample=0, segment=1, staleness=3)]
     found = training.try_train(payloads, masked, 3)
-    assert [culprit.index for culprit in found] == [1]
+    assert [bad.index for bad in found] == [1]
 
 
 def test_weights_that_are_at_fault_stop_the_trainer(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_living_owner_is_not_replaced(tmp_path: Path) -> None:
 
             def beating_poll(max_records: int, timeout_s: float) -> object:
                 if reader.positions()[next(iter(reader.positions()))] >= 1:
-                    first._office._producer.commit([beat])
+                    first._writer._producer.commit([beat])
                 return poll(max_records, timeout_s)
 
             reader.poll = beating_poll  # type: ignore[method-assign]

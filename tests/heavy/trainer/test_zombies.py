@@ -193,7 +193,7 @@ def test_what_it_cannot_ask_is_not_the_reason_either(
         return raise_it
 
     monkeypatch.setattr(trainer._intake, "poll", fail(OSError("disk full")))
-    monkeypatch.setattr(trainer._office, "prove", fail(BrokerError("no broker")))
+    monkeypatch.setattr(trainer._writer, "prove", fail(BrokerError("no broker")))
     with pytest.raises(OSError, match="disk full") as told:
         trainer.turn()
     assert ["whether it was replaced could not be asked: no broker"] == getattr(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from workers.supervisor.child import Child, ChildSpec, log_tail
-from workers.supervisor.fleet import Fleet, Witness
+from workers.supervisor.fleet import Fleet, ProcessProgress
 
 OBEDIENT = """
 import signal, sys, time
@@ -46,7 +46,7 @@ class Scripts:
 
 
 class Log:
-    """A witness that is told what it saw."""
+    """Progress of processes as it is told."""
 
     def __init__(
         self, *, has_committed: bool = False, owns: bool = False, at_target: bool = False
@@ -68,12 +68,12 @@ class Log:
 
 @contextmanager
 def fleet_of(
-    folder: Path, scripts: Mapping[str, str], witness: Witness | None = None
+    folder: Path, scripts: Mapping[str, str], progress: ProcessProgress | None = None
 ) -> Iterator[tuple[Fleet, Scripts, list[str]]]:
     said: list[str] = []
     spawner = Scripts(scripts)
     counts = dict.fromkeys(scripts, 1)
-    fleet = Fleet(spawner, folder, counts, witness=witness or Log(), say=said.append)
+    fleet = Fleet(spawner, folder, counts, progress=progress or Log(), say=said.append)
     fleet.start()
     try:
         yield fleet, spawner, said

@@ -13,16 +13,16 @@ from workers.chaos.plan import (
     BROKER,
     ROLES,
     SERVER,
-    Chance,
     FaultKind,
+    FaultSpace,
+    injected_by_step,
     plan,
     points_of,
-    strikes_by_step,
     sweep,
 )
 
 COUNTS = {"prompts": 1, "rollout": 2, "logprob": 1, "trainer": 1, BROKER: 1}
-ALL = Chance(counts=COUNTS, has_points=True)
+ALL = FaultSpace(counts=COUNTS, has_points=True)
 
 
 def test_a_seed_is_a_plan() -> None:
@@ -49,8 +49,8 @@ def test_every_role_is_struck_equally_often(seed: int, num_faults: int) -> None:
 @given(seed=st.integers(0, 1 << 30))
 def test_faults_are_within_what_may_be_drawn(seed: int) -> None:
     """Victims exist, waits are about the mean, stops are no longer than allowed."""
-    chance = Chance(counts=COUNTS, every_s=4.0, max_stop_s=6.0)
-    for fault in plan(seed, 40, chance):
+    space = FaultSpace(counts=COUNTS, every_s=4.0, max_stop_s=6.0)
+    for fault in plan(seed, 40, space):
         assert fault.ordinal < COUNTS[fault.role]
         assert 2.0 <= fault.wait_s <= 6.0
         assert fault.stop_s <= 6.0
@@ -61,18 +61,18 @@ def test_faults_are_within_what_may_be_drawn(seed: int) -> None:
 
 def test_model_servers_are_only_killed_and_may_be_struck_to_the_minute() -> None:
     """Both of them; a sweep of crash points passes them by."""
-    chance = Chance(counts={SERVER: 2}, every_s=60.0, is_periodic=True, has_points=True)
-    faults = plan(0, 40, chance)
+    space = FaultSpace(counts={SERVER: 2}, every_s=60.0, is_periodic=True, has_points=True)
+    faults = plan(0, 40, space)
     assert {(SERVER, FaultKind.KILL, 60.0)} == {(f.role, f.kind, f.wait_s) for f in faults}
     assert {"server-0", "server-1"} == {fault.victim for fault in faults}
     assert "SIGKILL to server-0" in {fault.told for fault in faults}
-    assert [] == list(sweep(0, chance))
+    assert [] == list(sweep(0, space))
 
 
 def test_a_period_changes_nothing_but_the_times() -> None:
     """The same victims and kinds follow from the seed."""
-    every = Chance(counts=COUNTS, has_points=True, is_periodic=True)
-    told = [[fault.told for fault in plan(5, 40, chance)] for chance in (ALL, every)]
+    every = FaultSpace(counts=COUNTS, has_points=True, is_periodic=True)
+    told = [[fault.told for fault in plan(5, 40, space)] for space in (ALL, every)]
     assert told[0] == told[1]
 
 
@@ -114,8 +114,8 @@ def test_only_the_trainer_writes_checkpoints() -> None:
 
 def test_all_faults_strike_before_the_run_ends() -> None:
     """Twelve faults in thirteen steps: one after each but the last."""
-    assert list(range(1, 13)) == [strikes_by_step(n, 12, 0, 13) for n in range(12)]
-    assert [12, 15, 17] == [strikes_by_step(n, 3, 10, 20) for n in range(3)]
+    assert list(range(1, 13)) == [injected_by_step(n, 12, 0, 13) for n in range(12)]
+    assert [12, 15, 17] == [injected_by_step(n, 3, 10, 20) for n in range(3)]
 
 
 def test_a_sweep_has_every_point_of_every_role_once() -> None:

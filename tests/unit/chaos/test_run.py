@@ -10,7 +10,7 @@ import pytest
 from streams import crash_points
 from streams.errors import ConfigError
 from workers.bootstrap import arm_crash_point, await_broker
-from workers.chaos.run import Wish, chaos, victims
+from workers.chaos.run import ChaosOptions, chaos, victims
 from workers.config.run import (
     BrokerSection,
     EngineSection,
@@ -19,7 +19,7 @@ from workers.config.run import (
     RunConfig,
     RunSection,
 )
-from workers.supervisor.up import Asked
+from workers.supervisor.up import UpOptions
 
 OURS = RunConfig(rollout=RolloutSection(workers=2), logprob=LogprobSection(workers=3))
 THEIRS = RunConfig(broker=BrokerSection(bootstrap="127.0.0.1:9"))
@@ -87,13 +87,13 @@ def test_a_place_that_there_is_not_is_refused(
     sweep: list[str], roles: list[str], told: str
 ) -> None:
     """A run in which nothing is struck would end with "nothing broke"."""
-    asked = Asked(config=OURS, command="up", is_resumed=False, is_live=False)
+    options = UpOptions(config=OURS, command="up", is_resumed=False, is_live=False)
     with pytest.raises(ConfigError, match=told):
-        chaos(asked, Wish(num_faults=1, sweep=sweep, roles=roles))
+        chaos(options, ChaosOptions(num_faults=1, sweep=sweep, roles=roles))
 
 
 def test_a_file_for_the_figures_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     """Before the run, after which they would be lost."""
-    asked = Asked(config=OURS, command="up", is_resumed=False, is_live=False)
+    options = UpOptions(config=OURS, command="up", is_resumed=False, is_live=False)
     with pytest.raises(ConfigError, match=r"--json .*/no/x\.json: .*/no is no folder that can be"):
-        chaos(asked, Wish(num_faults=1, json_file=str(tmp_path / "no" / "x.json")))
+        chaos(options, ChaosOptions(num_faults=1, json_file=str(tmp_path / "no" / "x.json")))

@@ -17,19 +17,21 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
-from workers.chaos.journal import Journal, Silence, Strike, Waking
+from workers.chaos.journal import BrokerOutage, Injection, Journal, Wakeup
 from workers.chaos.outputs import Outputs
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
-from workers.chaos.verdict import Seen, report
+from workers.chaos.verdict import RunObservations, report
 from workers.supervisor.fleet import Exited
 
 EPOCH_MS = 1_000_000  # of the log's clock, where the monotonic one is 0
 
 
-def strike(at_s: float, role: str, kind: FaultKind, instance: str = "", **more: Any) -> Strike:
+def injection(
+    at_s: float, role: str, kind: FaultKind, instance: str = "", **more: Any
+) -> Injection:
     fault = Fault(number=0, role=role, ordinal=0, kind=kind, wait_s=1.0, **more)
     at_ms = EPOCH_MS + round(1000 * at_s)
-    return Strike(fault=fault, instance=instance, step=1, at_s=at_s, at_ms=at_ms)
+    return Injection(fault=fault, instance=instance, step=1, at_s=at_s, at_ms=at_ms)
 
 
 def exited(worker: str, instance: str, status: int, seen_s: float, **more: Any) -> Exited:
@@ -39,24 +41,24 @@ def exited(worker: str, instance: str, status: int, seen_s: float, **more: Any) 
     )
 
 
-def journal(strikes: list[Strike], **more: Any) -> Journal:
-    planned = [s.fault for s in strikes]
-    lists: dict[str, Any] = {"wakings": [], "broker_deaths_s": [], "silences": []}
-    return Journal(planned=planned, strikes=strikes, **{**lists, **more})
+def journal(injections: list[Injection], **more: Any) -> Journal:
+    planned = [s.fault for s in injections]
+    lists: dict[str, Any] = {"wakeups": [], "broker_deaths_s": [], "broker_outages": []}
+    return Journal(planned=planned, injections=injections, **{**lists, **more})
 
 
-def seen(strikes: list[Strike], **more: Any) -> Seen:
+def observed(injections: list[Injection], **more: Any) -> RunObservations:
     audit = AuditReport(
         run="run", steps=3, policy_version=3, issued=8, trained=8, evaluated=0, dead_lettered=0,
         lost=0,
     )  # fmt: skip
     values: dict[str, Any] = {
         "run": "run", "seed": 5, "machine": {}, "seconds": 60.0, "now_s": 100.0,
-        "journal": journal(strikes),
+        "journal": journal(injections),
         "exits": [], "num_killed": 0, "outputs": Outputs(), "state": RunState(), "audit": audit,
         "outcome": "complete", "has_failed": False, "failure": "",
     }  # fmt: skip
-    return Seen(**{**values, **more})
+    return RunObservations(**{**values, **more})
 
 
 def outputs(*events: tuple[float, Any]) -> Outputs:
@@ -68,12 +70,12 @@ def outputs(*events: tuple[float, Any]) -> Outputs:
 
 def test_recovery_ends_with_the_successors_first_work() -> None:
     """A late record of the killed process is none; each role has its own kind of work."""
-    strikes = [
-        strike(1.0, "rollout", FaultKind.KILL, "r1"),
-        strike(2.0, "logprob", FaultKind.ZOMBIE, "l1", stop_s=3.0),
-        strike(3.0, "trainer", FaultKind.KILL, "t1"),
-        strike(4.0, "prompts", FaultKind.KILL, "p1"),
-        strike(5.0, BROKER, FaultKind.KILL),
+    injections = [
+        injection(1.0, "rollout", FaultKind.KILL, "r1"),
+        injection(2.0, "logprob", FaultKind.ZOMBIE, "l1", stop_s=3.0),
+        injection(3.0, "trainer", FaultKind.KILL, "t1"),
+        injection(4.0, "prompts", FaultKind.KILL, "p1"),
+        injection(5.0, BROKER, FaultKind.KILL),
     ]
     log = outputs(
         (1.2, trajectory(worker="rollout-0", instance="r1")),
@@ -83,7 +85,7 @@ def test_recovery_ends_with_the_successors_first_work() -> None:
         (9.0, step_completed(2, instance="t2")),
         (4.5, prompt()),
     )
-    made = report(seen(strikes, outputs=log))
+    made = report(observed(injections, outputs=log))
     medians = {role: spread.median_s for role, spread in made.recovery.items()}
     assert {
         "rollout": 4.5,
@@ -96,14 +98,14 @@ def test_recovery_ends_with_the_successors_first_work() -> None:
 
 def test_a_model_server_is_back_when_its_worker_has_pulled_again() -> None:
     """What the worker still commits of answers that it had says nothing of the server."""
-    strikes = [strike(1.0, SERVER, FaultKind.KILL)]
+    injections = [injection(1.0, SERVER, FaultKind.KILL)]
     log = outputs(
         (0.5, policy_loaded(worker="rollout-0", instance="r1")),
         (1.1, trajectory(worker="rollout-0", instance="r1")),
         (2.0, policy_loaded(worker="rollout-1", instance="r2")),
         (31.0, policy_loaded(worker="rollout-0", instance="r1")),
     )
-    made = report(seen(strikes, outputs=log))
+    made = report(observed(injections, outputs=log))
     assert {"server": 30.0} == {role: s.median_s for role, s in made.recovery.items()}
     assert (1, {"server": {"kill": 1}}) == (made.processes_killed, made.faults)
 
@@ -114,13 +116,13 @@ def test_a_successor_is_back_with_its_first_report() -> None:
         (1.5, worker_report(worker="logprob-0", role="logprob", instance="l1")),
         (3.0, worker_report(worker="logprob-0", role="logprob", instance="l2")),
     )
-    made = report(seen([strike(1.0, "logprob", FaultKind.KILL, "l1")], outputs=log))
+    made = report(observed([injection(1.0, "logprob", FaultKind.KILL, "l1")], outputs=log))
     assert (2.0, {}) == (made.back["logprob"].median_s, made.recovery)
 
 
 def test_a_crash_point_counts_from_when_its_death_was_seen() -> None:
     """Nobody else knows when a process killed itself."""
-    strikes = [strike(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3")]
+    injections = [injection(1.0, "rollout", FaultKind.POINT, "r1", crash_at="commit.before:3")]
     exits = [
         exited("rollout-0", "r1", -9, 1.1),
         exited("rollout-0", "r2", -9, 4.0, died_at="commit.before:3"),
@@ -129,7 +131,7 @@ def test_a_crash_point_counts_from_when_its_death_was_seen() -> None:
         (2.0, trajectory(worker="rollout-0", instance="r2")),
         (6.5, trajectory(worker="rollout-0", instance="r3")),
     )
-    made = report(seen(strikes, exits=exits, outputs=log, num_killed=2))
+    made = report(observed(injections, exits=exits, outputs=log, num_killed=2))
     spread = made.recovery["rollout"]
     assert (2, 1.75, 2.5) == (spread.count, spread.median_s, spread.worst_s)
     assert ({"commit.before": 1}, 1) == (made.crash_points, made.crash_points_armed)
@@ -153,7 +155,7 @@ def test_regenerated_is_what_is_in_no_first_trajectory() -> None:
         (3.0, first),
         (9.0, trajectory(worker="rollout-0", instance="r2")),  # a second record of the sample
     )
-    made = report(seen([strike(4.0, "rollout", FaultKind.KILL, "r1")], outputs=log))
+    made = report(observed([injection(4.0, "rollout", FaultKind.KILL, "r1")], outputs=log))
     assert (2 * useful, useful, useful) == (
         made.sampled_tokens, made.unreported_tokens, made.useful_tokens
     )  # fmt: skip
@@ -162,15 +164,15 @@ def test_regenerated_is_what_is_in_no_first_trajectory() -> None:
 
 def test_a_zombie_must_notice() -> None:
     """Fenced is well; one that lives on long after it woke is a problem."""
-    strikes = [
-        strike(1.0, "trainer", FaultKind.ZOMBIE, "t1", stop_s=5.0),
-        strike(2.0, "rollout", FaultKind.ZOMBIE, "r1", stop_s=5.0),
+    injections = [
+        injection(1.0, "trainer", FaultKind.ZOMBIE, "t1", stop_s=5.0),
+        injection(2.0, "rollout", FaultKind.ZOMBIE, "r1", stop_s=5.0),
     ]
-    wakings = [
-        Waking(instance="t1", slept_s=5.0, at_s=6.0), Waking(instance="r1", slept_s=5.0, at_s=7.0)
+    wakeups = [
+        Wakeup(instance="t1", slept_s=5.0, at_s=6.0), Wakeup(instance="r1", slept_s=5.0, at_s=7.0)
     ]  # fmt: skip
     exits = [exited("trainer-0", "t1", 75, 8.0, was_replaced=True)]
-    made = report(seen(strikes, journal=journal(strikes, wakings=wakings), exits=exits))
+    made = report(observed(injections, journal=journal(injections, wakeups=wakeups), exits=exits))
     assert (2, 1, 1, 2.0) == (
         made.zombies.woken, made.zombies.fenced, made.zombies.alive, made.zombies.longest_end_s
     )  # fmt: skip
@@ -180,16 +182,18 @@ def test_a_zombie_must_notice() -> None:
 
 def test_what_nobody_could_tell_a_zombie_does_not_count() -> None:
     """From 10 s to 35 s the broker was down: of 32 s it could be told in 7, and of 57 s in 32."""
-    strikes = [
-        strike(1.0, "trainer", FaultKind.ZOMBIE, "t1", stop_s=5.0),
-        strike(10.0, BROKER, FaultKind.KILL),
+    injections = [
+        injection(1.0, "trainer", FaultKind.ZOMBIE, "t1", stop_s=5.0),
+        injection(10.0, BROKER, FaultKind.KILL),
     ]
-    wakings = [Waking(instance="t1", slept_s=5.0, at_s=6.0)]
-    struck = journal(strikes, wakings=wakings, silences=[Silence(from_s=10.0, to_s=35.0)])
+    wakeups = [Wakeup(instance="t1", slept_s=5.0, at_s=6.0)]
+    struck = journal(
+        injections, wakeups=wakeups, broker_outages=[BrokerOutage(from_s=10.0, to_s=35.0)]
+    )
     in_time, too_late = (
         report(
-            seen(
-                strikes,
+            observed(
+                injections,
                 journal=struck,
                 exits=[exited("trainer-0", "t1", 75, end_s, was_replaced=True)],
             )
@@ -199,40 +203,40 @@ def test_what_nobody_could_tell_a_zombie_does_not_count() -> None:
     assert (32.0, 7.0) == (in_time.zombies.longest_end_s, in_time.zombies.longest_answered_s)
     assert in_time.ok
     assert ["a zombie took 32 s to end while the broker was up"] == list(too_late.problems)
-    asleep_still = report(seen(strikes, journal=struck, now_s=60.0))
+    asleep_still = report(observed(injections, journal=struck, now_s=60.0))
     assert 0 == asleep_still.zombies.alive
-    assert 1 == report(seen(strikes, journal=struck, now_s=62.0)).zombies.alive
+    assert 1 == report(observed(injections, journal=struck, now_s=62.0)).zombies.alive
 
 
 def test_fewer_faults_than_asked_are_said() -> None:
     """Never silently: it is a problem, and the way out is named."""
-    one = strike(1.0, "rollout", FaultKind.KILL, "r1")
+    one = injection(1.0, "rollout", FaultKind.KILL, "r1")
     asked = replace(journal([one]), planned=[one.fault] * 3)
-    made = report(seen([one], journal=asked))
+    made = report(observed([one], journal=asked))
     assert "only 1 of 3 faults were possible" in made.problems[0]
     assert "--steps" in made.problems[0]
 
 
 def test_a_breach_and_a_hang_are_problems() -> None:
     """What stopped the run is named as it was told."""
-    (hang,) = report(seen([], has_failed=True, failure="no step for 90 s")).problems
+    (hang,) = report(observed([], has_failed=True, failure="no step for 90 s")).problems
     assert "no step for 90 s" == hang
     state = RunState(redone=(steps_redone(first_step=1, last_step=3, num_equal=2),))
-    (drift,) = report(seen([], state=state)).problems
+    (drift,) = report(observed([], state=state)).problems
     assert "1 redone steps gave other weights" == drift
 
 
 def test_an_end_that_no_fault_accounts_for_is_listed() -> None:
     """It may be right, as after an outage, but a reader should see it."""
     exits = [exited("logprob-0", "l1", 1, 3.0, excuse=""), exited("prompts-0", "p", 0, 9.0)]
-    made = report(seen([], exits=exits))
+    made = report(observed([], exits=exits))
     assert ["logprob-0 failed (exit 1)"] == list(made.unexplained)
     assert {"logprob: failed (exit 1)": 1, "prompts: is done": 1} == made.exits
 
 
 def test_the_report_is_json_and_text() -> None:
     """All figures in both."""
-    made = report(seen([strike(1.0, "rollout", FaultKind.KILL, "r1")]))
+    made = report(observed([injection(1.0, "rollout", FaultKind.KILL, "r1")]))
     assert made.ok
     told = json.loads(made.to_json())
     assert (True, 5, {"rollout": {"kill": 1}}) == (told["ok"], told["seed"], told["faults"])

@@ -9,7 +9,7 @@ import pytest
 from streams.codec import outgoing
 from streams.kafka.facts import BrokerFacts, OpenTransaction, TopicFacts
 from streams.memory.bus import MemoryBus
-from streams.redo_needs import Kept
+from streams.redo_needs import LogRange
 from streams.topics import STEPS, TOPICS
 from tests.factories import step_completed
 from tests.logs import made_log
@@ -72,7 +72,7 @@ def test_a_transaction_that_is_still_within_its_time() -> None:
 
 def test_a_disk_with_less_room_than_the_run_has_taken() -> None:
     """A warning: the run may be half done."""
-    held = {0: Kept(begin=0, end=9, num_bytes=5_000_000_000)}
+    held = {0: LogRange(begin=0, end=9, num_bytes=5_000_000_000)}
     topics = {"steps": TopicFacts(partitions=1, settings={}, kept=held)}
     check = broker.disk_check(facts(topics=topics, disk_free_bytes=4_000_000_000))
     assert (Level.WARN, "4.0 GB free, the run holds 5000 MB") == (check.level, check.found)
@@ -104,7 +104,7 @@ def test_what_a_restart_needs_is_still_there(
     """The step's positions against what the topic has and keeps."""
     log = made_log()
     bus = MemoryBus(log, "run")
-    kept = TopicFacts(partitions=1, settings=settings, kept={0: Kept(begin=begin, end=99)})
+    kept = TopicFacts(partitions=1, settings=settings, kept={0: LogRange(begin=begin, end=99)})
     given = facts(topics={"scored-trajectories": kept})
     assert Level.OK == kept_check(bus, given, 1).level
     with bus.producer("trainer.0") as producer:
@@ -156,7 +156,7 @@ def _broker_checks(given: BrokerFacts) -> list[Check]:
 def test_a_run_that_has_steps_is_to_be_continued() -> None:
     """`up` would refuse to begin it."""
     good = facts()
-    steps = replace(good.topics["steps"], kept={0: Kept(begin=0, end=9)})
+    steps = replace(good.topics["steps"], kept={0: LogRange(begin=0, end=9)})
     given = facts(topics={**good.topics, "steps": steps})
     (check,) = [c for c in broker.topic_checks(given, RunConfig()) if c.name == "run"]
     assert (Level.OK, True) == (check.level, "`up --resume` continues it" in check.found)

@@ -12,7 +12,7 @@ from workers.config.load import load
 from workers.config.run import RunConfig
 from workers.doctor.check import Check, Level
 from workers.doctor.gpu_memory import gpu_memory_checks
-from workers.doctor.gpus import VISIBLE, Gpu, Seen, gpu_checks, seen_gpus, visible
+from workers.doctor.gpus import VISIBLE, Gpu, GpuInventory, gpu_checks, gpu_inventory, visible
 from workers.doctor.host import EVERYTHING, Host
 from workers.doctor.memory import estimate
 from workers.doctor.model import ModelFolder, read_model
@@ -51,7 +51,7 @@ def checks(
     count: int, *words: str, weights_mb: float = BIG_MB, busy: Sequence[int] = ()
 ) -> dict[str, Check]:
     config = load([DEMO], words)
-    found = gpu_checks(config, Seen(gpus=gpus(count, busy=busy)), weights_mb=weights_mb)
+    found = gpu_checks(config, GpuInventory(gpus=gpus(count, busy=busy)), weights_mb=weights_mb)
     return {check.name: check for check in found}
 
 
@@ -65,25 +65,25 @@ def install_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, statu
 def test_the_driver_is_asked_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number, name and memory; one that fails, or says something else, is told."""
     install_smi(tmp_path, monkeypatch, LISTED)
-    first, second = seen_gpus().gpus
+    first, second = gpu_inventory().gpus
     assert (0, "GPU-aaaa-1", "NVIDIA H100 80GB HBM3") == (first.index, first.uuid, first.name)
     assert (85_520.8, 41_943.0) == (round(first.total_mb, 1), round(second.free_mb, 1))
     install_smi(tmp_path, monkeypatch, "driver/library version mismatch\n", status=18)
-    seen = seen_gpus()
-    assert ((), True) == (seen.gpus, seen.is_broken)
-    assert "nvidia-smi fails: driver/library version mismatch" == seen.problem
+    inventory = gpu_inventory()
+    assert ((), True) == (inventory.gpus, inventory.is_broken)
+    assert "nvidia-smi fails: driver/library version mismatch" == inventory.problem
     install_smi(tmp_path, monkeypatch, "0, GPU-a, Tegra, [N/A], [N/A]\n")
-    assert "cannot be understood" in seen_gpus().problem
+    assert "cannot be understood" in gpu_inventory().problem
 
 
 def test_none_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the field that asks; where none does, none is missed."""
     monkeypatch.setenv("PATH", "")
-    seen = seen_gpus()
-    (check,) = gpu_checks(load([DEMO]), seen)
+    inventory = gpu_inventory()
+    (check,) = gpu_checks(load([DEMO]), inventory)
     assert (Level.OK, True) == (check.level, "every role computes on the CPU" in check.found)
     wanted = load([DEMO], ["--trainer.device=cuda:0"])
-    (check,) = gpu_checks(wanted, seen)
+    (check,) = gpu_checks(wanted, inventory)
     assert check.level is Level.WARN
     assert "no nvidia-smi" in check.found
 
@@ -161,10 +161,10 @@ def test_nccl_takes_no_puller_on_the_gpu_of_the_trainer() -> None:
 def test_a_role_by_itself_is_asked_of_its_own_gpu_alone() -> None:
     """Others of its host's GPUs are for other roles."""
     config = load([DEMO, TWO])
-    seen = Seen(gpus=gpus(1))
-    (check,) = gpu_checks(config, seen, Host(role="trainer"), weights_mb=BIG_MB)
+    inventory = GpuInventory(gpus=gpus(1))
+    (check,) = gpu_checks(config, inventory, Host(role="trainer"), weights_mb=BIG_MB)
     assert check.level is Level.OK
-    (check,) = gpu_checks(config, seen, Host(role="logprob"), weights_mb=BIG_MB)
+    (check,) = gpu_checks(config, inventory, Host(role="logprob"), weights_mb=BIG_MB)
     assert "none for logprob.device = cuda:1" in check.found
 
 

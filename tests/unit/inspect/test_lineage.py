@@ -1,4 +1,4 @@
-"""The story of a sample: every fate, in any order of topics, first records only."""
+"""The lineage of a sample: every fate, in any order of topics, first records only."""
 
 from __future__ import annotations
 

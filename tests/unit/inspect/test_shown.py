@@ -21,7 +21,7 @@ from workers.inspect.as_json import json_line
 from workers.inspect.page import render
 from workers.inspect.page_style import CSS, SCRIPT
 from workers.inspect.page_tokens import WAYS
-from workers.inspect.story import Story, story
+from workers.inspect.sample_detail import SampleDetail, sample_detail
 from workers.inspect.terminal import seconds_text, table, whole
 from workers.inspect.timeline import timeline
 from workers.inspect.words import NUMBERS, Spelling
@@ -30,9 +30,9 @@ SPELLING = Spelling(decode=told_run.decode, plain=told_run.decode, hash=f.HASH)
 SAMPLES = ("0/0", "1/0", "2/0", "3/0", "4/0", "4/1", "e1-7/0")
 
 
-def stories(*samples: str, spelling: Spelling = SPELLING) -> list[Story]:
+def details(*samples: str, spelling: Spelling = SPELLING) -> list[SampleDetail]:
     ids = [SampleId.parse(sample) for sample in samples]
-    return [story(one, spelling) for one in read_lineages(told_run.bus_log(), ids)]
+    return [sample_detail(one, spelling) for one in read_lineages(told_run.bus_log(), ids)]
 
 
 def printed(drawn: RenderableType) -> str:
@@ -44,7 +44,7 @@ def printed(drawn: RenderableType) -> str:
 @pytest.mark.parametrize("samples", [SAMPLES, ("1/0",), ("3/0",), ("4/0",)], ids=str)
 def test_the_page_is_whole_and_needs_nothing_else(samples: tuple[str, ...]) -> None:
     """Tags balance, pictures are well-formed, no address is fetched."""
-    page = render(stories(*samples), "told", "today")
+    page = render(details(*samples), "told", "today")
     balance = Balance()
     balance.feed(page)
     assert [] == balance.open
@@ -55,7 +55,7 @@ def test_the_page_is_whole_and_needs_nothing_else(samples: tuple[str, ...]) -> N
 
 def test_every_way_to_colour_has_its_switch_and_its_rules() -> None:
     """The page works without its script: classes of tokens, and rules that a switch turns on."""
-    page = render(stories("1/0"), "told")
+    page = render(details("1/0"), "told")
     for way in WAYS:
         assert f'id="by-{way}"' in page
         assert f"main:has(#by-{way}:checked)" in CSS
@@ -67,7 +67,7 @@ def test_every_way_to_colour_has_its_switch_and_its_rules() -> None:
 
 def test_tips_have_the_numbers_of_every_token() -> None:
     """As JSON beside the text; what nobody gave is null."""
-    page = render(stories("1/0"), "told")
+    page = render(details("1/0"), "told")
     text = re.search(r'<script type="application/json" id="data-s0">(.*?)</script>', page)
     assert text is not None
     facts = json.loads(text[1])
@@ -79,7 +79,7 @@ def test_tips_have_the_numbers_of_every_token() -> None:
 def test_a_text_of_the_run_cannot_end_the_script_or_become_markup() -> None:
     """What a model wrote is escaped everywhere."""
     evil = Spelling(decode=lambda ids: "</script><b>" * len(ids), plain=str, hash=f.HASH)
-    page = render(stories("0/0", "1/0", spelling=evil), "told <b>")
+    page = render(details("0/0", "1/0", spelling=evil), "told <b>")
     assert 5 == len(re.findall("</script>", page)) + 2  # two of facts, one of the page
     assert "<b></b>" not in page.replace(SCRIPT, "")
     assert "told &lt;b&gt;" in page
@@ -87,7 +87,7 @@ def test_a_text_of_the_run_cannot_end_the_script_or_become_markup() -> None:
 
 def test_the_page_tells_group_segments_and_facts() -> None:
     """What an advantage compares with, who scored what, the expected answer, experts."""
-    page = render(stories("0/1", "1/0"), "told")
+    page = render(details("0/1", "1/0"), "told")
     for words in (
         "Its group in the step",
         "<tr class=self><td>0/1</td>",
@@ -108,14 +108,14 @@ def test_experts_are_drawn_by_layer() -> None:
     fields = {name: getattr(event, name) for name in Trajectory.__slots__}
     log = told_run.bus_log([Trajectory(**{**fields, "routed_experts": routed})])
     (found,) = read_lineages(log, [SampleId("7", 0)])
-    page = render([story(found, SPELLING)], "told")
+    page = render([sample_detail(found, SPELLING)], "told")
     assert "2 layers, 2 of 28 experts a token" in page
     assert "layer 1, expert 3: 14% of the tokens" in page
 
 
 def test_a_timeline_has_a_bar_for_each_hop() -> None:
     """Waits are dashed, weights are diamonds, what went wrong is red."""
-    (trained, dead) = stories("0/0", "4/0")
+    (trained, dead) = details("0/0", "4/0")
     assert 4 == timeline(trained.hops).count('class="work"')
     assert 3 == timeline(trained.hops).count('class="wait"')
     assert 1 == timeline(dead.hops).count('class="work bad"')
@@ -124,7 +124,7 @@ def test_a_timeline_has_a_bar_for_each_hop() -> None:
 
 def test_the_terminal_tells_the_same() -> None:
     """Figures, tokens, worst tokens and every hop with its place."""
-    told = printed(whole(stories("1/0")[0], "difference"))
+    told = printed(whole(details("1/0")[0], "difference"))
     for words in (
         "trained   step 2   reward 1   mismatch 0.5   staleness 0,1   tokens 6   versions 0,1",
         "<bos>2+3=56<eos>56<eos>",
@@ -141,14 +141,14 @@ def test_what_a_run_says_is_no_markup_and_no_command_to_the_terminal() -> None:
     """Tokens like `[/INST]`, the title, an answer and a letter are shown as they are."""
     words = "[/INST][i]:x:\x1b[2J"
     shown = "[/INST][i]:x:\\x1b[2J"
-    (sample,) = stories("1/0", spelling=Spelling(decode=said(words), plain=str, hash=f.HASH))
+    (sample,) = details("1/0", spelling=Spelling(decode=said(words), plain=str, hash=f.HASH))
     drawn = re.sub(r"\s*\n\s*", "", printed(whole(sample, "difference")))
     assert 11 + len(sample.worst_tokens(5)) == drawn.count(shown)
     assert f"{shown}: all" in printed(table([sample], f"{words}: all"))
     letter = f.dead_letter(group_id="7", sample=0, detail=words)
     prompt = f.prompt(group_id="7", sample=0, group_size=2, answer=words)
     (found,) = read_lineages(told_run.bus_log([prompt, letter]), [SampleId("7", 0)])
-    drawn = printed(whole(story(found, SPELLING)))
+    drawn = printed(whole(sample_detail(found, SPELLING)))
     assert f"rollout-0: reward, {shown}" in drawn
     assert f"expected {shown}" in drawn
 
@@ -162,7 +162,7 @@ def test_what_is_missing_is_told() -> None:
     """On the terminal, on the page and in JSON."""
     trajectory = told_run.rollout("7", 0, 0)[1]
     (found,) = read_lineages(told_run.bus_log([trajectory]), [SampleId("7", 0)])
-    shown = story(found, SPELLING)
+    shown = sample_detail(found, SPELLING)
     expected = "not in this log, removed or not recorded: its prompt, load rollout-0/0"
     assert expected in printed(whole(shown))
     assert expected in render([shown], "told")
@@ -171,7 +171,7 @@ def test_what_is_missing_is_told() -> None:
 
 def test_a_narrow_terminal_has_the_places_too() -> None:
     """Behind the words instead of in a column of their own."""
-    wide, narrow = (printed(whole(stories("0/0")[0], width=width)) for width in (120, 100))
+    wide, narrow = (printed(whole(details("0/0")[0], width=width)) for width in (120, 100))
     assert "where" in wide
     assert "where" not in narrow
     assert "reward 1  trajectories[" in narrow
@@ -181,12 +181,12 @@ def test_a_narrow_terminal_has_the_places_too() -> None:
 @pytest.mark.parametrize("color", ["author", "version", "difference"])
 def test_every_fate_can_be_shown(sample: str, color: str) -> None:
     """Also of what was never sampled."""
-    assert sample in printed(whole(stories(sample)[0], color))
+    assert sample in printed(whole(details(sample)[0], color))
 
 
 def test_a_list_has_a_line_for_each() -> None:
     """With the text that it is about."""
-    lines = printed(table(stories(*SAMPLES), "told: all")).splitlines()
+    lines = printed(table(details(*SAMPLES), "told: all")).splitlines()
     assert "told: all" == lines[0].strip()
     assert list(SAMPLES) == [line.split()[0] for line in lines[2:]]
     assert "2 + 3 =" in lines[2]
@@ -194,7 +194,7 @@ def test_a_list_has_a_line_for_each() -> None:
 
 def test_json_has_everything() -> None:
     """One line; nulls where nobody gave a number; floats as short as they were sent."""
-    line = json_line(stories("1/0")[0])
+    line = json_line(details("1/0")[0])
     assert "\n" not in line
     told = json.loads(line)
     assert ("trained", 2, [0, 1], [1, 0]) == (
@@ -205,7 +205,7 @@ def test_json_has_everything() -> None:
     )
     assert [None, 0.0, -0.125, 0.5] == told["tokens"]["difference"][4:8]
     assert told["hops"][0]["position"] is None or "@" in told["hops"][0]["position"]
-    unsampled = json.loads(json_line(stories("3/0")[0]))
+    unsampled = json.loads(json_line(details("3/0")[0]))
     assert (None, None, "issued") == (
         unsampled["tokens"],
         unsampled["mismatch"],
@@ -216,10 +216,10 @@ def test_json_has_everything() -> None:
 def test_another_tokenizer_is_noticed() -> None:
     """Wrong words would be worse than none."""
     other = Spelling(decode=told_run.decode, plain=told_run.decode, hash="other")
-    (found,) = stories("0/0", spelling=other)
+    (found,) = details("0/0", spelling=other)
     assert "tokens are numbers: the run had another tokenizer" == found.problem
     assert "5 " == found.words[5]
-    assert "" == stories("0/0", spelling=NUMBERS)[0].problem
+    assert "" == details("0/0", spelling=NUMBERS)[0].problem
 
 
 def test_tensors_that_do_not_fit_are_named() -> None:
@@ -228,7 +228,7 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     del scored
     broken = f.scored(trajectory, scores=(f.score(2, 0),))  # type: ignore[arg-type]
     (found,) = read_lineages(told_run.bus_log([prompt, trajectory, broken]), [SampleId("7", 0)])
-    shown = story(found, SPELLING)
+    shown = sample_detail(found, SPELLING)
     assert "its tokens cannot be read: a segment of 3 tokens" in shown.problem
     assert 3 == len(shown.hops)
     assert "cannot be read" in printed(whole(shown))
@@ -247,7 +247,7 @@ def test_a_long_text_is_cut_in_a_list_only() -> None:
         ),
     )
     (found,) = read_lineages(told_run.bus_log([prompt, long]), [SampleId("7", 0)])
-    shown = story(found, SPELLING)
+    shown = sample_detail(found, SPELLING)
     page = render([shown, shown], "told")
     assert 3005 == len(shown.words)
     assert "…" in printed(table([shown], ""))
@@ -265,7 +265,7 @@ def test_a_rollout_without_a_token_is_shown() -> None:
     """An engine that was stopped at once."""
     event = f.trajectory(group_id="7", sample=0, segments=())
     (found,) = read_lineages(told_run.bus_log([event]), [SampleId("7", 0)])
-    shown = story(found, SPELLING)
+    shown = sample_detail(found, SPELLING)
     assert "7/0" in render([shown, shown], "told")
     assert "7/0" in printed(whole(shown))
 
@@ -275,4 +275,4 @@ def test_a_tensor_of_experts_that_is_empty_is_not_drawn() -> None:
     none = Tensor(dtype="uint8", shape=(7, 0, 2), codec="raw", data=b"")
     event = f.trajectory(group_id="7", sample=0, routed_experts=none)
     (found,) = read_lineages(told_run.bus_log([event]), [SampleId("7", 0)])
-    assert "<h3>Experts" not in render([story(found, SPELLING)], "told")
+    assert "<h3>Experts" not in render([sample_detail(found, SPELLING)], "told")

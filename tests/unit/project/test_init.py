@@ -20,7 +20,7 @@ from workers.config.data import DataSection
 from workers.config.load import load
 from workers.config.run import RunConfig
 from workers.problems.open import first_rows
-from workers.project.look import look
+from workers.project.columns import guess_columns
 from workers.project.scaffold import run_id
 from workers.project.start import SMALL_MODEL, from_demo, from_file, from_gsm8k, read_rows
 from workers.rollout.make_verifier import make_verifier
@@ -100,7 +100,7 @@ def test_columns_are_guessed_by_their_names(
     row: dict[str, object], prompt: str, answer: str
 ) -> None:
     """Ours need not be named in the configuration; those of other systems are."""
-    columns = look(Path("f"), [row], "", "").data.columns
+    columns = guess_columns(Path("f"), [row], "", "").data.columns
     assert (prompt, answer) == (columns.prompt, columns.answer)
 
 
@@ -110,7 +110,7 @@ def test_columns_that_cannot_be_guessed_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"its columns \(antwort, frage, id\) .* --prompt COLUMN"):
         from_file(tmp_path / "x", file, "", "", "")
     plan = from_file(tmp_path / "x", file, "", "frage", "antwort")
-    assert ["id"] == plan.look.others
+    assert ["id"] == plan.columns.others
 
 
 def test_all_columns_that_cannot_be_guessed_are_asked_for_at_once(tmp_path: Path) -> None:
@@ -296,4 +296,4 @@ def test_commands_find_the_project_that_they_are_in(
 def test_the_demo_plan_is_twenty_sums(tmp_path: Path) -> None:
     """For somebody who has no data yet."""
     plan = from_demo(tmp_path / "x", "")
-    assert (20, True, "") == (plan.num_rows, plan.look.is_numeric, plan.model)
+    assert (20, True, "") == (plan.num_rows, plan.columns.is_numeric, plan.model)

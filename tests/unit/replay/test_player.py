@@ -19,7 +19,7 @@ from streams.recording.selection import Range, Selection
 from streams.topics import TOPICS
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record, trajectories
-from workers.replay.filters import ONLY, WITHOUT, Asked, chosen, moment, resolve
+from workers.replay.filters import ONLY, WITHOUT, RecordFilter, chosen, moment, resolve
 from workers.replay.keys import press
 from workers.replay.player import REPLAY_HEADER, Pace, Player
 
@@ -176,9 +176,9 @@ def test_filters_choose_samples_with_all_that_is_about_them(tmp_path: Path) -> N
     record(tmp_path / "r", a_run())
     with Recording(tmp_path / "r") as recording:
 
-        def groups(**asked: object) -> set[str]:
-            given = {"selection": Selection()} | asked
-            selection = resolve(recording, Asked(**given))  # type: ignore[arg-type]
+        def groups(**changes: object) -> set[str]:
+            given = {"selection": Selection()} | changes
+            selection = resolve(recording, RecordFilter(**given))  # type: ignore[arg-type]
             events = [recording.event(raw) for raw in chosen(recording, selection)]
             return {e.group_id for e in events if isinstance(e, Trajectory)}
 
@@ -187,7 +187,7 @@ def test_filters_choose_samples_with_all_that_is_about_them(tmp_path: Path) -> N
         assert {"0", "1", "2"} == groups(dead_letters=WITHOUT)
         assert {"1"} == groups(selection=Selection(groups=frozenset("1")))
         chosen_now = resolve(
-            recording, Asked(selection=Selection(), rewards=Range(first=2.0, last=2.0))
+            recording, RecordFilter(selection=Selection(), rewards=Range(first=2.0, last=2.0))
         )
         rewards = [
             e.reward
@@ -210,13 +210,15 @@ def test_moments_are_steps_versions_seconds_and_times(tmp_path: Path) -> None:
         with pytest.raises(NotRecordedError, match=r"outside the recording, which goes from"):
             moment(recording, "+99")
         with pytest.raises(NotRecordedError, match="there is steps 1 to 2"):
-            resolve(recording, Asked(selection=Selection(steps=Range(first=9))))
+            resolve(recording, RecordFilter(selection=Selection(steps=Range(first=9))))
 
 
 def test_step_events_are_found_in_a_selection_of_steps(tmp_path: Path) -> None:
     """The step itself, not its neighbours."""
     record(tmp_path / "r", a_run())
     with Recording(tmp_path / "r") as recording:
-        selection = resolve(recording, Asked(selection=Selection(steps=Range(first=2, last=2))))
+        selection = resolve(
+            recording, RecordFilter(selection=Selection(steps=Range(first=2, last=2)))
+        )
         steps = [recording.event(raw) for raw in chosen(recording, selection)]
     assert [2] == [event.step for event in steps if isinstance(event, StepCompleted)]

@@ -26,7 +26,7 @@ from tests.newer_release import newer, publish
 from tests.unit.recording.recordings import TOPIC_OF
 from workers.config.run import RunConfig, RunSection
 from workers.replay import record as module
-from workers.replay.record import Copies, Made, Wanted, record
+from workers.replay.record import Copies, RecordingOptions, RecordingResult, record
 
 BY_NAME = {topic.name: topic for topic in TOPICS}
 
@@ -54,8 +54,8 @@ class World:
         *,
         follow: bool = True,
         selection: Selection | None = None,
-    ) -> Made:
-        wanted = Wanted(
+    ) -> RecordingResult:
+        options = RecordingOptions(
             folder=self.folder,
             selection=selection or Selection(),
             words={},
@@ -63,7 +63,7 @@ class World:
             with_weights=True,
         )
         config = RunConfig(run=RunSection(id="r", dir=str(self.run)))
-        return record(self.bus, config, wanted, stopped=stopped)
+        return record(self.bus, config, options, stopped=stopped)
 
     def copied(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "weights").glob("*"))

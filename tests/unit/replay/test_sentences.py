@@ -22,15 +22,15 @@ from workers.config.run import RunConfig
 from workers.replay.into_logprob import ScoreReplay
 from workers.replay.into_trainer import ReplayedStep, TrainerReplay
 from workers.replay.player import Played
-from workers.replay.record import Made, Wanted
+from workers.replay.record import RecordingOptions, RecordingResult
 from workers.replay.target import Target
 
 Said = pytest.CaptureFixture[str]
 
 
-def made(num: int, *, new: int = 0) -> Made:
+def made(num: int, *, new: int = 0) -> RecordingResult:
     manifest = Manifest(run="r", started_at_ms=1)
-    return Made(
+    return RecordingResult(
         manifest=manifest,
         num_records=num,
         num_new=new,
@@ -42,9 +42,9 @@ def made(num: int, *, new: int = 0) -> Made:
 
 def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None:
     """`num_records` is of the whole recording, also where it was continued."""
-    wanted = Wanted(folder=Path("rec"), selection=Selection(), words={})
-    record_command._tell(made(1), wanted)
-    record_command._tell(made(2000, new=3), wanted)
+    options = RecordingOptions(folder=Path("rec"), selection=Selection(), words={})
+    record_command._tell(made(1), options)
+    record_command._tell(made(2000, new=3), options)
     said = capsys.readouterr().out
     assert "rec: 1 record, 0.0 MB in Avro files (2.0 MB read in 1.0 s)" in said
     assert "rec: 2,000 records, 0.0 MB in Avro files (2.0 MB read in 1.0 s, continued: 3 of" in said
@@ -54,11 +54,11 @@ def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None
 
 def test_record_says_what_it_holds_as_bytes_alone(capsys: Said) -> None:
     """By schema, and what to do: sealed all the same, and not what was asked for."""
-    wanted = Wanted(folder=Path("rec"), selection=Selection(), words={})
+    options = RecordingOptions(folder=Path("rec"), selection=Selection(), words={})
     unread = replace(made(9), unasked={"3132333435363738": 1, "6162636465666768": 20})
-    assert 0 == record_command._tell(made(9), wanted)
+    assert 0 == record_command._tell(made(9), options)
     assert not capsys.readouterr().err
-    assert 1 == record_command._tell(unread, wanted)
+    assert 1 == record_command._tell(unread, options)
     said = capsys.readouterr().err
     assert "schema 3132333435363738 (1 record), schema 6162636465666768 (20 records)" in said
     assert "before their schema could be asked for" in said

@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka import TopicPartition
 
-from streams.kafka.open_transactions import standing
+from streams.kafka.open_transactions import idle_transactions
 
 P = TopicPartition("run.steps", 0)
 
@@ -45,7 +45,10 @@ class Admin:
 
 
 def found(admin: Any, older_than_s: float | None = 35.0) -> list[int]:
-    return [one.producer_id for one in standing(admin, [P], older_than_s=older_than_s, watch_s=0.0)]
+    return [
+        one.producer_id
+        for one in idle_transactions(admin, [P], older_than_s=older_than_s, watch_s=0.0)
+    ]
 
 
 def test_commits_of_a_host_whose_clock_is_behind_do_not_hang() -> None:

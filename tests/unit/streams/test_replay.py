@@ -15,7 +15,7 @@ from tests.unit.inspect import told_run
 
 
 def test_a_recording_is_opened_by_its_folder(tmp_path: Path) -> None:
-    """Typed records, and the story of a sample."""
+    """Typed records, and the lineage of a sample."""
     folder = told_run.recorded(tmp_path / "r", told_run.memory_bus())
     with open_log(folder) as log:
         assert [1, 2, 3] == [record.event.step for record in log.read(StepCompleted)]

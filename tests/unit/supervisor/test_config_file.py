@@ -18,7 +18,7 @@ from workers.config.load import load, resolved_json
 from workers.config.run import RunConfig, RunSection
 from workers.supervisor import up as module
 from workers.supervisor.config_file import configured, refuse_other_run
-from workers.supervisor.up import Asked, up
+from workers.supervisor.up import UpOptions, up
 
 DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
 
@@ -80,9 +80,9 @@ def test_a_refused_start_changes_nothing(
     """Neither in the folder nor in the log."""
     before = files(tmp_path)
     config = config_of(tmp_path, *words)
-    asked = Asked(config=config, command="up", is_resumed=is_resumed, is_live=False)
+    options = UpOptions(config=config, command="up", is_resumed=is_resumed, is_live=False)
     with pytest.raises(ConfigError, match=told):
-        up(asked)
+        up(options)
     assert before == files(tmp_path)
     assert not any(bus.ends(CONTROL.name).values())
 
@@ -110,9 +110,9 @@ def test_a_folder_of_something_else_is_refused_as_it_is(
         (tmp_path / name).write_text("{}" if "recording" in name else '{"weight_hash": ""}')
     before = sorted(tmp_path.rglob("*"))
     config = load([DEMO], [f"--run.dir={place}", "--run.id=new"])
-    asked = Asked(config=config, command="up", is_resumed=False, is_live=False)
+    options = UpOptions(config=config, command="up", is_resumed=False, is_live=False)
     with pytest.raises(ConfigError, match=f"run.dir: .*{told}.*name another.*--run.dir"):
-        up(asked)
+        up(options)
     assert before == sorted(tmp_path.rglob("*"))
 
 

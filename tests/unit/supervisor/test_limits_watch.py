@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streams.record import Partition
-from streams.redo_needs import Kept, NeedsView, Retention, retention_problems
+from streams.redo_needs import LogRange, NeedsView, Retention, retention_problems
 from streams.topics import SCORED
 from tests.factories import NOW_MS, sample_ref, step_completed
 from workers.supervisor.limits_watch import LOW_BYTES, DiskTrend
@@ -57,7 +57,7 @@ def test_nothing_is_needed_before_the_first_step() -> None:
 def told(
     begin: int, age_ms: int, retention: Retention, num_bytes: int = 0, end: int = 100
 ) -> list[str]:
-    kept = {P0: Kept(begin=begin, end=end, num_bytes=num_bytes)}
+    kept = {P0: LogRange(begin=begin, end=end, num_bytes=num_bytes)}
     limits = {SCORED.name: retention}
     found = retention_problems(needs(1, 2).needs, kept, limits, NOW_MS + age_ms)
     return [problem.text for problem in found]

@@ -15,7 +15,7 @@ from workers.config.run import RunConfig, RunSection
 from workers.supervisor.ended import Ended, Outcome
 from workers.supervisor.next_commands import model_lines, next_commands, program_name, without
 from workers.supervisor.summary import accuracy_lines
-from workers.supervisor.up import Asked
+from workers.supervisor.up import UpOptions
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def ended(
     step: int = 0,
 ) -> Ended:
     config = RunConfig(run=RunSection(id=run_id, dir=folder))
-    asked = Asked(
+    options = UpOptions(
         config=config,
         command=command,
         is_resumed=False,
@@ -51,8 +51,8 @@ def ended(
     )
     return Ended(
         config=config,
-        command=asked.command,
-        resume=asked.resume,
+        command=options.command,
+        resume=options.resume,
         steps_typed=steps_typed,
         step=step,
         outcome=outcome,

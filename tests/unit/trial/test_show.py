@@ -15,7 +15,7 @@ from workers.config.run import RunConfig
 from workers.problems.row import Row
 from workers.rollout.reward import Judgement
 from workers.trial.completion import Completion, Times, TriedRow
-from workers.trial.given import read_given
+from workers.trial.completions_file import read_completions
 from workers.trial.show import row_lines, summary
 from workers.visible import visible
 
@@ -154,7 +154,7 @@ def test_a_wrong_signature_is_shown_before_anything_is_loaded(
 def test_completions_that_cannot_be_read(tmp_path: Path, line: str, told: str) -> None:
     """File, line, and what is wrong there."""
     with pytest.raises(ConfigError, match=told):
-        read_given(demo(), given(tmp_path, line))
+        read_completions(demo(), given(tmp_path, line))
 
 
 def test_an_answer_does_not_steer_the_terminal() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from workers.weights.groups import GROUPS_KEPT, Groups
 from workers.weights.link.frames import Connection
-from workers.weights.link.trust import Hello
+from workers.weights.link.handshake import Hello
 from workers.weights.members import Member
 
 

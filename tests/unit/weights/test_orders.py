@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from workers.weights.desk import Desk
 from workers.weights.layout import weight_hash
 from workers.weights.link import PROTOCOL
 from workers.weights.link.model_target import Loading, ModelTarget
 from workers.weights.link.orders import Server
 from workers.weights.link.pieces import Piece
+from workers.weights.report_listener import ReportListener
 
 SENT = {"bias": torch.ones(2), "weight": torch.arange(6, dtype=torch.float32).view(2, 3)}
 
@@ -173,14 +173,14 @@ def test_an_engine_that_raises_is_reported(file: Path) -> None:
     assert "MemoryError: the device is full" in report["error"]
 
 
-def test_the_report_reaches_the_desk_that_gave_the_order(file: Path) -> None:
-    """Under the order's own key; a desk that is gone is not waited for."""
-    desk, server = Desk(), serving(Model())
-    with desk.open(order(file), mode="in_place", ranks=1) as errand:
-        server.obey(errand.text)
-        assert 3 == errand.wait().policy_version
-    desk.close()
-    assert server.obey(errand.text)["ok"]
+def test_the_report_reaches_the_listener_that_gave_the_order(file: Path) -> None:
+    """Under the order's own key; a listener that is gone is not waited for."""
+    listener, server = ReportListener(), serving(Model())
+    with listener.open(order(file), mode="in_place", ranks=1) as pending:
+        server.obey(pending.text)
+        assert 3 == pending.wait().policy_version
+    listener.close()
+    assert server.obey(pending.text)["ok"]
 
 
 def test_a_trainer_that_is_gone_is_a_broken_link(file: Path) -> None:

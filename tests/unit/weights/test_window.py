@@ -10,10 +10,10 @@ import time
 import torch
 
 from workers.weights.link.frames import Connection
-from workers.weights.link.trust import Hello
-from workers.weights.members import Asked, Member
+from workers.weights.link.handshake import Hello
+from workers.weights.members import LoggedRequest, Member
+from workers.weights.membership import Membership
 from workers.weights.plans import Planner
-from workers.weights.roster import Roster
 from workers.weights.snapshot import Snapshots
 from workers.weights.window import PATIENCE_S, Window
 
@@ -28,9 +28,9 @@ class Stand:
     def __init__(self, *members: Member, window_s: float = WINDOW_S) -> None:
         snapshots = Snapshots(torch.device("cpu"), "device")
         snapshots.take(VERSION, "hash", {"w": torch.zeros(4, 2)})
-        self.roster = Roster()
-        self.roster.members += members
-        self.window = Window(window_s, self.roster, Planner(), snapshots)
+        self.membership = Membership()
+        self.membership.members += members
+        self.window = Window(window_s, self.membership, Planner(), snapshots)
 
     def left_s(self, *ready: Member) -> float:
         now_s = time.monotonic()
@@ -88,7 +88,7 @@ def test_one_that_has_asked_is_awaited_for_what_another_broadcast_would_take() -
     stand.window.took(0.75 * PATIENCE_S, 0.125 * PATIENCE_S)
     stand.window.took(None, 0.0625 * PATIENCE_S)
     assert stand.left_s(early) <= 0.0  # it may not come at all
-    stand.roster.ask(Asked("late", VERSION, "rollout-1"))
+    stand.membership.ask(LoggedRequest("late", VERSION, "rollout-1"))
     before_s = time.monotonic()
     left_s = stand.left_s(early)
     longest_s = 0.8125 * PATIENCE_S
@@ -100,5 +100,5 @@ def test_patience_ends() -> None:
     early, late = member("early"), member("late")
     stand = Stand(early, late, window_s=0.0)
     stand.window.took(1000.0, 1000.0)
-    stand.roster.ask(Asked("late", VERSION, "rollout-1"))
+    stand.membership.ask(LoggedRequest("late", VERSION, "rollout-1"))
     assert stand.left_s(early) <= PATIENCE_S

@@ -54,7 +54,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestFacts:
     """The request that an answer belongs to."""
 
     num_given: int  # tokens that the server was given
@@ -62,7 +62,7 @@ class Asked:
     experts_start: int | None
 
 
-def check_tokens(answer: Answer, asked: Asked, shape: ModelShape) -> None:
+def check_tokens(answer: Answer, request: RequestFacts, shape: ModelShape) -> None:
     """Ids, log-probs and the end fit together.
 
     Raises:
@@ -71,9 +71,9 @@ def check_tokens(answer: Answer, asked: Asked, shape: ModelShape) -> None:
     num_tokens = len(answer.token_ids)
     if len(answer.logprobs) != num_tokens:
         raise AnswerError(f"logprobs has {len(answer.logprobs)} entries for {num_tokens} tokens")
-    if num_tokens > asked.max_new_tokens:
+    if num_tokens > request.max_new_tokens:
         raise AnswerError(
-            f"token_ids has {num_tokens} tokens, at most {asked.max_new_tokens} were asked for"
+            f"token_ids has {num_tokens} tokens, at most {request.max_new_tokens} were asked for"
         )
     for position, token_id in enumerate(answer.token_ids):
         if not isinstance(token_id, int) or not 0 <= token_id < shape.vocab_size:
@@ -111,15 +111,15 @@ def check_spans(spans: Sequence[Span], num_tokens: int) -> None:
 
 
 def expert_rows(
-    found: npt.NDArray[Any], asked: Asked, num_tokens: int, shape: ModelShape
+    found: npt.NDArray[Any], request: RequestFacts, num_tokens: int, shape: ModelShape
 ) -> Experts:
     """Routed experts [rows, layers with a router, top_k], from position `experts_start` on.
 
     Raises:
         AnswerError: wrong shape, an expert that is not there, or one twice in a row's top-k.
     """
-    assert asked.experts_start is not None
-    rows = max(0, asked.num_given + num_tokens - 1 - asked.experts_start)
+    assert request.experts_start is not None
+    rows = max(0, request.num_given + num_tokens - 1 - request.experts_start)
     wanted = (rows, shape.num_layers, shape.top_k)
     if found.ndim == 1 and found.size == math.prod(wanted):
         found = found.reshape(wanted)
@@ -148,7 +148,7 @@ def expert_rows(
 def cut(
     answer: Answer,
     spans: Sequence[Span],
-    asked: Asked,
+    request: RequestFacts,
     shape: ModelShape,
     labels: Mapping[str, Held],
 ) -> list[GeneratedSegment]:
@@ -162,7 +162,7 @@ def cut(
         AnswerError: a field that cannot be.
         UnknownVersionError: a version that the server was not given.
     """
-    check_tokens(answer, asked, shape)
+    check_tokens(answer, request, shape)
     check_spans(spans, len(answer.token_ids))
     unknown = [span.label for span in spans if span.label not in labels]
     if unknown:
@@ -170,16 +170,16 @@ def cut(
             f"tokens come from version {unknown[0]!r}, but it was given {list(labels)[-_SHOWN:]}"
         )
     experts = None
-    if answer.experts is not None and asked.experts_start is not None:
-        experts = expert_rows(answer.experts, asked, len(answer.token_ids), shape)
+    if answer.experts is not None and request.experts_start is not None:
+        experts = expert_rows(answer.experts, request, len(answer.token_ids), shape)
     ends = FinishReason(answer.finish_reason or FinishReason.ABORT)
     kept = [span for span in spans if span.end > span.start] or list(spans[-1:])
     segments, row = [], 0
     for number, span in enumerate(kept):
         # A token's row is made when the next one is sampled: the last token of all has none.
         last_row = row
-        if experts is not None and asked.experts_start is not None:
-            last_row = min(len(experts), asked.num_given + span.end - 1 - asked.experts_start)
+        if experts is not None and request.experts_start is not None:
+            last_row = min(len(experts), request.num_given + span.end - 1 - request.experts_start)
         segments.append(
             GeneratedSegment(
                 token_ids=np.array(answer.token_ids[span.start : span.end], np.int32),
@@ -188,7 +188,7 @@ def cut(
                 weight_hash=labels[span.label].weight_hash,
                 finish_reason=ends if number + 1 == len(kept) else FinishReason.POLICY_CHANGED,
                 routed_experts=None if experts is None else experts[row:last_row],
-                routed_experts_start=(asked.experts_start or 0) + row,
+                routed_experts_start=(request.experts_start or 0) + row,
             )
         )
         row = last_row

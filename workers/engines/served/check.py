@@ -16,7 +16,7 @@ from workers.engines.served.dialect import dialect_of
 from workers.engines.served.facts import TESTED, Kind, ServerFacts, ask_facts
 from workers.engines.served.http import ServerError, ServerHttp
 from workers.engines.served.ranks import ask_ranks
-from workers.engines.served.wire import Answer, AnswerError, Wanted
+from workers.engines.served.wire import Answer, AnswerError, GenerateRequest
 
 ASK_S = 60.0  # the first request of a fresh server compiles
 _PROBE_S = 0.5
@@ -110,28 +110,28 @@ async def _vllm_findings(http: ServerHttp, facts: ServerFacts) -> tuple[Finding,
             "start it with --enable-scale-out",
         ),
         _spans(facts),
-        await _vllm_piece(http),
+        await _vllm_plugin(http),
     )  # fmt: skip
 
 
-async def _vllm_piece(http: ServerHttp) -> Finding:
-    """Our piece takes an empty greeting, more than once; every other one refuses it."""
+async def _vllm_plugin(http: ServerHttp) -> Finding:
+    """Our plugin takes an empty greeting, more than once; every other one refuses it."""
     try:
         await http.post("/init_weight_transfer_engine", {"init_info": {}}, ASK_S)
     except ServerError:
-        return _no_piece("""--weight-transfer-config '{"backend":"rlstreams"}'""")
+        return _no_plugin("""--weight-transfer-config '{"backend":"rlstreams"}'""")
     found = "weights go straight into its parameters"
-    return Finding(name="transfer piece", weight=Weight.OK, found=found)
+    return Finding(name="transfer plugin", weight=Weight.OK, found=found)
 
 
 async def _sglang_findings(http: ServerHttp, facts: ServerFacts) -> tuple[Finding, ...]:
     del http
     control = ("/pause_generation", "/continue_generation", "/update_weight_version")
     loaders = str(facts.settings.get("custom_weight_loader"))
-    piece = (
-        Finding(name="transfer piece", weight=Weight.OK, found=loaders)
+    plugin = (
+        Finding(name="transfer plugin", weight=Weight.OK, found=loaders)
         if "rlstreams_server" in loaders
-        else _no_piece("--custom-weight-loader rlstreams_server.sglang.receive")
+        else _no_plugin("--custom-weight-loader rlstreams_server.sglang.receive")
     )
     tokenizer = Finding(name="token ids", weight=Weight.OK, found="no tokenizer in the way")
     if not facts.settings.get("skip_tokenizer_init"):
@@ -145,7 +145,7 @@ async def _sglang_findings(http: ServerHttp, facts: ServerFacts) -> tuple[Findin
         _route(facts, "control routes", control, "weights cannot change safely", "a newer SGLang"),
         tokenizer,
         _spans(facts),
-        piece,
+        plugin,
     )
 
 
@@ -170,9 +170,9 @@ async def _spread(http: ServerHttp, facts: ServerFacts) -> tuple[Finding, ...]:
     return (Finding(name=name, weight=Weight.OK, found=found),)
 
 
-def _no_piece(flag: str) -> Finding:
+def _no_plugin(flag: str) -> Finding:
     return Finding(
-        name="transfer piece",
+        name="transfer plugin",
         weight=Weight.SLOW,
         found="not there: the server loads each version from a folder, many times slower, and only "
         "from a file system that it shares with the worker",
@@ -189,7 +189,7 @@ async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
             _first(
                 dialect.answer(
                     await http.post(
-                        dialect.generate_route, dialect.body(_wanted(t), stream=False), ASK_S
+                        dialect.generate_route, dialect.body(_request(t), stream=False), ASK_S
                     )
                 )
             )
@@ -228,8 +228,8 @@ def _first(answer: Answer) -> float:
     return answer.logprobs[0]
 
 
-def _wanted(temperature: float) -> Wanted:
-    return Wanted(
+def _request(temperature: float) -> GenerateRequest:
+    return GenerateRequest(
         request_id=f"check{temperature:.0e}",
         token_ids=[1, 2, 3],
         max_new_tokens=1,

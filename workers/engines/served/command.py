@@ -70,7 +70,7 @@ class Start:
     capture_experts: bool
     load: str  # "dummy" or "auto"
     log_level: str
-    piece: Mapping[str, str]  # environment that brings our piece in; empty: it is installed
+    plugin: Mapping[str, str]  # environment that brings our plugin in; empty: it is installed
     args: Mapping[str, Value]
     environment: Mapping[str, str]
 
@@ -139,7 +139,7 @@ def _environment(start: Start) -> dict[str, str]:
     else:
         # Else each look at its health would run a request of one token.
         kind = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-    return {**kind, "NCCL_CUMEM_ENABLE": "0", **start.piece}
+    return {**kind, "NCCL_CUMEM_ENABLE": "0", **start.plugin}
 
 
 def _shell_value(value: str) -> str:

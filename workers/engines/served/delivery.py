@@ -1,6 +1,6 @@
 """How a version gets into a server: the port, and the server's own way by a folder.
 
-The fast way is our piece in the server (`infra/server`), which receives straight into the server's
+The fast way is our plugin in the server (`infra/server`), which receives straight into the server's
 parameters. A server without it is given a Hugging Face folder that holds the version: it loads
 that by its own means, at the speed that it has.
 """
@@ -54,7 +54,7 @@ class Delivery(Protocol):
 
     @property
     def name(self) -> str:
-        """How weights travel, for people: `piece` or `folder`."""
+        """How weights travel, for people: `plugin` or `folder`."""
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
         """What has to be said once to a server that just became ready.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from workers.engines.base import PauseMode
 from workers.engines.served.facts import Kind, ServerFacts
 from workers.engines.served.http import ServerHttp
-from workers.engines.served.wire import Answer, Wanted
+from workers.engines.served.wire import Answer, GenerateRequest
 
 
 class Dialect(Protocol):
@@ -24,7 +24,7 @@ class Dialect(Protocol):
     def alive(self) -> frozenset[int]:
         """What `/health` of one that works may be answered with."""
 
-    def body(self, wanted: Wanted, *, stream: bool) -> dict[str, Any]:
+    def body(self, request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
         """The request as this server's JSON."""
 
     def answer(self, found: object) -> Answer:

@@ -24,7 +24,7 @@ from workers.engines.base import (
 )
 from workers.engines.served.answer import Held, ModelShape, empty_segment
 from workers.engines.served.http import ServerError, ServerGoneError
-from workers.engines.served.keeper import Keeper
+from workers.engines.served.keeper import ServerKeeper
 from workers.engines.served.process import ServerProcess
 from workers.engines.served.request import room
 from workers.engines.served.router import Router
@@ -78,7 +78,7 @@ class ServedEngine:
         self._settings = settings
         self._shape = shape
         self._longest = max_tokens
-        self._keepers = [Keeper(s, settings, p, self.dispatch, note) for s, p in servers]
+        self._keepers = [ServerKeeper(s, settings, p, self.dispatch, note) for s, p in servers]
         self._on_close = on_close
         self._router = router
         self._floor = NO_VERSION  # the newest version that was ever in service
@@ -282,13 +282,13 @@ class ServedEngine:
         """A router may pick any: whether all are open and hold the same."""
         return all(s.is_open for s in self._servers) and len({s.held for s in self._servers}) == 1
 
-    def _suspects(self, server: Server, err: ServerError) -> list[Keeper]:
+    def _suspects(self, server: Server, err: ServerError) -> list[ServerKeeper]:
         """Whose server may be lost: behind a router it is not known who failed."""
         if self._router is not None:
             return self._keepers
         return [self._keeper_of(server)] if isinstance(err, ServerGoneError) else []
 
-    def _keeper_of(self, server: Server) -> Keeper:
+    def _keeper_of(self, server: Server) -> ServerKeeper:
         return next(keeper for keeper in self._keepers if keeper.server is server)
 
     def _newest_held(self) -> Held | None:

@@ -20,7 +20,7 @@ from workers.engines.served.settings import ServedSettings
 MAX_FAILED_STARTS = 3
 
 
-class Keeper:
+class ServerKeeper:
     """Looks after one server; `run` is a task of the engine."""
 
     def __init__(

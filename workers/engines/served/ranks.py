@@ -22,7 +22,7 @@ class Ranks:
 
     total: int
     replicas: int = 1
-    stages: int = 1  # of a vLLM only its piece tells
+    stages: int = 1  # of a vLLM only its plugin tells
 
     def refusal(self, kind: Kind) -> tuple[str, str]:
         """What cannot be filled, with its flag and value, and what to do; empty if all can."""

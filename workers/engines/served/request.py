@@ -8,16 +8,16 @@ import uuid
 from workers.engines.base import SampleRequest
 from workers.engines.served.answer import ModelShape
 from workers.engines.served.settings import ServedSettings
-from workers.engines.served.wire import Wanted
+from workers.engines.served.wire import GenerateRequest
 
 
-def wanted_of(
+def generate_request(
     request: SampleRequest,
     settings: ServedSettings,
     shape: ModelShape,
     max_tokens: int,
     salt: str,
-) -> Wanted:
+) -> GenerateRequest:
     """The request that continues `request.token_ids`.
 
     A resumed sample gets a seed of its own position: the server starts its generator anew, and the
@@ -27,7 +27,7 @@ def wanted_of(
     sampling = request.sampling
     is_resumed = num_tokens > request.prompt_tokens
     wants_experts = settings.capture_experts and shape.num_experts > 0
-    return Wanted(
+    return GenerateRequest(
         request_id=uuid.uuid4().hex,
         token_ids=request.token_ids.tolist(),
         max_new_tokens=room(request, max_tokens),

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from workers.engines.base import GeneratedSegment
-from workers.engines.served.answer import Asked, Held, ModelShape, UnknownVersionError, cut
-from workers.engines.served.wire import Answer, AnswerError, Span, Wanted
+from workers.engines.served.answer import Held, ModelShape, RequestFacts, UnknownVersionError, cut
+from workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
 
 _NOBODY = ""  # the label of weights that no version has
 
@@ -26,7 +26,7 @@ class Running:
     """One request of one server."""
 
     sample_id: str
-    wanted: Wanted
+    request: GenerateRequest
     begun_with: Held
     labels: Mapping[str, Held]  # versions that its server was given, later ones too
     under: Held | None = field(init=False)  # what it is sampled from; None: what a broken pull left
@@ -76,12 +76,12 @@ class Running:
         """
         if answer.finish_reason is None and not self.is_aborted:
             raise AnswerError("finish_reason is missing: the answer ended early")
-        asked = Asked(
-            num_given=len(self.wanted.token_ids),
-            max_new_tokens=self.wanted.max_new_tokens,
-            experts_start=self.wanted.experts_start,
+        request = RequestFacts(
+            num_given=len(self.request.token_ids),
+            max_new_tokens=self.request.max_new_tokens,
+            experts_start=self.request.experts_start,
         )
-        return cut(answer, self._spans(answer), asked, shape, self.labels)
+        return cut(answer, self._spans(answer), request, shape, self.labels)
 
     def _last(self, num_tokens: int) -> Span:
         """What came from the present weights, of so many tokens."""

@@ -12,13 +12,13 @@ import time
 
 from schemas.events import PolicyPublished
 from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
+from workers.engines.served.aborts import RequestAborter
 from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
 from workers.engines.served.dialect import Dialect, dialect_of
-from workers.engines.served.ending import Endings
 from workers.engines.served.facts import ServerFacts, ask_usable
 from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
-from workers.engines.served.request import wanted_of
+from workers.engines.served.request import generate_request
 from workers.engines.served.router import Router
 from workers.engines.served.running import Requests, Running
 from workers.engines.served.settings import ServedSettings
@@ -57,7 +57,7 @@ class Server:
         self._labels: dict[str, Held] = {}
         self._requests = Requests()
         self._num_reserved = 0
-        self._endings = Endings(self._tell_to_end, settings)
+        self._aborter = RequestAborter(self._tell_to_end, settings)
         self._is_held_back = False  # paused by `pause`, until `resume`
         self._is_doubted = False  # it broke off, and was not looked at since
 
@@ -149,8 +149,10 @@ class Server:
         """
         assert self.held is not None, "the gate is shut"
         self.release()
-        wanted = wanted_of(request, self._settings, self._shape, self._max_tokens, self.held.label)
-        running = Running(request.sample_id, wanted, self.held, self._labels)
+        to_send = generate_request(
+            request, self._settings, self._shape, self._max_tokens, self.held.label
+        )
+        running = Running(request.sample_id, to_send, self.held, self._labels)
         self._requests.begin(running)
         try:
             running.task = asyncio.ensure_future(self._answer(running))
@@ -159,14 +161,14 @@ class Server:
             return running.segments(answer, self._shape)
         except (asyncio.CancelledError, ServerGoneError):
             if self.is_up:
-                self._endings.leave(running)
+                self._aborter.leave(running)
             raise
         except AnswerError as err:
             is_ours = self._router is None and running.labels is self._labels
             if isinstance(err, UnknownVersionError) and is_ours:
                 self._void(f"answered with weights that are not ours: {err}")
             raise ServerError(
-                f"server {self.url}: request {request.sample_id} ({wanted.request_id}): {err}"
+                f"server {self.url}: request {request.sample_id} ({to_send.request_id}): {err}"
             ) from err
         finally:
             self._requests.end(running)
@@ -174,14 +176,14 @@ class Server:
     async def abort(self, sample_id: str) -> None:
         """End the requests of a sample early; they are answered with what they have."""
         for running in [r for r in self._requests if r.sample_id == sample_id]:
-            await self._endings.cut(running)
+            await self._aborter.cut(running)
 
     async def _tell_to_end(self, running: Running) -> bool:
         """Have whoever may sample it end it; False: there is no way to but hanging up."""
         told = True
         for http in (self.http,) if self._router is None else self._router.servers:
             if self.facts is not None:
-                request_id, answer_s = running.wanted.request_id, self._settings.answer_s
+                request_id, answer_s = running.request.request_id, self._settings.answer_s
                 told &= await self._dialect.abort(http, self.facts, request_id, answer_s)
         return told
 
@@ -220,7 +222,7 @@ class Server:
         for running in self._requests:
             running.hang_up()
         await self._requests.ended()
-        await self._endings.close()
+        await self._aborter.close()
         await self.http.close()
 
     @property
@@ -236,8 +238,8 @@ class Server:
         """The whole answer; in pieces from a server that reports no spans."""
         assert self.facts is not None
         route, stream = self._dialect.generate_route, not self.facts.reports_spans
-        body = self._dialect.body(running.wanted, stream=stream)
-        what = f"request {running.sample_id} ({running.wanted.request_id})"
+        body = self._dialect.body(running.request, stream=stream)
+        what = f"request {running.sample_id} ({running.request.request_id})"
         deadline_s = self._settings.request_s
         if not stream:
             http = self.http if self._router is None else self._router.http
@@ -356,7 +358,7 @@ class Server:
             self._requests.cut()
         await self._stop_server(mode)
         if mode is PauseMode.ABORT:
-            await self._endings.all_cut(self._requests, lambda: self._stop_server(mode))
+            await self._aborter.all_cut(self._requests, lambda: self._stop_server(mode))
 
     async def _stop_server(self, mode: PauseMode) -> None:
         await self._dialect.pause(

@@ -18,7 +18,14 @@ import numpy.typing as npt
 from workers.engines.base import PauseMode
 from workers.engines.served.facts import ServerFacts
 from workers.engines.served.http import ServerError, ServerHttp
-from workers.engines.served.wire import Answer, AnswerError, Wanted, field, int_array, spans_of
+from workers.engines.served.wire import (
+    Answer,
+    AnswerError,
+    GenerateRequest,
+    field,
+    int_array,
+    spans_of,
+)
 
 _MODES = {PauseMode.KEEP: "in_place", PauseMode.ABORT: "abort"}
 _REASONS = frozenset({"stop", "length", "abort"})
@@ -30,29 +37,29 @@ class SglangDialect:
     generate_route = "/generate"
     alive = frozenset({200, 503})  # 503: it may be paused
 
-    def body(self, wanted: Wanted, *, stream: bool) -> dict[str, Any]:
+    def body(self, request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
         """Everything is said: a default of the server could come from the model's folder."""
         body: dict[str, Any] = {
-            "rid": wanted.request_id,
-            "input_ids": list(wanted.token_ids),
+            "rid": request.request_id,
+            "input_ids": list(request.token_ids),
             "sampling_params": {
-                "max_new_tokens": wanted.max_new_tokens,
-                "temperature": wanted.temperature,
-                "top_p": wanted.top_p,
-                "top_k": wanted.top_k or -1,
+                "max_new_tokens": request.max_new_tokens,
+                "temperature": request.temperature,
+                "top_p": request.top_p,
+                "top_k": request.top_k or -1,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
-                "sampling_seed": wanted.seed,
-                "stop_token_ids": list(wanted.stop_token_ids),
+                "sampling_seed": request.seed,
+                "stop_token_ids": list(request.stop_token_ids),
             },
             "return_logprob": True,
             "logprob_start_len": -1,  # of output tokens alone
-            "extra_key": wanted.salt,
+            "extra_key": request.salt,
             "stream": stream,
         }
-        if wanted.experts_start is not None:
+        if request.experts_start is not None:
             body["return_routed_experts"] = True
-            body["routed_experts_start_len"] = wanted.experts_start
+            body["routed_experts_start_len"] = request.experts_start
         return body
 
     def answer(self, found: object) -> Answer:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from workers.engines.base import PauseMode
 from workers.engines.served.facts import ServerFacts
 from workers.engines.served.http import ServerHttp
-from workers.engines.served.wire import Answer, AnswerError, Wanted, field, spans_of
+from workers.engines.served.wire import Answer, AnswerError, GenerateRequest, field, spans_of
 
 _INNER_ID = "generate-tokens-{}"
 _REASONS = frozenset({"stop", "length", "abort"})
@@ -32,27 +32,27 @@ class VllmDialect:
     generate_route = "/inference/v1/generate"
     alive = frozenset({200})  # 503: its engine core is dead
 
-    def body(self, wanted: Wanted, *, stream: bool) -> dict[str, Any]:
+    def body(self, request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
         """Everything is said: a default of the server could come from the model's folder."""
         sampling: dict[str, Any] = {
-            "max_tokens": wanted.max_new_tokens,
-            "temperature": wanted.temperature,
-            "top_p": wanted.top_p,
-            "top_k": wanted.top_k,
+            "max_tokens": request.max_new_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
-            "seed": wanted.seed,
-            "stop_token_ids": list(wanted.stop_token_ids),
+            "seed": request.seed,
+            "stop_token_ids": list(request.stop_token_ids),
             "logprobs": 0,  # of the sampled token alone
             "detokenize": False,
         }
-        if wanted.experts_start:
-            sampling["routed_experts_prompt_start"] = wanted.experts_start
+        if request.experts_start:
+            sampling["routed_experts_prompt_start"] = request.experts_start
         return {
-            "request_id": wanted.request_id,
-            "token_ids": list(wanted.token_ids),
+            "request_id": request.request_id,
+            "token_ids": list(request.token_ids),
             "sampling_params": sampling,
-            "cache_salt": wanted.salt,
+            "cache_salt": request.salt,
             "stream": stream,
         }
 

@@ -1,6 +1,7 @@
 """What is asked of a server and what it answers, in words that all kinds of server share.
 
-Pure. A dialect turns a `Wanted` into its server's JSON and its server's JSON into an `Answer`.
+Pure. A dialect turns a `GenerateRequest` into its server's JSON, and that server's JSON into an
+`Answer`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class AnswerError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class GenerateRequest:
     """One request, ready for any server."""
 
     request_id: str  # fixed length: SGLang aborts by prefix

@@ -45,11 +45,11 @@ class Follower:
     def _answer(self, head: Head, arrays: Arrays) -> Head:
         """What came of a command. After a failure in a pass others hang until we have left."""
         from streams.errors import ConfigError
-        from workers.trainer.exhaustion import ExhaustedError
+        from workers.trainer.out_of_memory import OutOfMemoryError
 
         try:
             return {"done": self._execute(head, arrays)}
-        except ExhaustedError as err:
+        except OutOfMemoryError as err:
             answer: Head = {"exhausted": [err.index, err.told]}
         except (RuntimeError, MemoryError, ConfigError) as err:
             kind = type(err).__name__
@@ -96,13 +96,13 @@ def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)
 
     from workers.config.trainer import TrainerSection
     from workers.engines.model import configure_torch
-    from workers.trainer.parallel.share import Recipe, Share
+    from workers.trainer.parallel.rank_learner import RankLearner, RankSpec
 
     section = msgspec.convert(head["section"], TrainerSection)
     configure_torch(
         head["threads"], head["device"], fused=True, in_one_order=section.redo != "tolerate"
     )
-    recipe = Recipe(
+    spec = RankSpec(
         folder=Path(head["folder"]),
         section=section,
         device=head["device"],
@@ -110,7 +110,7 @@ def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)
         rank=head["rank"],
         host=head["host"],
     )
-    return Share(recipe, Path(head["file"]))
+    return RankLearner(spec, Path(head["file"]))
 
 
 def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (imported late)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from workers.config.loss import LossSection
 from workers.config.trainer import OptimizerSection
 from workers.engines.token_scores import MakeMask
-from workers.trainer.exhaustion import ExhaustedError
 from workers.trainer.loss_totals import LossTotals
+from workers.trainer.out_of_memory import OutOfMemoryError
 from workers.trainer.packing import Batch
 from workers.trainer.parallel import group
 from workers.trainer.parallel.deal import Task, added, deal
-from workers.trainer.parallel.share import STATE, TRAINED, WEIGHT, Recipe, Share
+from workers.trainer.parallel.rank_learner import STATE, TRAINED, WEIGHT, RankLearner, RankSpec
 from workers.trainer.parallel.team import Team
 from workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
 from workers.trainer.trainable import VALUE, is_same, merged, rounding
@@ -55,11 +55,11 @@ class Gathered(LazyWeights):
         return len(self.facts)
 
 
-class Leader(Share):
+class Leader(RankLearner):
     """See the module. One thread calls it at a time."""
 
     def __init__(
-        self, team: Team, recipe: Recipe, threads: int, model: nn.Module, mask: MakeMask
+        self, team: Team, spec: RankSpec, threads: int, model: nn.Module, mask: MakeMask
     ) -> None:
         """
         Args:
@@ -71,15 +71,15 @@ class Leader(Share):
         self._published: dict[str, Tensor] = {}
         file = team.new_file()
         head = {
-            "do": "begin", "folder": str(recipe.folder), "section": plain(recipe.section),
-            "device": recipe.device, "dtype": recipe.dtype, "host": recipe.host,
+            "do": "begin", "folder": str(spec.folder), "section": plain(spec.section),
+            "device": spec.device, "dtype": spec.dtype, "host": spec.host,
             "threads": threads, "file": str(file),
         }  # fmt: skip
         ranks: list[tuple[Head, Arrays]] = [({"rank": rank}, {}) for rank in range(1, team.size)]
         self._is_ready = False
         try:
             team.together(
-                lambda: super(Leader, self).__init__(recipe, file, model, mask), head, ranks
+                lambda: super(Leader, self).__init__(spec, file, model, mask), head, ranks
             )
         except BaseException:
             team.close()
@@ -107,7 +107,7 @@ class Leader(Share):
             (totals, squares), answers = self._team.together(
                 lambda: self._own_gradient(hands[0]), {"do": "gradient"}, outgoing
             )
-        except ExhaustedError as err:
+        except OutOfMemoryError as err:
             failed = err.index, err.told
         else:
             self.num_micro_batches += sum(t.micro_batch is not None for h in hands[1:] for t in h)
@@ -115,13 +115,13 @@ class Leader(Share):
             self._team.together(lambda: self.local_clip(norm), {"do": "clip", "norm": norm})
             return added([totals, *(LossTotals(**a["totals"]) for a in answers)]), norm
         self._meet_again()
-        raise ExhaustedError(*failed)
+        raise OutOfMemoryError(*failed)
 
     def _own_gradient(self, hand: list[Task]) -> tuple[LossTotals, float]:
         """Rank 0's part. A rank that fails in a pass leaves the group, for others wait for it."""
         try:
             return self.local_gradient(hand)
-        except (RuntimeError, MemoryError, ExhaustedError) as err:
+        except (RuntimeError, MemoryError, OutOfMemoryError) as err:
             failure = err.with_traceback(None)  # its frames hold the tensors
         self.leave()
         raise failure
@@ -160,7 +160,7 @@ class Leader(Share):
         if f"{name}.up" not in self._plan.adapters:
             return base
         up = self._whole(TRAINED, f"{name}.up")
-        section = self._recipe.section.lora
+        section = self._spec.section.lora
         # Adding nothing would still turn a weight of -0.0 into 0.0, and so another hash.
         if not bool(up.any()):
             return base
@@ -257,7 +257,7 @@ class Leader(Share):
         if f"{name}.up" not in self._plan.adapters:
             return False
         base, up = self._whole(WEIGHT, name), self._whole(TRAINED, f"{name}.up")
-        down, section = self._whole(TRAINED, f"{name}.down"), self._recipe.section.lora
+        down, section = self._whole(TRAINED, f"{name}.down"), self._spec.section.lora
         bound = rounding(base, down, up, section.alpha / section.rank)
         return bool(((given.float() - made.float()).abs() <= bound).all())
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from workers.device import VISIBLE
-from workers.trainer.exhaustion import ExhaustedError
-from workers.trainer.parallel.meeting import Meeting
+from workers.trainer.out_of_memory import OutOfMemoryError
+from workers.trainer.parallel.rendezvous import RendezvousFolder
 from workers.trainer.parallel.wire import Arrays, Head, Link
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class Team:
         self.host = host
         self._silent_s = silent_s
         self._together_s = together_s
-        self._meeting = Meeting()
+        self._rendezvous = RendezvousFolder()
         self._changed = threading.Event()
         self._own = ThreadPoolExecutor(1, "rank-0")
         self._is_closed = False
@@ -175,7 +175,7 @@ class Team:
 
     def new_file(self) -> Path:
         """Where ranks may meet; in a folder that is this user's alone."""
-        return self._meeting.new_file()
+        return self._rendezvous.new_file()
 
     def check(self) -> None:
         """
@@ -210,7 +210,7 @@ class Team:
             What `own` gave, and the followers' answers by rank.
 
         Raises:
-            ExhaustedError: memory ran out on a rank; all came out, and have to meet anew.
+            OutOfMemoryError: memory ran out on a rank; all came out, and have to meet anew.
             FollowerError: one is gone or silent, or not done within `together_s`.
         """
         self.check()
@@ -240,7 +240,7 @@ class Team:
             self._changed.clear()
             self._collect(answers)
             self.check()
-            found = self._exhausted(future, answers)
+            found = self._out_of_memory(future, answers)
             if found is not None:
                 self._free(future, answers)
                 raise found
@@ -258,14 +258,14 @@ class Team:
                 answers[follower.rank] = follower.answers.get_nowait()
 
     @staticmethod
-    def _exhausted(future: Future[Any], answers: Mapping[int, Head]) -> ExhaustedError | None:
+    def _out_of_memory(future: Future[Any], answers: Mapping[int, Head]) -> OutOfMemoryError | None:
         """The lowest rank that ran out of memory."""
-        if future.done() and isinstance(error := future.exception(), ExhaustedError):
-            return ExhaustedError(error.index, f"rank 0: {error.told}")
+        if future.done() and isinstance(error := future.exception(), OutOfMemoryError):
+            return OutOfMemoryError(error.index, f"rank 0: {error.told}")
         for rank, answer in sorted(answers.items()):
             if "exhausted" in answer:
                 index, told = answer["exhausted"]
-                return ExhaustedError(index, f"rank {rank}: {told}")
+                return OutOfMemoryError(index, f"rank {rank}: {told}")
         return None
 
     def _failed(self, future: Future[Any], answers: Mapping[int, Head]) -> BaseException | None:
@@ -324,4 +324,4 @@ class Team:
         for follower in self._followers:
             follower.end()
         self._own.shutdown(wait=False, cancel_futures=True)
-        self._meeting.close()
+        self._rendezvous.close()

@@ -15,12 +15,12 @@ import torch
 from . import PROTOCOL
 from .errors import PullError
 from .frames import dial
+from .handshake import Hello, introduce
 from .mapping import make_plan
 from .model_target import Loading, ModelTarget
 from .pieces import batches
 from .receiver import Address, Receiver
 from .safetensors_file import read, rows
-from .trust import Hello, introduce
 
 REPORT_S = 10.0
 KINDS = ("receive", "describe", "leave")
@@ -53,7 +53,7 @@ class Server:
         self._touched = False
 
     def obey(self, text: str) -> Report:
-        """Do what the order says and report to its desk; the report is returned too."""
+        """Do what the order says and report to its listener; the report is returned too."""
         started_s = time.monotonic()
         order: Report = {}
         said: Report = {}
@@ -157,22 +157,22 @@ class Server:
         }
 
     def _report(self, order: Report, report: Report) -> None:
-        """To the desk; a desk that is gone is the worker's loss."""
+        """To the listener; a listener that is gone is the worker's loss."""
         if not order.get("report_to"):
             return
         until_s = time.monotonic() + REPORT_S
         try:
-            desk = dial(str(order["report_to"]), until_s)
+            listener = dial(str(order["report_to"]), until_s)
         except PullError:
             return
         try:
             hello = Hello(receiver=str(order["order"]), rank=self._rank, epoch=0, purpose="report")
-            introduce(desk, hello, str(order["report_key"]), until_s)
-            desk.send({"type": "report", "report": report})
+            introduce(listener, hello, str(order["report_key"]), until_s)
+            listener.send({"type": "report", "report": report})
         except PullError:
             return
         finally:
-            desk.close()
+            listener.close()
 
 
 def _read(text: str) -> Report:

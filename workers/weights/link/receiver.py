@@ -17,11 +17,11 @@ from .checksum import Checksum
 from .errors import PullError
 from .frames import Connection, Frame, dial
 from .group import Group, Pending, gpu_of
+from .handshake import Hello, introduce
 from .pieces import Piece, batches, from_rows
 from .rendezvous import LinkStore
 from .side_streams import SideStreams
 from .target import Target
-from .trust import Hello, introduce
 from .watch import AbortedError, Watch
 
 HANDSHAKE_S = 5.0

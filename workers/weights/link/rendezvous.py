@@ -15,8 +15,8 @@ from .errors import PullError
 from .frames import Connection, Frame
 
 
-class Board:
-    """The keys of one group, at the sender. Closing it fails everyone who waits."""
+class KeyValueStore:
+    """The keys and values of one group, at the sender. Closing it fails everyone who waits."""
 
     def __init__(self, until_s: float) -> None:
         self._values: dict[str, bytes] = {}
@@ -72,20 +72,20 @@ class _Store(Store):
             self.get(key)
 
 
-class BoardStore(_Store):
+class LocalStore(_Store):
     """The sender's own."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, values: KeyValueStore) -> None:
         super().__init__()
-        self._board = board
+        self._values = values
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # torch gives bytes
         """Write."""
-        self._board.set(key, bytes(value))
+        self._values.set(key, bytes(value))
 
     def get(self, key: str) -> bytes:
         """Wait and read."""
-        return self._board.get(key)
+        return self._values.get(key)
 
 
 class LinkStore(_Store):

@@ -22,9 +22,9 @@ from workers.engines.model import load_model
 from workers.engines.recompute import recompute_activations
 from workers.engines.selfcheck import check_scoring
 from workers.engines.token_scores import MakeMask, TokenScorer
-from workers.trainer.exhaustion import ExhaustedError, is_exhaustion
 from workers.trainer.loss_totals import LossTotals
 from workers.trainer.optimizer import Learner
+from workers.trainer.out_of_memory import OutOfMemoryError, is_out_of_memory
 from workers.trainer.packing import MicroBatch
 from workers.trainer.parallel import group
 from workers.trainer.parallel.deal import Task, empty
@@ -36,7 +36,7 @@ WEIGHT, STATE, TRAINED = "weight", "state", "trained"  # what can be gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class RankSpec:
     """What makes a rank; the same on all, but for its number."""
 
     folder: Path
@@ -52,12 +52,12 @@ class Recipe:
         return self.section.ranks
 
 
-class Share(Learner):
+class RankLearner(Learner):
     """One rank's `Learner`."""
 
     def __init__(
         self,
-        recipe: Recipe,
+        spec: RankSpec,
         file: Path,
         model: nn.Module | None = None,
         mask: MakeMask | None = None,
@@ -71,35 +71,35 @@ class Share(Learner):
         Raises:
             ConfigError: a model that cannot be trained so.
         """
-        self._recipe = recipe
+        self._spec = spec
         mesh = self._meet(file)
         self._plan, self._shards = self._cut(mesh, model, mask)
         self._states: dict[str, Tensor] | None = None
         self._incoming: dict[str, dict[str, Tensor]] = {}
         super().__init__(
             self._shards.root,
-            recipe.section.optimizer,
-            recipe.section.loss,
+            spec.section.optimizer,
+            spec.section.loss,
             trainable=_Rows(self._plan, self._shards),
             scorer=self._shards.root,
         )
 
     def _meet(self, file: Path) -> DeviceMesh:
-        recipe = self._recipe
-        return group.join(file, recipe.rank, recipe.size, recipe.device, recipe.host)
+        spec = self._spec
+        return group.join(file, spec.rank, spec.size, spec.device, spec.host)
 
     def _cut(
         self, mesh: DeviceMesh, model: nn.Module | None = None, mask: MakeMask | None = None
     ) -> tuple[Plan, Shards]:
-        recipe = self._recipe
+        spec = self._spec
         if model is None or mask is None:
-            model = load_model(recipe.folder, recipe.dtype)
-            mask = check_scoring(model, vocab_size_of(read_config(recipe.folder)))
+            model = load_model(spec.folder, spec.dtype)
+            mask = check_scoring(model, vocab_size_of(read_config(spec.folder)))
         try:
-            trainable = trainable_of(model, recipe.section.lora)
+            trainable = trainable_of(model, spec.section.lora)
         except ValueError as err:
             raise ConfigError(str(err)) from err
-        if recipe.section.activation_checkpointing:
+        if spec.section.activation_checkpointing:
             recompute_activations(model)
         # Head and body are told apart here, where the model is whole.
         return Plan(model, trainable), Shards(TokenScorer(model, mask), mesh)
@@ -108,7 +108,7 @@ class Share(Learner):
         """This rank's part of the batch's gradient; its totals, and its sum of squares.
 
         Raises:
-            ExhaustedError: memory ran out here; the other ranks hang until this one has left.
+            OutOfMemoryError: memory ran out here; the other ranks hang until this one has left.
         """
         self._adam.clear()
         totals = LossTotals()
@@ -117,11 +117,11 @@ class Share(Learner):
             try:
                 self._pass(task.micro_batch, totals)
             except (RuntimeError, MemoryError) as err:
-                if not is_exhaustion(err):
+                if not is_out_of_memory(err):
                     raise
                 told = str(err) or type(err).__name__
             if told is not None:  # out here, for the caught error's frames hold the tensors
-                raise ExhaustedError(task.index, told)
+                raise OutOfMemoryError(task.index, told)
             self.num_micro_batches += task.micro_batch is not None
         return totals, self._squares()
 
@@ -165,7 +165,7 @@ class Share(Learner):
 
     def gather(self, kind: str, key: str) -> Tensor | None:
         """A whole tensor on rank 0, of a published name, of the optimizer or of a trained name."""
-        rank, size = self._recipe.rank, self._recipe.size
+        rank, size = self._spec.rank, self._spec.size
         path, rows = self._rows(kind, key)
         return gather(rows, self._plan.whole[path], rank, size) if rows.dim() else rows
 
@@ -190,7 +190,7 @@ class Share(Learner):
         Args:
             dtype: of the tensor; "" for a number, which `whole` is on every rank.
         """
-        rank, size = self._recipe.rank, self._recipe.size
+        rank, size = self._spec.rank, self._spec.size
         if kind != STATE:
             scatter(whole, self._rows(kind, key)[1], rank, size)
             return

@@ -13,27 +13,27 @@ from tests import factories
 from tests.heavy.trainer.trainer_stand import make_config, make_log, read
 from workers.context import Context
 from workers.loop.reporter import Reporter
-from workers.trainer import office
-from workers.trainer.office import Office
+from workers.trainer import ledger_writer
+from workers.trainer.ledger_writer import LedgerWriter
 
 
 def test_whoever_writes_steps_needs_no_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither after a drop nor at changes that come with each step; `done` is told at once."""
-    monkeypatch.setattr(office, "HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr(ledger_writer, "HEARTBEAT_S", 3600.0)
     log = make_log()
     bus = MemoryBus(log, "demo")
     context = Context(
         config=make_config(tmp_path), bus=bus, role="trainer", ordinal=0, instance="one"
     )
-    pen = Office(context, bus.producer("trainer.0"), 1, Reporter(context))
+    writer = LedgerWriter(context, bus.producer("trainer.0"), 1, Reporter(context))
     for state in ("redo", "waiting", "training", "waiting"):
-        pen.heartbeat(state, 1)
+        writer.heartbeat(state, 1)
     dropped = factories.groups_dropped()
-    pen.groups_dropped(dropped.groups, dropped.closed, ())
-    pen.heartbeat("training", 1)
-    pen.heartbeat("done", 2)
+    writer.groups_dropped(dropped.groups, dropped.closed, ())
+    writer.heartbeat("training", 1)
+    writer.heartbeat("done", 2)
     told = [e.state for e in read(log, STEPS.name) if isinstance(e, TrainerHeartbeat)]
     assert ["redo", "waiting", "done"] == told
-    pen.close()
+    writer.close()

@@ -1,8 +1,8 @@
-"""Where model servers report: the worker's side of an order.
+"""Where model servers report what became of an order to pull weights: the worker's side.
 
-An errand is one order to one server: its text is sent through the engine's own HTTP route; its
-reports, one per rank, arrive here. Reporters authenticate with the errand's key, which only the
-order holds.
+A pending order is one that a server was given: its text is sent through the engine's own HTTP
+route; its reports, one per rank, arrive here. Reporters authenticate with the order's own key,
+which only the order holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from workers.weights.channel import Pulled, WeightError
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import Connection
-from workers.weights.link.trust import admit
+from workers.weights.link.handshake import admit
 from workers.weights.listening import accept_all
 
 HANDSHAKE_S = 5.0
@@ -48,7 +48,7 @@ class ServerPullError(WeightError):
         return self.kind in (SILENT, UNREPORTED)
 
 
-class Desk:
+class ReportListener:
     """Listens on one interface until `close`."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -59,28 +59,30 @@ class Desk:
         Raises:
             OSError: no such address here.
         """
-        self._errands: dict[str, Errand] = {}
+        self._pending: dict[str, PendingOrder] = {}
         self._socket = socket.create_server((host, 0))
         self.address = f"{host}:{self._socket.getsockname()[1]}"
         accepting = (self._socket, self._hear, "report")
-        threading.Thread(target=accept_all, args=accepting, name="report-desk", daemon=True).start()
+        threading.Thread(
+            target=accept_all, args=accepting, name="report-listener", daemon=True
+        ).start()
 
     def open(
         self, order: Mapping[str, object], *, kind: str = "receive", mode: str = "auto", ranks: int
-    ) -> Errand:
-        """An errand for one server; use it as a context.
+    ) -> PendingOrder:
+        """An order to one server, under way; use it as a context.
 
         Args:
             order: of `WeightChannel.order`, or `describe()`.
             ranks: processes of the server that hold a part of the model (TP x PP x DP).
         """
-        errand = Errand(self, order, kind=kind, mode=mode, ranks=ranks)
-        self._errands[errand.order_id] = errand
-        return errand
+        pending = PendingOrder(self, order, kind=kind, mode=mode, ranks=ranks)
+        self._pending[pending.order_id] = pending
+        return pending
 
     def forget(self, order_id: str) -> None:
         """Its reports are refused from now on."""
-        self._errands.pop(order_id, None)
+        self._pending.pop(order_id, None)
 
     def close(self) -> None:
         """Idempotent."""
@@ -91,11 +93,11 @@ class Desk:
     def _hear(self, link: Connection) -> None:
         until_s = time.monotonic() + HANDSHAKE_S
         with contextlib.suppress(PullError):  # it is no reporter of ours
-            hello = admit(link, 0, lambda order_id: self._errands[order_id].key, until_s)
-            errand = self._errands.get(hello.receiver)
+            hello = admit(link, 0, lambda order_id: self._pending[order_id].key, until_s)
+            pending = self._pending.get(hello.receiver)
             frame = link.receive(until_s)
-            if errand is not None:
-                errand.reported(hello.rank, frame.get("report"))
+            if pending is not None:
+                pending.reported(hello.rank, frame.get("report"))
         link.close()
 
 
@@ -106,11 +108,17 @@ def describe(deadline_s: float = DESCRIBE_S) -> dict[str, object]:
     return {"rlstreams": PROTOCOL, "deadline_s": deadline_s}
 
 
-class Errand:
+class PendingOrder:
     """One order under way."""
 
     def __init__(
-        self, desk: Desk, order: Mapping[str, object], *, kind: str, mode: str, ranks: int
+        self,
+        listener: ReportListener,
+        order: Mapping[str, object],
+        *,
+        kind: str,
+        mode: str,
+        ranks: int,
     ) -> None:
         self.order_id = secrets.token_hex(8)
         self.key = secrets.token_hex(32)
@@ -120,11 +128,11 @@ class Errand:
                 "order": self.order_id,
                 "kind": kind,
                 "mode": mode,
-                "report_to": desk.address,
+                "report_to": listener.address,
                 "report_key": self.key,
             }
         )
-        self._desk = desk
+        self._listener = listener
         self._wanted = {name: order.get(name) for name in ("policy_version", "weight_hash")}
         self._ranks = ranks
         self._started_s = time.monotonic()
@@ -132,11 +140,11 @@ class Errand:
         self._reports: dict[int, Report] = {}
         self._changed = threading.Condition()
 
-    def __enter__(self) -> Errand:
+    def __enter__(self) -> PendingOrder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._desk.forget(self.order_id)
+        self._listener.forget(self.order_id)
 
     def reported(self, rank: int, report: object) -> None:
         """A rank said how it went; one that cannot be of this server is nobody."""
@@ -180,8 +188,8 @@ class Errand:
         silent = [rank for rank in range(self._ranks) if rank not in found]
         if silent:
             raise ServerPullError(
-                f"ranks {silent} of {self._ranks} did not report to {self._desk.address} within "
-                f"{self._until_s - self._started_s:.0f} s",
+                f"ranks {silent} of {self._ranks} did not report to {self._listener.address} "
+                f"within {self._until_s - self._started_s:.0f} s",
                 kind=UNREPORTED,
                 touched=True,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.trainer.exhaustion import is_exhaustion, smaller_borders
+from workers.trainer.out_of_memory import is_out_of_memory, smaller_borders
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def test_what_is_as_large_is_halved_too(
 def test_what_says_that_memory_ran_out() -> None:
     """Either allocator's word; another error of the same type is none."""
     told = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"
-    assert is_exhaustion(torch.OutOfMemoryError("CUDA out of memory"))
-    assert is_exhaustion(MemoryError())
-    assert is_exhaustion(RuntimeError(told))
-    assert not is_exhaustion(RuntimeError("size mismatch"))
-    assert not is_exhaustion(ValueError(told))
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError(told))
+    assert not is_out_of_memory(RuntimeError("size mismatch"))
+    assert not is_out_of_memory(ValueError(told))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from workers.chaos.journal import Journal
-from workers.supervisor.sabotage import Scene
+from workers.supervisor.fault_hook import FaultTargets
 
 FACTOR = 1.5  # the detector of `up` comes first: it knows who is waited for
 
 
-class Patience:
+class ProgressDeadline:
     """Counts from the last step, and from whatever excuses the next one's delay.
 
     Args:
@@ -26,14 +26,18 @@ class Patience:
         """Something was broken, or woken."""
         self._since_s = time.monotonic()
 
-    def check(self, scene: Scene, journal: Journal) -> bool:
+    def check(self, targets: FaultTargets, journal: Journal) -> bool:
         """Whether there was a step since the last call; gives up if there was none for too long."""
-        step = scene.watcher.step
+        step = targets.watcher.step
         if step > self._step:
             self._step = step
             self.renew()
             return True
         if self._limit_s and time.monotonic() - self._since_s > self._limit_s:
-            since = f"; the last fault: {journal.strikes[-1].fault.told}" if journal.strikes else ""
-            scene.fleet.give_up(f"no step for {self._limit_s:g} s, after step {step}{since}")
+            since = (
+                f"; the last fault: {journal.injections[-1].fault.told}"
+                if journal.injections
+                else ""
+            )
+            targets.fleet.give_up(f"no step for {self._limit_s:g} s, after step {step}{since}")
         return False

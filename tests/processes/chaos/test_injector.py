@@ -21,16 +21,16 @@ from streams.topics import STEPS, WORKER_EVENTS
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.processes.supervisor.small import DEADLINE_S, Scripts, all_up, until
-from workers.chaos import saboteur as module
-from workers.chaos.journal import Silence
+from workers.chaos import injector as module
+from workers.chaos.injector import FaultInjector
+from workers.chaos.journal import BrokerOutage
 from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
-from workers.chaos.saboteur import Saboteur
 from workers.chaos.servers import kill_server
 from workers.chaos.sweep import Sweep
 from workers.config.run import RunConfig
 from workers.engines.served.process import pid_file
+from workers.supervisor.fault_hook import FaultHook, FaultTargets
 from workers.supervisor.fleet import Fleet
-from workers.supervisor.sabotage import Sabotage, Scene
 from workers.supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def fault(role: str, kind: FaultKind, wait_s: float = 0.0, **more: object) -> Fa
 
 
 class Keeper:
-    """What a saboteur uses of the broker's keeper; the test says when the broker is back."""
+    """What a injector uses of the broker's keeper; the test says when the broker is back."""
 
     def __init__(self) -> None:
         self.last_death_seen_s = self.started_s = 0.0
@@ -63,7 +63,7 @@ class Keeper:
 
 
 class Stage:
-    """A fleet of two roles under a saboteur, with the log in the test's hand."""
+    """A fleet of two roles under a injector, with the log in the test's hand."""
 
     def __init__(self, folder: Path) -> None:
         log = made_log()
@@ -71,25 +71,27 @@ class Stage:
         self.watcher = Watcher(self.bus, RunConfig(), is_live=False, decode=str)
         self.spawner = Scripts({"rollout": WAITS, "trainer": WAITS})
         counts = {"rollout": 1, "trainer": 1}
-        self.fleet = Fleet(self.spawner, folder, counts, witness=self.watcher, say=self.watcher.say)
+        self.fleet = Fleet(
+            self.spawner, folder, counts, progress=self.watcher, say=self.watcher.say
+        )
 
     def say(self, topic: Topic, *events: Event) -> None:
         with self.bus.producer("test") as producer:
             producer.commit([outgoing(topic, event) for event in events])
         self.watcher.catch_up()
 
-    def begin(self, sabotage: Sabotage, keeper: Keeper | None = None) -> None:
+    def begin(self, hook: FaultHook, keeper: Keeper | None = None) -> None:
         broker = cast("BrokerKeeper | None", keeper)
-        sabotage.enter(Scene(fleet=self.fleet, broker=broker, watcher=self.watcher))
+        hook.enter(FaultTargets(fleet=self.fleet, broker=broker, watcher=self.watcher))
         self.fleet.start()
         until(self.fleet, lambda: all_up(self.fleet))
 
-    def until(self, sabotage: Sabotage, condition: Callable[[], bool]) -> None:
+    def until(self, hook: FaultHook, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < deadline_s
             self.fleet.tick()
-            sabotage.tick(is_running=True)
+            hook.tick(is_running=True)
             time.sleep(0.002)
 
 
@@ -108,8 +110,8 @@ def _closing(fleet: Fleet) -> Iterator[None]:
         fleet.close()
 
 
-def saboteur(*faults: Fault, stall_s: float = 0.0) -> Saboteur:
-    return Saboteur(faults, stall_s, lambda *_: 0)
+def injector(*faults: Fault, stall_s: float = 0.0) -> FaultInjector:
+    return FaultInjector(faults, stall_s, lambda *_: 0)
 
 
 def is_stopped(pid: int) -> bool:
@@ -119,12 +121,12 @@ def is_stopped(pid: int) -> bool:
 def test_a_kill_is_carried_out_and_noted(stage: Stage) -> None:
     """With the process that it struck and the step that was done."""
     stage.say(STEPS, trainer_started(step_target=100), step_completed(3))
-    one = saboteur(fault("rollout", FaultKind.KILL))
+    one = injector(fault("rollout", FaultKind.KILL))
     stage.begin(one)
     stage.until(one, lambda: len(stage.spawner.started) == 3)
-    (strike,) = one.journal.strikes
+    (injection,) = one.journal.injections
     struck = next(spec for spec in stage.spawner.started if spec.role == "rollout")
-    assert (struck.instance, 3) == (strike.instance, strike.step)
+    assert (struck.instance, 3) == (injection.instance, injection.step)
     assert [struck.instance] == [exited.instance for exited in stage.fleet.exits]
 
 
@@ -133,33 +135,33 @@ def test_how_long_the_broker_answered_nobody_is_noted(stage: Stage) -> None:
     keeper = Keeper()
     stage.say(STEPS, trainer_started(step_target=100), step_completed(3))
     stop = fault(BROKER, FaultKind.STOP, stop_s=0.01)
-    one = saboteur(fault(BROKER, FaultKind.KILL), stop)
+    one = injector(fault(BROKER, FaultKind.KILL), stop)
     stage.begin(one, keeper)
-    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    stage.until(one, lambda: len(one.journal.injections) == 1)
     one.tick(is_running=False)
-    assert [] == one.journal.silences
-    killed_s = one.journal.strikes[0].at_s
+    assert [] == one.journal.broker_outages
+    killed_s = one.journal.injections[0].at_s
     keeper.last_death_seen_s = killed_s + 0.001
     one.tick(is_running=False)
-    assert [] == one.journal.silences
+    assert [] == one.journal.broker_outages
     keeper.started_s = killed_s + 9.0
-    stage.until(one, lambda: len(one.journal.silences) == 2)
-    assert Silence(from_s=killed_s, to_s=killed_s + 9.0) == one.journal.silences[0]
-    asleep = one.journal.silences[1]
-    assert one.journal.strikes[1].at_s == asleep.from_s
-    assert one.journal.wakings[0].at_s == asleep.to_s
+    stage.until(one, lambda: len(one.journal.broker_outages) == 2)
+    assert BrokerOutage(from_s=killed_s, to_s=killed_s + 9.0) == one.journal.broker_outages[0]
+    asleep = one.journal.broker_outages[1]
+    assert one.journal.injections[1].at_s == asleep.from_s
+    assert one.journal.wakeups[0].at_s == asleep.to_s
     assert [signal.SIGSTOP, signal.SIGCONT] == keeper.signals
 
 
 def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:
     """The planned time alone does not do: without a rival it would be no zombie."""
-    one = saboteur(fault("rollout", FaultKind.ZOMBIE))
+    one = injector(fault("rollout", FaultKind.ZOMBIE))
     stage.begin(one)
     stage.until(one, lambda: len(stage.spawner.started) == 3)
     old, successor = (spec for spec in stage.spawner.started if spec.role == "rollout")
     for _ in range(5):
         one.tick(is_running=True)
-    assert [] == one.journal.wakings
+    assert [] == one.journal.wakeups
     stage.say(
         WORKER_EVENTS,
         *(
@@ -170,12 +172,12 @@ def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:
     stage.until(one, lambda: stage.fleet.num_replaced == 0)
     (exited,) = stage.fleet.exits
     assert (old.instance, 75, True) == (exited.instance, exited.status, exited.was_replaced)
-    assert [old.instance] == [waking.instance for waking in one.journal.wakings]
+    assert [old.instance] == [wakeup.instance for wakeup in one.journal.wakeups]
 
 
 def test_a_trainer_sleeps_until_its_successor_has_claimed(stage: Stage) -> None:
     """Its claim is what makes the old epoch void."""
-    one = saboteur(fault("trainer", FaultKind.ZOMBIE))
+    one = injector(fault("trainer", FaultKind.ZOMBIE))
     stage.begin(one)
     stage.until(one, lambda: len(stage.spawner.started) == 3)
     assert () == stage.spawner.started[2].reaped
@@ -186,9 +188,9 @@ def test_a_trainer_sleeps_until_its_successor_has_claimed(stage: Stage) -> None:
 
 def test_who_sleeps_is_woken_when_the_run_ends(stage: Stage) -> None:
     """A stopped process could not drain."""
-    one = saboteur(fault("rollout", FaultKind.STOP, stop_s=1000.0))
+    one = injector(fault("rollout", FaultKind.STOP, stop_s=1000.0))
     stage.begin(one)
-    stage.until(one, lambda: bool(one.journal.strikes))
+    stage.until(one, lambda: bool(one.journal.injections))
     child = stage.fleet.of("rollout")[0].child
     assert child is not None
     stage.until(one, lambda: is_stopped(child.pid))
@@ -199,38 +201,38 @@ def test_who_sleeps_is_woken_when_the_run_ends(stage: Stage) -> None:
 
 def test_a_fault_strikes_early_enough_for_all_to_fit(stage: Stage) -> None:
     """At its share of the steps, however long its time is still to come."""
-    one = saboteur(*[fault("rollout", FaultKind.KILL, wait_s=1000.0)] * 2)
+    one = injector(*[fault("rollout", FaultKind.KILL, wait_s=1000.0)] * 2)
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=6), step_completed(1))
     one.tick(is_running=True)
-    assert [] == one.journal.strikes
+    assert [] == one.journal.injections
     stage.say(STEPS, step_completed(2))
-    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    stage.until(one, lambda: len(one.journal.injections) == 1)
     one.tick(is_running=True)
-    assert 1 == len(one.journal.strikes)
+    assert 1 == len(one.journal.injections)
 
 
 def test_a_period_is_kept_whatever_step_it_is(stage: Stage) -> None:
     """Nothing strikes early because the run nears its end, nor waits for a step."""
     kills = [fault("rollout", FaultKind.KILL)] * (module.FAULTS_PER_STEP + 1)
     later = fault("rollout", FaultKind.KILL, wait_s=1000.0)
-    one = Saboteur([*kills, later], 0.0, lambda *_: 0, is_periodic=True)
+    one = FaultInjector([*kills, later], 0.0, lambda *_: 0, is_periodic=True)
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=6), step_completed(5))
-    stage.until(one, lambda: len(one.journal.strikes) == len(kills))
+    stage.until(one, lambda: len(one.journal.injections) == len(kills))
     one.tick(is_running=True)
-    assert len(kills) == len(one.journal.strikes)
+    assert len(kills) == len(one.journal.injections)
 
 
 def test_a_model_server_is_killed_beneath_its_worker(stage: Stage, tmp_path: Path) -> None:
     """Its process is named beside its log; one that does not run now has its turn later."""
-    one = saboteur(fault(SERVER, FaultKind.KILL))
+    one = injector(fault(SERVER, FaultKind.KILL))
     stage.begin(one)
     one.tick(is_running=True)
-    assert [] == one.journal.strikes
+    assert [] == one.journal.injections
     server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     pid_file(tmp_path / "logs" / "vllm-0.log").write_text(f"{server.pid}\n")
-    stage.until(one, lambda: len(one.journal.strikes) == 1)
+    stage.until(one, lambda: len(one.journal.injections) == 1)
     assert -signal.SIGKILL == server.wait(DEADLINE_S)
     assert all_up(stage.fleet)
     assert 0 == stage.fleet.num_killed
@@ -246,20 +248,20 @@ def test_a_server_that_cannot_be_found_is_not_struck(tmp_path: Path, text: str) 
 def test_time_alone_cannot_stop_the_run(stage: Stage) -> None:
     """After a few faults the next one waits for a step."""
     kills = [fault("rollout", FaultKind.KILL)] * (module.FAULTS_PER_STEP + 1)
-    one = saboteur(*kills)
+    one = injector(*kills)
     stage.begin(one)
     stage.say(STEPS, trainer_started(step_target=100))
-    stage.until(one, lambda: len(one.journal.strikes) == module.FAULTS_PER_STEP)
+    stage.until(one, lambda: len(one.journal.injections) == module.FAULTS_PER_STEP)
     stage.until(one, lambda: stage.fleet.of("rollout")[0].is_alive)
     one.tick(is_running=True)
-    assert module.FAULTS_PER_STEP == len(one.journal.strikes)
+    assert module.FAULTS_PER_STEP == len(one.journal.injections)
     stage.say(STEPS, step_completed(1))
-    stage.until(one, lambda: len(one.journal.strikes) == len(kills))
+    stage.until(one, lambda: len(one.journal.injections) == len(kills))
 
 
 def test_a_run_that_makes_no_step_is_given_up(stage: Stage) -> None:
     """With the last fault."""
-    one = saboteur(fault("rollout", FaultKind.KILL), stall_s=0.05)
+    one = injector(fault("rollout", FaultKind.KILL), stall_s=0.05)
     stage.begin(one)
     stage.until(one, lambda: stage.fleet.failure is not None)
     assert stage.fleet.failure is not None
@@ -274,7 +276,7 @@ def test_a_sweep_arms_one_process_after_another(stage: Stage) -> None:
     faults = [fault("rollout", FaultKind.ARMED, crash_at=point) for point in points]
     one = Sweep(faults, 0.0, lambda *_: 0)
     stage.begin(one)
-    stage.until(one, lambda: len(one.journal.strikes) == 2)
-    assert points == [strike.fault.crash_at for strike in one.journal.strikes]
+    stage.until(one, lambda: len(one.journal.injections) == 2)
+    assert points == [injection.fault.crash_at for injection in one.journal.injections]
     armed = [spec.crash_at for spec in stage.spawner.started if spec.role == "rollout"]
     assert [*points, ""] == armed[:3]

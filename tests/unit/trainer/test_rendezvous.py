@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workers.trainer.parallel.meeting import Meeting
+from workers.trainer.parallel.rendezvous import RendezvousFolder
 
 TRAINER = """
 import signal, sys
 from pathlib import Path
-from workers.trainer.parallel.meeting import Meeting
-meeting = Meeting(Path(sys.argv[1]))
-print(meeting.folder, flush=True)
+from workers.trainer.parallel.rendezvous import RendezvousFolder
+rendezvous = RendezvousFolder(Path(sys.argv[1]))
+print(rendezvous.folder, flush=True)
 signal.pause()
 """
 
@@ -32,12 +32,12 @@ def test_what_a_killed_trainer_left_is_removed_at_the_next_start(tmp_path: Path)
     """What a living one holds stays, and so does what is not known to be dead."""
     (tmp_path / "rlstreams-ranks-unlocked").mkdir()
     (tmp_path / "other").mkdir()
-    left, living = killed_trainer(tmp_path), Meeting(tmp_path)
+    left, living = killed_trainer(tmp_path), RendezvousFolder(tmp_path)
     assert left.parent == tmp_path
     assert not left.exists(), "the living one began after it"
     left = killed_trainer(tmp_path)
     assert left.is_dir()
-    mine = Meeting(tmp_path)
+    mine = RendezvousFolder(tmp_path)
     assert not left.exists()
     assert living.folder.is_dir()
     for one in (living, mine):
@@ -48,7 +48,7 @@ def test_what_a_killed_trainer_left_is_removed_at_the_next_start(tmp_path: Path)
 
 def test_no_two_meetings_have_a_file_in_common(tmp_path: Path) -> None:
     """Ranks that meet again must not find the file of the last time."""
-    one, other = Meeting(tmp_path), Meeting(tmp_path)
+    one, other = RendezvousFolder(tmp_path), RendezvousFolder(tmp_path)
     assert 4 == len({m.new_file() for m in (one, other) for _ in range(2)})
     assert 0o700 == one.folder.stat().st_mode & 0o777
     one.close()

@@ -1,4 +1,4 @@
-"""What a newcomer's rows look like: which columns are problem and answer, and what kind of answer.
+"""The columns of a newcomer's rows: which are problem and answer, and what kind of answer that is.
 
 Guessed from the first rows by the names that data sets use; whoever calls them otherwise says so.
 """
@@ -26,8 +26,8 @@ LOOKED_AT = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A data set as far as its first rows tell."""
+class ColumnGuess:
+    """The columns of a data set, as far as its first rows tell."""
 
     data: DataSection  # its columns; names the file
     is_numeric: bool  # every answer is a number
@@ -35,7 +35,9 @@ class Look:
     others: Sequence[str]  # columns that go to the reward as metadata
 
 
-def look(path: Path, rows: Sequence[Mapping[str, Any]], prompt: str, answer: str) -> Look:
+def guess_columns(
+    path: Path, rows: Sequence[Mapping[str, Any]], prompt: str, answer: str
+) -> ColumnGuess:
     """Guess from `rows`; `prompt` and `answer` name columns, empty: guess.
 
     Raises:
@@ -61,7 +63,7 @@ def look(path: Path, rows: Sequence[Mapping[str, Any]], prompt: str, answer: str
         answer_pattern=pattern,
     )
     used = {name.partition(".")[0] for name in (prompt, answer)}
-    return Look(
+    return ColumnGuess(
         data=DataSection(train=str(path), columns=columns),
         is_numeric=all(is_number(a) for a in answers),
         is_chat=any(isinstance(value_at(row, prompt), list) for row in rows),

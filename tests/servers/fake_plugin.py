@@ -1,4 +1,4 @@
-"""The piece in a stand-in server: the real one (`link/orders.py`), over the chain's table as model.
+"""The plugin in a stand-in server: the real one (`link/orders.py`), over the chain's table.
 
 Its routes are in the server from its start or not at all, as with the real ones. Orders are obeyed
 one after the other, as a server's ranks do it.
@@ -33,7 +33,7 @@ class Table(torch.nn.Module):
             self.get_parameter(name).copy_(tensor)
 
 
-class FakePiece:
+class FakePlugin:
     """Obeys orders for one chain."""
 
     def __init__(self, core: MarkovServer) -> None:

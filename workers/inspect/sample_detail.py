@@ -17,7 +17,7 @@ _LEAST = 1e-30  # equal numbers are no difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class SampleDetail:
     """All that is shown of one sample."""
 
     lineage: Lineage
@@ -72,21 +72,21 @@ class Story:
         return [int(at) for at in order if distance_N[at] >= max(floor, _LEAST)]
 
 
-def story(lineage: Lineage, spelling: Spelling) -> Story:
+def sample_detail(lineage: Lineage, spelling: Spelling) -> SampleDetail:
     """Everything computed that is shown; what cannot be is named in `problem`."""
     told = tuple(hops(lineage))
     rollout = lineage.rollout
     if rollout is None:
-        return Story(lineage=lineage, hops=told)
+        return SampleDetail(lineage=lineage, hops=told)
     scored = lineage.scored.event if lineage.scored is not None else None
     try:
         tokens = token_table(rollout, scored)
         worst = mismatch(scored) if scored is not None else float("nan")
     except TensorError as err:
-        return Story(lineage=lineage, hops=told, problem=f"its tokens cannot be read: {err}")
+        return SampleDetail(lineage=lineage, hops=told, problem=f"its tokens cannot be read: {err}")
     prompt = lineage.prompt.event if lineage.prompt is not None else None
     is_other = bool(spelling.hash) and prompt and prompt.tokenizer_hash != spelling.hash
-    return Story(
+    return SampleDetail(
         lineage=lineage,
         hops=told,
         tokens=tokens,

@@ -17,7 +17,7 @@ _PREFIX = "rlstreams-ranks-"
 _LOCK = "alive"
 
 
-class Meeting:
+class RendezvousFolder:
     """A folder of files that ranks meet by."""
 
     def __init__(self, place: Path | None = None) -> None:

@@ -25,7 +25,7 @@ from workers.trial.completion import Completion, judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class GivenCompletion:
     """One line of the file."""
 
     place: str  # file:line
@@ -33,7 +33,7 @@ class Given:
     completion: str
 
 
-def read_given(config: RunConfig, path: Path) -> list[Given]:
+def read_completions(config: RunConfig, path: Path) -> list[GivenCompletion]:
     """The file's lines.
 
     Raises:
@@ -58,7 +58,7 @@ def read_given(config: RunConfig, path: Path) -> list[Given]:
     return [_given(place, line, rows) for place, line in fields]
 
 
-def judge_given(verifier: Verifier, given: Sequence[Given]) -> list[Completion]:
+def judge_completions(verifier: Verifier, given: Sequence[GivenCompletion]) -> list[Completion]:
     """Judge each as an answer that its policy ended."""
     return [
         judged(verifier, one.row, text_of(one.row.prompt), answered(one.completion))
@@ -76,13 +76,13 @@ def _fields(line: str, place: str) -> dict[str, Any]:
     return fields
 
 
-def _given(place: str, fields: dict[str, Any], rows: Sequence[Row]) -> Given:
+def _given(place: str, fields: dict[str, Any], rows: Sequence[Row]) -> GivenCompletion:
     completion = fields.pop("completion")
     if "row" not in fields:
         prompt, answer = fields.pop("prompt", ""), fields.pop("answer", "")
         text = answer if isinstance(answer, str) else json.dumps(answer)
         row = Row(number=0, place=place, prompt=prompt, answer=text, metadata=json.dumps(fields))
-        return Given(place=place, row=row, completion=completion)
+        return GivenCompletion(place=place, row=row, completion=completion)
     if fields["row"] > len(rows):
         raise ConfigError(f"{place}: row {fields['row']} of data.train, which has {len(rows)} rows")
-    return Given(place=place, row=rows[fields["row"] - 1], completion=completion)
+    return GivenCompletion(place=place, row=rows[fields["row"] - 1], completion=completion)

@@ -1,4 +1,4 @@
-"""A question to the broker that the loop of `up` does not wait for."""
+"""A blocking call, such as a question to the broker, that the loop of `up` does not wait for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streams.errors import StreamsError
 T = TypeVar("T")
 
 
-class Question(Generic[T]):
+class BackgroundCall(Generic[T]):
     """One call in a daemon thread; over when it answered, failed, or `limit_s` has passed.
 
     Args:
@@ -25,7 +25,7 @@ class Question(Generic[T]):
         self._done = threading.Event()
         self.answer: T | None = None  # None as well where the broker did not answer
         self.error: StreamsError | None = None  # how it refused, or that it was silent
-        threading.Thread(target=self._run, name="question", daemon=True).start()
+        threading.Thread(target=self._run, name="background-call", daemon=True).start()
 
     def is_over(self) -> bool:
         """Whether nothing more is to be waited for."""

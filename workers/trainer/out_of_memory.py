@@ -15,7 +15,7 @@ import torch
 _TOLD = ("can't allocate memory", "not enough memory", "out of memory")
 
 
-class ExhaustedError(Exception):
+class OutOfMemoryError(Exception):
     """Memory ran out in micro-batch `index` of a step, which did not happen."""
 
     def __init__(self, index: int, told: str) -> None:
@@ -33,7 +33,7 @@ class SampleTooLargeError(Exception):
         self.told = told
 
 
-def is_exhaustion(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether it says that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True

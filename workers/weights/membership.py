@@ -12,25 +12,25 @@ from collections.abc import Iterable
 
 from workers.weights.link.errors import PullError
 from workers.weights.link.frames import Frame
-from workers.weights.members import Asked, Member, Said
+from workers.weights.members import LoggedRequest, Member, ReceivedFrame
 
 ASKED_KEPT = 1024
 
 
-class Roster:
-    """Members and their wishes."""
+class Membership:
+    """Members and their requests."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
         self._asked: dict[tuple[str, int], str] = {}  # worker, by receiver and version
 
-    def ask(self, event: Asked) -> None:
+    def ask(self, event: LoggedRequest) -> None:
         """A request stands in the log."""
         self._asked[event.receiver, event.policy_version] = event.worker
         if len(self._asked) > ASKED_KEPT:
             del self._asked[next(iter(self._asked))]
 
-    def hear(self, event: Said) -> None:
+    def hear(self, event: ReceivedFrame) -> None:
         """What a member said, or that its link ended."""
         member, frame = event.member, event.frame
         if frame is None:
@@ -55,7 +55,7 @@ class Roster:
         else:
             member.answers[str(frame["group"])] = frame
             if frame["type"] == "loaded":
-                # Here and not later: its next wish may follow at once.
+                # Here and not later: its next request may follow at once.
                 member.settled, member.wants = member.wants, None
 
     def remove(self, member: Member, reason: str) -> None:
@@ -74,7 +74,7 @@ class Roster:
         return bool(self._asked_by(member, version))
 
     def ready(self) -> list[Member]:
-        """Who may be sent to, oldest wish first."""
+        """Who may be sent to, oldest request first."""
         able = []
         for member in self.members:
             if member.wants is not None:

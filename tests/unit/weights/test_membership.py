@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 from workers.weights.link.frames import Connection
-from workers.weights.link.trust import Hello
+from workers.weights.link.handshake import Hello
 from workers.weights.members import Member
-from workers.weights.roster import apart
+from workers.weights.membership import apart
 
 
 def member(name: str, gpu: str) -> Member:

@@ -19,7 +19,7 @@ _TRIES = 30  # what was told of so often does not end by itself
 _STILL = 3  # times that nothing was answered: what is left will not be
 
 
-class Endings:
+class RequestAborter:
     """Of one server's requests; belongs to its event loop."""
 
     def __init__(

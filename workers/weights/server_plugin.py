@@ -1,4 +1,4 @@
-"""The server-side piece laid out as a folder that a server finds by `PYTHONPATH`.
+"""Our plugin for model servers laid out as a folder that a server finds by `PYTHONPATH`.
 
 The same files that `pip install infra/server` installs, under the same names, with the entry point
 that vLLM looks for. Nothing is built or downloaded.
@@ -30,7 +30,7 @@ def lay_out(folder: Path) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a server must be started with; lays the piece out first.
+    """What a server must be started with; lays the plugin out first.
 
     `PYTHONPATH` is put before what this process has; `NCCL_CUMEM_ENABLE` is as engines set it.
     """

@@ -16,10 +16,10 @@ from tests.unit.workers.test_stage import HeldStage, issue, make_log, turns
 from workers.config.load import resolved_json
 from workers.config.run import RunConfig
 from workers.context import Context
-from workers.loop import company
+from workers.loop import standalone
 from workers.loop.agreement import check_alone, disagreement, out_of_reach
-from workers.loop.company import Company
 from workers.loop.stage import StageLoop
+from workers.loop.standalone import StandaloneRole
 
 OURS = RunConfig()
 COOLER = replace(OURS, rollout=replace(OURS.rollout, temperature=0.7))
@@ -46,18 +46,18 @@ class Scene:
         )
         self._pen.commit([outgoing(STEPS, event)])
 
-    def worker(self, config: RunConfig = OURS) -> Company:
+    def worker(self, config: RunConfig = OURS) -> StandaloneRole:
         """Started now."""
         bus = MemoryBus(self.log, "run")
         context = Context(config=config, bus=bus, role="rollout", ordinal=0, instance="i1")
         loop = StageLoop(context, bus, self.stage, "prompts", interval_s=0.0)
-        return Company(loop, context)
+        return StandaloneRole(loop, context)
 
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     """Without pauses between two looks."""
-    monkeypatch.setattr(company, "LOOK_S", 0.0)
+    monkeypatch.setattr(standalone, "LOOK_S", 0.0)
     monkeypatch.setenv("RLSTREAMS_HOST", "sampler")
     return Scene(make_log())
 
@@ -103,7 +103,7 @@ def test_a_worker_leaves_once_the_trainer_is_done_and_nothing_is_to_do(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has begun it finishes first."""
-    monkeypatch.setattr(company, "LINGER_S", 0.0)
+    monkeypatch.setattr(standalone, "LINGER_S", 0.0)
     worker = scene.worker()
     issue(scene.log, "1/0")
     turns(worker)
@@ -120,7 +120,7 @@ def test_a_worker_of_a_run_that_goes_on_beyond_the_last_target_stays(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be resumed before its trainer is."""
-    monkeypatch.setattr(company, "LINGER_S", 0.0)
+    monkeypatch.setattr(standalone, "LINGER_S", 0.0)
     scene.beats(-1, state="done", next_step=OURS.trainer.steps)
     worker = scene.worker()
     turns(worker, 5)

@@ -1,4 +1,4 @@
-"""Whether a process still lives that is no child of ours, and whose id may be given to another."""
+"""A handle on a process that is no child of ours, and whose id may be given to another one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import select
 from contextlib import suppress
 
 
-class Life:
-    """Of one process, from now on. Make it while it is known to live."""
+class ProcessHandle:
+    """One process, from now on. Make it while the process is known to live."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -20,7 +20,7 @@ class Life:
                 self._fd = opened(pid)
 
     @property
-    def goes_on(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it has not ended; one that only waits to be reaped has."""
         if self._is_over:
             return False

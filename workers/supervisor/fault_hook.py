@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class FaultTargets:
     """What can be broken, and who watches it."""
 
     fleet: Fleet
@@ -23,10 +23,10 @@ class Scene:
     watcher: Watcher
 
 
-class Sabotage(Protocol):
+class FaultHook(Protocol):
     """Breaks a run; `up` calls it and knows nothing of how."""
 
-    def enter(self, scene: Scene) -> None:
+    def enter(self, targets: FaultTargets) -> None:
         """Before the first worker is started."""
 
     def tick(self, *, is_running: bool) -> None:

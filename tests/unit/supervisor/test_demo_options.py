@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from workers.__main__ import parser_of_all, split_overrides
-from workers.cli.demo import asked
-from workers.supervisor.up import Asked
+from workers.cli.demo import up_options
+from workers.supervisor.up import UpOptions
 
 
-def request(*words: str) -> Asked:
+def request(*words: str) -> UpOptions:
     rest, overrides = split_overrides(["demo", *words])
     args = parser_of_all().parse_args(rest)
     args.overrides = overrides
-    return asked(args)
+    return up_options(args)
 
 
 @pytest.mark.parametrize(

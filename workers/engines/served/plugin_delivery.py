@@ -1,8 +1,8 @@
-"""Delivery by our piece in the server: straight into its own parameters (infra/server/README.md).
+"""Delivery by our plugin in the server: straight into its own parameters (infra/server/README.md).
 
-An order goes to the server by its own update route and holds no weights; the piece receives them
-from the trainer and reports to this worker's desk. The report counts; the route's answer matters
-only where the server died. A server without the piece is noticed when it is met.
+An order goes to the server by its own update route and holds no weights; the plugin receives them
+from the trainer and reports to this worker's listener. The report counts; the route's answer
+matters only where the server died. A server without the plugin is noticed when it is met.
 """
 
 from __future__ import annotations
@@ -26,51 +26,58 @@ from workers.engines.served.facts import Kind, ServerFacts
 from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from workers.engines.served.ranks import ask_ranks, refuse
 from workers.weights import payloads
-from workers.weights.desk import SILENT, Desk, Errand, Report, ServerPullError, describe
+from workers.weights.report_listener import (
+    SILENT,
+    PendingOrder,
+    Report,
+    ReportListener,
+    ServerPullError,
+    describe,
+)
 
 T = TypeVar("T")
 Calls = Sequence[tuple[str, Mapping[str, object]]]
 _ALREADY = "already active"  # how vLLM refuses a second session
 
 
-class PieceDelivery:
-    """Puts versions into one server; by `other` where the server has no piece."""
+class PluginDelivery:
+    """Puts versions into one server; by `other` where the server has no plugin."""
 
     def __init__(
-        self, desk: Desk, other: Delivery, server: str, *, probe_s: float = PROBE_S
+        self, listener: ReportListener, other: Delivery, server: str, *, probe_s: float = PROBE_S
     ) -> None:
         """
         Args:
-            desk: of this worker.
+            listener: of this worker.
             server: which of the worker's servers, a receiver's name.
             probe_s: longest answer to what touches no weights.
         """
-        self._desk = desk
+        self._listener = listener
         self._other = other
         self._server = server
         self._probe_s = probe_s
         self._ranks = 1
-        self._has_piece = False
+        self._has_plugin = False
 
     @property
     def name(self) -> str:
-        """`piece`, or the other way's name and why."""
-        return "piece" if self._has_piece else f"{self._other.name} (it has no transfer piece)"
+        """`plugin`, or the other way's name and why."""
+        return "plugin" if self._has_plugin else f"{self._other.name} (it has no transfer plugin)"
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
-        """Greet the piece, and ask how many processes hold a part of the model."""
+        """Greet the plugin, and ask how many processes hold a part of the model."""
         ranks = await ask_ranks(http, facts, self._probe_s)
         refuse(http.url, ranks, facts.kind)
         self._ranks = ranks.total
-        self._has_piece = await self._answers(http, facts)
-        if not self._has_piece:
+        self._has_plugin = await self._answers(http, facts)
+        if not self._has_plugin:
             await self._other.prepare(http, dialect, facts)
         elif facts.kind is Kind.VLLM and ranks.total > 1:
             refuse(http.url, replace(ranks, stages=await self._stages(http, facts)), facts.kind)
 
     async def probe(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
         """Have every rank describe itself; what it says does not matter."""
-        if not self._has_piece:
+        if not self._has_plugin:
             await self._other.probe(http, dialect, facts)
             return
         try:
@@ -80,17 +87,17 @@ class PieceDelivery:
                 raise ServerGoneError(str(err)) from err
 
     async def deliver(self, order: Order) -> int:
-        """Have the piece receive; see `Delivery.deliver`."""
-        if not self._has_piece:
+        """Have the plugin receive; see `Delivery.deliver`."""
+        if not self._has_plugin:
             return await self._other.deliver(order)
         left_s = order.left_s
         with before_the_server(order):
             text = order.channel.order(order.published, left_s, server=self._server)
         try:
-            with self._desk.open(text, ranks=self._ranks) as errand:
-                calls = self._calls(errand, order.facts)
+            with self._listener.open(text, ranks=self._ranks) as pending:
+                calls = self._calls(pending, order.facts)
                 until_s = time.monotonic() + left_s + self._probe_s
-                pulled = await self._run(errand, order.http, calls, until_s, errand.wait)
+                pulled = await self._run(pending, order.http, calls, until_s, pending.wait)
         except ServerPullError as err:
             version = order.published.policy_version
             raise DeliveryError(
@@ -101,10 +108,10 @@ class PieceDelivery:
         return pulled.num_bytes
 
     async def _answers(self, http: ServerHttp, facts: ServerFacts) -> bool:
-        """Whether the piece is there: vLLM takes its greeting, SGLang runs it for a description.
+        """Whether the plugin is there: vLLM takes its greeting, SGLang runs it for a description.
 
         Raises:
-            ServerGoneError: the server is silent, which tells nothing of its piece.
+            ServerGoneError: the server is silent, which tells nothing of its plugin.
         """
         try:
             if facts.kind is Kind.VLLM:
@@ -123,10 +130,10 @@ class PieceDelivery:
 
     async def _described(self, http: ServerHttp, facts: ServerFacts) -> list[Report]:
         order = describe(self._probe_s)
-        with self._desk.open(order, kind="describe", ranks=self._ranks) as errand:
-            calls = self._calls(errand, facts)
+        with self._listener.open(order, kind="describe", ranks=self._ranks) as pending:
+            calls = self._calls(pending, facts)
             until_s = time.monotonic() + self._probe_s
-            return await self._run(errand, http, calls, until_s, errand.reports)
+            return await self._run(pending, http, calls, until_s, pending.reports)
 
     async def _stages(self, http: ServerHttp, facts: ServerFacts) -> int:
         """Of a pipeline: its ranks know how many share a stage."""
@@ -134,32 +141,32 @@ class PieceDelivery:
             reports = await self._described(http, facts)
         except ServerPullError as err:
             kind = ServerGoneError if err.kind == SILENT else ServerError
-            raise kind(f"server {http.url}: its piece does not answer: {err}") from err
+            raise kind(f"server {http.url}: its plugin does not answer: {err}") from err
         return self._ranks // int(reports[0]["ranks"])
 
-    def _calls(self, errand: Errand, facts: ServerFacts) -> Calls:
+    def _calls(self, pending: PendingOrder, facts: ServerFacts) -> Calls:
         """The routes to call, in order."""
         if facts.kind is Kind.VLLM:
             return [
                 ("/start_weight_update", payloads.VLLM_START),
-                ("/update_weights", payloads.vllm_update(errand.text)),
+                ("/update_weights", payloads.vllm_update(pending.text)),
                 ("/finish_weight_update", payloads.VLLM_FINISH),
             ]
-        update = "/update_weights_from_tensor", payloads.sglang_update(errand.text, self._ranks)
+        update = "/update_weights_from_tensor", payloads.sglang_update(pending.text, self._ranks)
         if not facts.has_session:
             return [update]
         return [("/begin_weight_update", {}), update, ("/end_weight_update", {})]
 
     async def _run(
         self,
-        errand: Errand,
+        pending: PendingOrder,
         http: ServerHttp,
         calls: Calls,
         until_s: float,
         reports: Callable[[], T],
     ) -> T:
         """Call the routes while the reports come in; what `reports` makes of them."""
-        calling = asyncio.create_task(self._call(errand, http, calls, until_s))
+        calling = asyncio.create_task(self._call(pending, http, calls, until_s))
         try:
             found = await asyncio.to_thread(reports)
             await calling
@@ -172,13 +179,15 @@ class PieceDelivery:
             raise
         except asyncio.CancelledError:
             calling.cancel()
-            errand.give_up("the worker ends")  # or its thread would wait for the report
+            pending.give_up("the worker ends")  # or its thread would wait for the report
             raise
         except ServerError as err:
             raise ServerPullError(str(err), kind=_kind_of(err), touched=True) from err
         return found
 
-    async def _call(self, errand: Errand, http: ServerHttp, calls: Calls, until_s: float) -> None:
+    async def _call(
+        self, pending: PendingOrder, http: ServerHttp, calls: Calls, until_s: float
+    ) -> None:
         begun = False
         try:
             for route, body in calls:
@@ -191,12 +200,12 @@ class PieceDelivery:
                     await http.post(route, body, _left_s(until_s))
                 begun = True
         except ServerError as err:
-            errand.give_up(str(err), kind=_kind_of(err))
+            pending.give_up(str(err), kind=_kind_of(err))
             if begun and len(calls) > 1:
                 with contextlib.suppress(ServerError):
                     await http.post(calls[-1][0], calls[-1][1], self._probe_s)
             raise
-        errand.answered()
+        pending.answered()
 
 
 def _left_s(until_s: float) -> float:

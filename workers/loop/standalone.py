@@ -1,4 +1,4 @@
-"""What a worker without `up` sees to itself: one configuration on all hosts, and the run's end.
+"""A role whose process `up` did not start: it compares its configuration, and notices the end.
 
 `up` hands one configuration to all roles and drains them when the run is complete. Where each host
 starts its own, the trainer's claim is the configuration: a worker that was started with another one
@@ -30,8 +30,8 @@ CLAIM_S = 5.0  # to read one record whose offset is known
 _STEPS = Partition(STEPS.name, 0)
 
 
-class Company:
-    """A `Role` around a `Role`.
+class StandaloneRole:
+    """A `Role` around a `Role`: does what `up` does where it starts all roles.
 
     Consumes: `steps`, from a little before its end (TrainerStarted, TrainerHeartbeat).
 

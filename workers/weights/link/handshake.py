@@ -1,4 +1,4 @@
-"""Who is who: both ends of a link prove that they know the receiver's key, which never travels.
+"""The handshake of a link: both ends prove that they know the receiver's key, which never travels.
 
 The key of a receiver is derived from the run's secret, so a server that is given its own key can
 speak for nobody else. HMAC-SHA256 over both nonces and all that the receiver says of itself.

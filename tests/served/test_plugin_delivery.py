@@ -1,4 +1,4 @@
-"""Delivery by the piece in a server, as far as it can be told without one."""
+"""Delivery by the plugin in a server, as far as it can be told without one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from tests.servers.world import World
 from tests.waiting import until
 from workers.engines.served.http import ServerHttp
-from workers.engines.served.piece_delivery import PieceDelivery
-from workers.weights.desk import Desk, ServerPullError
+from workers.engines.served.plugin_delivery import PluginDelivery
+from workers.weights.report_listener import ReportListener, ServerPullError
 
 DEADLINE_S = 60.0
 ORDER = {"deadline_s": DEADLINE_S, "policy_version": 7, "weight_hash": "ab"}
@@ -19,23 +19,23 @@ ORDER = {"deadline_s": DEADLINE_S, "policy_version": 7, "weight_hash": "ab"}
 
 def test_a_delivery_that_is_cancelled_waits_for_no_report(world: World) -> None:
     """A worker that ends in the middle of a pull would wait for the order's whole deadline."""
-    server, desk = world.serve(), Desk()
+    server, listener = world.serve(), ReportListener()
     server.slow_routes["/update_weights"] = 2 * DEADLINE_S
 
     async def main() -> None:
         http = ServerHttp(server.url)
-        delivery = PieceDelivery(desk, None, "0")  # type: ignore[arg-type]
-        with desk.open(ORDER, ranks=1) as errand:
+        delivery = PluginDelivery(listener, None, "0")  # type: ignore[arg-type]
+        with listener.open(ORDER, ranks=1) as pending:
             until_s = time.monotonic() + DEADLINE_S
-            run = delivery._run(errand, http, [("/update_weights", {})], until_s, errand.wait)
+            run = delivery._run(pending, http, [("/update_weights", {})], until_s, pending.wait)
             running = asyncio.create_task(run)
             await until(lambda: "/update_weights" in server.called, "not called")
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
             with pytest.raises(ServerPullError, match="the worker ends"):
-                errand.reports()
+                pending.reports()
         await http.close()
 
     asyncio.run(main())
-    desk.close()
+    listener.close()

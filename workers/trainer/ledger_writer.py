@@ -41,8 +41,8 @@ _ROUTINE = ("training", "waiting")  # who goes from one to the other tells it wh
 MAX_ABORTS = 5
 
 
-class Office:
-    """The pen of one epoch."""
+class LedgerWriter:
+    """Writes the events of one trainer, under its epoch."""
 
     def __init__(
         self,
