@@ -22,6 +22,7 @@ from streams.topics import PROMPTS, SCORED, TRAJECTORIES
 
 LARGE = (SCORED, TRAJECTORIES, PROMPTS)
 STOP_S = 5.0
+_LARGE_BLOCK = 31 << 20
 
 Offsets: TypeAlias = Mapping[Partition, int]
 
@@ -124,13 +125,17 @@ class SharedSource(Closing):
                 process.join()
 
 
-def spare_collector() -> None:
-    """Look for garbage in cycles seldom: an audit makes millions of small objects, and no cycles.
+def spare_memory() -> None:
+    """Make what an audit does with memory cheap; for a process that does nothing else.
 
-    For a process that does nothing but audit; a tenth of its time goes there otherwise.
+    It makes many small objects and no cycles, so garbage in cycles is looked for seldom. And it
+    frees batches of some 30 MB to fill the same room again: glibc's malloc gives such room back to
+    the system, a page fault for each 4 kB of the next batch, until it has seen a block as large be
+    freed (mallopt(3), M_MMAP_THRESHOLD: the threshold adapts, to at most 32 MiB).
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    bytes(_LARGE_BLOCK)
 
 
 def of_topic(offsets: Offsets, topic: str) -> Offsets:
@@ -150,7 +155,7 @@ def _serve(
     pipe: Connection, open_bus: Callable[[], Bus], beginnings: Offsets, deadline_s: float
 ) -> None:
     """The reading process: ends in; rows out, then None."""
-    spare_collector()
+    spare_memory()
     with open_bus() as bus, OwnSource(bus, beginnings, deadline_s) as source:
         while (ends := _wanted(pipe)) is not None:
             answers: Sequence[StreamsError] = ()

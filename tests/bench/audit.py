@@ -42,7 +42,7 @@ from streams.audit.auditor import Auditor, Helpers
 from streams.audit.classes import Classes, Coverage, Reached
 from streams.audit.fold import AuditFold
 from streams.audit.rows import Sieve
-from streams.audit.sources import LARGE, spare_collector
+from streams.audit.sources import LARGE, spare_memory
 from streams.audit.tail import BATCH
 from streams.broker.embedded import EmbeddedBroker
 from streams.codec import outgoing
@@ -311,7 +311,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=0, help="of the audit; the broker's: others")
     parser.add_argument("--save", action="store_true", help="write results/audit-<date>.json")
     options = parser.parse_args()
-    spare_collector()  # as the command does
+    spare_memory()  # as the command does
     results: dict[str, dict[str, Any]] = {
         "in_memory": Memory(SyntheticRun(options.samples)).measure()
     }

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from streams.audit.auditor import SETTLE_S
-    from streams.audit.sources import spare_collector
+    from streams.audit.sources import spare_memory
     from workers.cli.report import configuration
     from workers.runs.attach import attached
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     config = configuration(args.config, args.overrides)
     if args.bootstrap:
         config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
-    spare_collector()
+    spare_memory()
     with attached(config) as bus, _auditor(bus, config, args.processes) as auditor:
         if args.follow:
             return follow(auditor, settle_s, args.every, as_json=args.json)
