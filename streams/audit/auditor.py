@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 
 from schemas import DecodeError, UnknownEventError
 from schemas.binary import HEADER_BYTES, MARKER
@@ -202,8 +203,8 @@ class Auditor(Closing):
             self._later.append((event, raw))
 
     def _events(self, topic: Topic, ends: Ends) -> Iterator[tuple[Event | UnreadStep, RawRecord]]:
-        for raws in self._tails[topic].up_to(ends):
-            for raw in raws:
+        for batches in self._tails[topic].up_to(ends):
+            for raw in chain.from_iterable(batch.records() for batch in batches):
                 origin = self._fold.replay.take(raw)
                 if origin in self._origins:  # a replay that went back wrote it once before
                     self._fold.num_duplicates += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from schemas.walk import Numbers
 from streams.audit.replayed import Replay
 from streams.audit.table import NO_GROUP, OFFSET_BITS, group_key, place_of
 from streams.group_ids import MAX_DIGITS
-from streams.record import ID_HEADER, REPLAY_HEADER, RawRecord
+from streams.record import ID_HEADER, REPLAY_HEADER, Batch
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
 
 # Weights as trajectories name them: (worker, load id, version, hash).
@@ -120,10 +121,11 @@ class Sieve:
         self._skim = Skimmer(*_SKIMMERS[topic])
         self._prefix = "trajectory." if topic == SCORED.name else ""
 
-    def rows(self, raws: Sequence[RawRecord]) -> Rows:
+    def rows(self, batches: Sequence[Batch]) -> Rows:
         """A row for each record, or its header's word for it."""
-        found = self._skim([raw.value for raw in raws], self._schemas)
-        places = np.array([raw[0][1] << OFFSET_BITS | raw[0][2] for raw in raws], np.int64)
+        found = self._skim([value for batch in batches for value in batch.values], self._schemas)
+        places = _places(batches)
+        headers = [own for batch in batches for own in batch.headers]
         numbers, texts, at = found.numbers, found.texts, self._prefix
         groups, names = _groups(texts[f"{at}group_id"])
         rows = Rows(
@@ -133,9 +135,10 @@ class Sieve:
             sample=numbers[f"{at}sample"],
             size=numbers[f"{at}group_size"],
             names=names,
-            unreadable=[_from_header(raws[index]) for index in found.errors],
+            unreadable=[(*_told(headers[at]), int(places[at])) for at in found.errors],
         )
-        self._replayed(rows, raws)
+        if any(REPLAY_HEADER in own for own in headers):
+            self._replayed(rows, batches)
         if self._topic == PROMPTS.name:
             rows.purposes = _purposes(groups, texts["purpose"])
         elif self._topic == TRAJECTORIES.name:
@@ -145,13 +148,10 @@ class Sieve:
             rows.segments = _scored(found)
         return rows
 
-    def _replayed(self, rows: Rows, raws: Sequence[RawRecord]) -> None:
-        copies = [raw for raw in raws if REPLAY_HEADER in raw.headers]
-        if not copies:
-            return
+    def _replayed(self, rows: Rows, batches: Sequence[Batch]) -> None:
         rows.replay = Replay()
         origins: dict[int, int] = {}
-        for raw in copies:
+        for raw in chain.from_iterable(batch.records() for batch in batches):
             if (origin := rows.replay.take(raw)) is not None:
                 _, partition, offset = raw.position
                 place = place_of(partition, offset)
@@ -210,12 +210,19 @@ def _of_policy(found: Skim, path: str) -> tuple[Numbers, Segments]:
     return chosen, Segments(row=row, index=chosen - first, version=version)
 
 
-def _from_header(raw: RawRecord) -> tuple[int, int, int]:
-    _, partition, offset = raw.position
-    place = place_of(partition, offset)
-    group, _, rest = raw.headers.get(ID_HEADER, b"").partition(b"/")
+def _places(batches: Sequence[Batch]) -> Numbers:
+    parts = [
+        np.array(offsets, np.int64) | partition.number << OFFSET_BITS
+        for partition, offsets, _, _ in batches
+    ]
+    return np.concatenate(parts) if parts else no_numbers()
+
+
+def _told(headers: Mapping[str, bytes]) -> tuple[int, int]:
+    """Group key and sample, as far as headers say."""
+    group, _, rest = headers.get(ID_HEADER, b"").partition(b"/")
     sample = rest.partition(b"/")[0]
     key = group_key(group)
     if key is None or not sample.isdigit() or len(sample) > MAX_DIGITS:
-        return NO_GROUP, -1, place
-    return key, int(sample), place
+        return NO_GROUP, -1
+    return key, int(sample)

@@ -53,8 +53,8 @@ class OwnSource(Closing):
         """See `Source`."""
         for name, tail in self._tails.items():
             if wanted := of_topic(ends, name):
-                for raws in tail.up_to(wanted):
-                    yield self._sieves[name].rows(raws)
+                for batches in tail.up_to(wanted):
+                    yield self._sieves[name].rows(batches)
 
     def close(self) -> None:
         """Release the readers."""

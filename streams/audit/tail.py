@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from streams.bus import Bus, Closing
 from streams.errors import DeadlineError
-from streams.record import Partition, RawRecord
+from streams.record import Batch, Partition
 from streams.topic import Topic
 
 # Many enough that what Python does once a batch is little for each record, and few enough for the
@@ -15,7 +15,6 @@ from streams.topic import Topic
 BATCH = 1_000
 BATCH_BYTES = 16 << 20
 _FIRST_BATCH = 16  # before the size of records is known
-_WEIGHED = 32  # records of a batch that are asked for their size
 
 
 class Tail(Closing):
@@ -33,11 +32,11 @@ class Tail(Closing):
         self._reader = bus.reader(self._beginnings)
         self._name = topic.name
         self._deadline_s = deadline_s
-        self._ahead: list[RawRecord] = []  # delivered, but beyond the stretch
+        self._ahead: list[Batch] = []  # delivered, but beyond the stretch
         self._num_wanted = _FIRST_BATCH
 
-    def up_to(self, ends: Mapping[Partition, int]) -> Iterator[Sequence[RawRecord]]:
-        """The records below `ends` that no earlier stretch had, in batches.
+    def up_to(self, ends: Mapping[Partition, int]) -> Iterator[Sequence[Batch]]:
+        """The records below `ends` that no earlier stretch had, some batches at a time.
 
         Raises:
             DeadlineError: a partition did not deliver up to its end; names it.
@@ -47,11 +46,11 @@ class Tail(Closing):
         last_progress = time.monotonic()
         at = self._positions()
         while behind := {partition for partition, end in ends.items() if at(partition) < end}:
-            records = self._reader.poll(self._num_wanted, 0.2)
+            batches = self._reader.poll_batches(self._num_wanted, 0.2)
             before, at = at, self._positions()
-            self._weigh(records)
-            yield self._below(ends, records)
-            if records or any(at(partition) != before(partition) for partition in behind):
+            self._weigh(batches)
+            yield self._below(ends, batches)
+            if batches or any(at(partition) != before(partition) for partition in behind):
                 last_progress = time.monotonic()
             elif time.monotonic() - last_progress > self._deadline_s:
                 where = [f"{p} is at {at(p)} of {ends[p]}" for p in sorted(behind)]
@@ -59,21 +58,24 @@ class Tail(Closing):
                     f"audit: {', '.join(where)}: nothing delivered for {self._deadline_s:g} s"
                 )
 
-    def _weigh(self, records: Sequence[RawRecord]) -> None:
-        """The next batch is as large as records of this size allow."""
-        if some := records[:: 1 + len(records) // _WEIGHED]:
-            num_bytes = sum(len(raw.value) for raw in some) // len(some)
+    def _weigh(self, batches: Sequence[Batch]) -> None:
+        """The next time brings as many as records of this size allow."""
+        if some := [values[0] for _, _, values, _ in batches]:
+            num_bytes = sum(map(len, some)) // len(some)
             self._num_wanted = max(1, min(BATCH, BATCH_BYTES // max(1, num_bytes)))
 
-    def _below(
-        self, ends: Mapping[Partition, int], records: Sequence[RawRecord]
-    ) -> Sequence[RawRecord]:
-        limit = {partition.number: end for partition, end in ends.items()}
-        ahead = [raw for raw in records if raw[0][2] >= limit.get(raw[0][1], 0)]
-        if not ahead:
-            return records
-        self._ahead += ahead
-        return [raw for raw in records if raw[0][2] < limit.get(raw[0][1], 0)]
+    def _below(self, ends: Mapping[Partition, int], batches: Sequence[Batch]) -> Sequence[Batch]:
+        below = []
+        for batch in batches:
+            end = ends.get(batch.partition, 0)
+            if max(batch.offsets) < end:
+                below.append(batch)
+                continue
+            inside = [index for index, offset in enumerate(batch.offsets) if offset < end]
+            beyond = [index for index, offset in enumerate(batch.offsets) if offset >= end]
+            below += [batch.only(inside)] if inside else []
+            self._ahead.append(batch.only(beyond))
+        return below
 
     def _positions(self) -> Callable[[Partition], int]:
         """Where each partition is now."""

@@ -23,7 +23,7 @@ from streams.kafka.errors import (
     error_of,
 )
 from streams.parts import Assembler, Message, RecordKey
-from streams.record import PART_HEADER, Partition, Position, RawRecord
+from streams.record import PART_HEADER, Batch, Partition, Position, RawRecord, batches_of
 
 ASK_S = 10.0  # one question to the broker
 # One that is asked again anyhow, on the way: whoever polls waits for it.
@@ -132,6 +132,18 @@ class Feed:
                 record = new(RawRecord, (at, (offset,), key, value, headers, timestamp_ms))
             records.append(record)
         return records
+
+    def batches(self, fetched: Fetched) -> list[Batch]:
+        """The same without keys and times: where nothing is a part, without a step for each."""
+        partition, messages = fetched
+        pairs = [message.headers() for message in messages]
+        headers: list[Mapping[str, bytes]]
+        headers = [{name: value for name, value in own} if own else {} for own in pairs]  # noqa: C416
+        if any(PART_HEADER in own for own in headers):
+            return batches_of(self.records(fetched))
+        offsets = [message.offset() for message in messages]
+        values = [message.value() or b"" for message in messages]
+        return [Batch(partition, offsets, values, headers)]
 
     def _meaning(self, message: Any) -> StreamsError | None:  # noqa: ANN401
         """What an error event says; None for what passes by itself or is told otherwise."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from streams.bus import Closing
 from streams.errors import StreamsError
-from streams.kafka.feed import Feed
+from streams.kafka.feed import Feed, Fetched
 from streams.parts import Assembler
-from streams.record import Partition, RawRecord
+from streams.record import Batch, Partition, RawRecord, batches_of
+
+T = TypeVar("T")
 
 # A seek takes effect in the client's own time; until then it answers with its old position.
 _SEEK_S = 1.0
@@ -36,22 +39,41 @@ class KafkaReader(Closing):
                 by every poll until `seek`; records read before it are returned first.
             BrokerError: the broker refused, or has been unreachable for too long.
         """
+        return self._poll(max_records, timeout_s, self._feed.records, list, len)
+
+    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
+        """See `poll`."""
+        return self._poll(max_records, timeout_s, self._feed.batches, batches_of, _num_records)
+
+    def _poll(
+        self,
+        max_records: int,
+        timeout_s: float,
+        made_of: Callable[[Fetched], list[T]],
+        made_of_torn: Callable[[Sequence[RawRecord]], list[T]],
+        count: Callable[[list[T]], int],
+    ) -> list[T]:
         deadline = time.monotonic() + timeout_s
-        records: list[RawRecord] = []
-        while len(records) < max_records and self._error is None:
-            wait_s = 0.0 if records else deadline - time.monotonic()
-            batches, self._error = self._feed.fetch(max_records - len(records), wait_s)
-            for batch in batches:
-                self._old.pop(batch.partition, None)
-                if batch.partition in self._starts:
-                    records += self._feed.records(batch)
-            if not batches and not records:
-                records += self._feed.torn(self._feed.reached(self._starts))
-            if not batches and (records or time.monotonic() >= deadline):
+        found: list[T] = []
+        num = 0
+        while num < max_records and self._error is None:
+            wait_s = 0.0 if num else deadline - time.monotonic()
+            fetched, self._error = self._feed.fetch(max_records - num, wait_s)
+            for messages in fetched:
+                self._old.pop(messages.partition, None)
+                if messages.partition in self._starts:
+                    made = made_of(messages)
+                    num += count(made)
+                    found += made
+            if not fetched and not num:
+                torn = made_of_torn(self._feed.torn(self._feed.reached(self._starts)))
+                num += count(torn)
+                found += torn
+            if not fetched and (num or time.monotonic() >= deadline):
                 break
-        if self._error is not None and not records:
+        if self._error is not None and not num:
             raise self._error
-        return records
+        return found
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on."""
@@ -80,3 +102,7 @@ class KafkaReader(Closing):
         if not self._closed:
             self._closed = True
             self._feed.consumer.close()
+
+
+def _num_records(batches: Sequence[Batch]) -> int:
+    return sum(len(batch.offsets) for batch in batches)

@@ -10,7 +10,7 @@ from streams.bus import Closing, Polled
 from streams.errors import AbortedError
 from streams.memory.log import MemoryLog
 from streams.parts import Assembler, Message
-from streams.record import Committed, Partition, RawRecord
+from streams.record import Batch, Committed, Partition, RawRecord, batches_of
 
 
 class _Feed:
@@ -212,6 +212,10 @@ class MemoryReader(Closing):
             if records or time.monotonic() >= deadline:
                 return records
             self._log.wait_until(lambda: self._feed.has_more(none), deadline)
+
+    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
+        """See `Reader`."""
+        return batches_of(self.poll(max_records, timeout_s))
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on."""

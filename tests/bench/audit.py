@@ -48,7 +48,7 @@ from streams.broker.embedded import EmbeddedBroker
 from streams.codec import outgoing
 from streams.kafka.admin import apply
 from streams.kafka.bus import _CONSUMER, KafkaBus
-from streams.record import Committed, Outgoing, Partition, Position, RawRecord
+from streams.record import Batch, Committed, Outgoing, Partition, Position
 from streams.topic import Topic
 from streams.topic_plan import TopicPlan
 from streams.topics import (
@@ -100,12 +100,11 @@ class Memory:
         for first in range(0, self.run.num_samples, BATCH):
             numbers = range(first, min(first + BATCH, self.run.num_samples))
             for topic in LARGE:
-                raws = [
-                    raw_record(topic, number, self.run.value(topic, number)) for number in numbers
-                ]
+                values = [self.run.value(topic, number) for number in numbers]
+                batch = Batch(Partition(topic.name, 0), [*numbers], [*values], [{}] * len(values))
                 with self.timed(f"skim {topic.name}"):
-                    rows = self.sieves[topic].rows(raws)
-                del raws
+                    rows = self.sieves[topic].rows([batch])
+                del batch, values
                 with self.timed("send"):
                     sent = pickle.dumps(rows, pickle.HIGHEST_PROTOCOL)
                 with self.timed("receive"):
@@ -139,12 +138,6 @@ class Memory:
                 event = decode(value)
                 self.fold.foresee(event)
                 self.fold.apply(event, Position(STEPS.name, 0, number))
-
-
-def raw_record(topic: Topic, number: int, value: bytes) -> RawRecord:
-    """As a reader gives it out."""
-    position = Position(topic.name, 0, number)
-    return RawRecord(position=position, offsets=(number,), key=b"", value=value)
 
 
 def everything_done(num_samples: int) -> Reached:

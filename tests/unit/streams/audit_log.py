@@ -19,7 +19,7 @@ from streams.audit.fold import AuditFold
 from streams.audit.report import AuditReport
 from streams.audit.rows import Sieve
 from streams.done_set import encode_done
-from streams.record import Committed, Partition, Position, RawRecord
+from streams.record import Committed, Partition, Position, RawRecord, batches_of
 from tests.factories import (
     dropped_group,
     groups_dropped,
@@ -141,7 +141,7 @@ def raw_record(topic: str, offset: int, event: Event) -> RawRecord:
 def feed(fold: AuditFold, topic: str, records: list[RawRecord]) -> None:
     """As the audit does: rows of the large topics, events of the others."""
     if topic in LARGE:
-        fold.add(Sieve(topic).rows(records))
+        fold.add(Sieve(topic).rows(batches_of(records)))
         return
     for raw in records:
         event = decode(raw.value)

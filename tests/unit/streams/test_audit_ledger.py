@@ -12,7 +12,7 @@ from streams.audit.classes import Classes
 from streams.audit.fold import AuditFold
 from streams.audit.report import EXAMPLES_PER_KIND
 from streams.audit.rows import Sieve
-from streams.record import ID_HEADER, Partition, Position, RawRecord
+from streams.record import ID_HEADER, Partition, Position, RawRecord, batches_of
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -305,7 +305,8 @@ def test_a_purpose_that_is_no_text_is_shown_as_far_as_it_goes() -> None:
     raw = raw_record("prompts", 0, prompt(group_id="e0-9", purpose="knead"))
     assert raw.value.count(purpose) == 1
     fold = AuditFold()
-    fold.add(Sieve("prompts").rows([raw._replace(value=raw.value.replace(purpose, b"\x02\xff"))]))
+    odd = raw._replace(value=raw.value.replace(purpose, b"\x02\xff"))
+    fold.add(Sieve("prompts").rows(batches_of([odd])))
     report = Classes(fold, reached(set(), set())).report()
     assert report.breaches[0].detail == "issued for '\ufffd'"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from streams.audit.tail import BATCH, BATCH_BYTES, Tail
 from streams.bus import Bus
 from streams.errors import DeadlineError
-from streams.record import Partition, Position, RawRecord
+from streams.record import Batch, Partition, Position, RawRecord, batches_of
 from streams.topics import PROMPTS
 
 ONE, TWO = Partition(PROMPTS.name, 0), Partition(PROMPTS.name, 1)
@@ -24,13 +25,13 @@ class Reader:
         self._left = records
         self._at = {ONE: 0, TWO: 0}
 
-    def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
+    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
         del timeout_s
         self.asked.append(max_records)
         given, self._left = self._left[:max_records], self._left[max_records:]
         for raw in given:
             self._at[raw.partition] = raw.position.offset + 1
-        return given
+        return batches_of(given)
 
     def positions(self) -> Mapping[Partition, int]:
         return dict(self._at)
@@ -58,8 +59,8 @@ def tail_of(reader: Reader, deadline_s: float = 1.0) -> Tail:
 
 def read(tail: Tail, **ends: Any) -> list[tuple[int, int]]:
     wanted = {ONE: ends["one"], TWO: ends["two"]}
-    found = [r.position for records in tail.up_to(wanted) for r in records]
-    return [(at.partition, at.offset) for at in found]
+    found = chain.from_iterable(tail.up_to(wanted))
+    return [(batch.partition.number, offset) for batch in found for offset in batch.offsets]
 
 
 def test_what_lies_beyond_the_end_waits_for_a_later_stretch() -> None:
