@@ -13,7 +13,13 @@ from schemas.events import (
     PartitionPosition,
 )
 from streams.audit.report import BreachKind
-from tests.factories import policy_segment, prompt_segment, trainer_started
+from tests.factories import (
+    policy_segment,
+    prompt_segment,
+    scored,
+    trainer_started,
+    trajectory,
+)
 from tests.unit.streams.audit_log import SIZE, change_step, healthy, kinds, step_of
 
 
@@ -181,3 +187,17 @@ def test_a_trained_sample_of_two_scored_records_is_measured_once() -> None:
     assert report.duplicates == 1
     (named,) = report.named_duplicates
     assert named.startswith("0/0 again at scored-trajectories[0]@")
+
+
+def test_a_stranger_in_a_trained_group_moves_nobody() -> None:
+    """The group takes more room because of it, in the batch that its samples are in."""
+    log = healthy()
+    refs = log.score("6", version=2)
+    log.step(3, refs, closed=3)
+    change_step(log, 3, closed=ClosedGroups(watermark=3, above=(6,)))
+    expected = log.report()
+    assert kinds(expected) == {}
+    log.add("scored-trajectories", scored(trajectory(group_id="6", sample=40)))
+    report = log.report()
+    assert kinds(report) == {"never issued": 1}
+    assert report.staleness == expected.staleness
