@@ -6,6 +6,7 @@ as columns: an array with an entry for each record, or for each item of an array
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from schemas.binary import HEADER_BYTES, MARKER, NO_TEXTS, DecodeError, SchemaTe
 from schemas.skim_plan import Columns, Plan
 from schemas.tensor import Buffer
 from schemas.walk import Numbers, Walk
+
+_UNWRITABLE = (TypeError, ValueError, AttributeError, OverflowError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,10 @@ class Skimmer:
         event = decode(value, schemas)
         if not isinstance(event, self._cls):
             raise DecodeError(f"a {type(event).__name__} where a {self._cls.__name__} belongs")
-        return b"".join(encode(event))
+        try:
+            return b"".join(encode(event))
+        except _UNWRITABLE as err:  # another schema may hold what ours cannot, as a date
+            raise DecodeError(f"{self._cls.__name__} of another schema: {err}") from err
 
 
 def _begins(walk: Walk, header: bytes) -> npt.NDArray[np.bool_]:

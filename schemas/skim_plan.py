@@ -167,7 +167,7 @@ def _text(path: str) -> Step:
     def step(columns: Columns, at: Numbers, _owners: Numbers) -> Numbers:
         begin, end = columns.walk.sized(at)
         columns.texts[path].append((begin, end))
-        return end
+        return end.copy()  # positions are written to
 
     return step
 

@@ -21,7 +21,9 @@ Some = Numbers | slice
 
 _ALL = slice(None)
 _SPARE = bytes(16)  # what a step beyond the last record reads: lengths and counts of 0
-_MANY = 1 << 16  # items of an array; more are not walked through
+_MANY = 1 << 12  # items of an array; more are not walked through: each is a round of calls
+_FEW = 64  # items between two looks for records that cannot have so many
+_SECOND = 2  # the byte of a union's second branch
 _WORD_BYTES = 8
 _LONG_BYTES, _LONG_BITS = 10, 64
 
@@ -113,10 +115,12 @@ class Walk:
 
     def optional(self, at: Numbers, pass_value: Callable[[Numbers, Some], Numbers]) -> Numbers:
         """Past a union of null and a value; `pass_value` is given those that have one."""
-        branch, at = self.long(at)
-        if branch.min() < 0 or branch.max() > 1:
-            at[(branch < 0) | (branch > 1)] = self._beyond
-        return _stepped(at, branch == 1, pass_value)
+        branch, at = self.byte(at), at + 1
+        has_value = branch == _SECOND
+        odd = ~has_value & (branch != 0)
+        if odd.any():
+            at[odd] = self._beyond
+        return _stepped(at, has_value, pass_value)
 
     def blocks(self, at: Numbers, pass_item: Callable[[Numbers, Some, int], Numbers]) -> Numbers:
         """Past an array or a map; `pass_item` is given those that have an n-th item, and n.
@@ -132,7 +136,11 @@ class Walk:
             largest = int(counts.max())
             if not largest:
                 return at
+            ends = self._ends(at) if largest > _FEW else None
             for number in range(largest):
+                if ends is not None and number % _FEW == 0:
+                    lost = (at > ends) | (counts - number > ends - at)
+                    at[lost], counts[lost] = self._beyond, 0
                 here = base + number
                 at = _stepped(at, counts > number, lambda at, some: pass_item(at, some, here))  # noqa: B023
             base += largest
@@ -144,6 +152,12 @@ class Walk:
             else:
                 left = np.flatnonzero(counts)
                 counts[left], at[left] = self.long(at[left])
+
+    def _ends(self, at: Numbers) -> Numbers:
+        """Where the record ends that holds each position."""
+        records = np.searchsorted(self.ends, at, side="right")
+        found: Numbers = self.ends[np.minimum(records, len(self.ends) - 1)]
+        return found
 
     def _long_varint(self, at: int) -> tuple[int, int]:
         """One of nine or ten bytes."""

@@ -171,6 +171,6 @@ def _part_of(headers: Mapping[str, bytes]) -> tuple[str, int, int]:
     try:
         index, _, count = headers[PART_HEADER].decode("ascii").partition("/")
         part = (headers[RECORD_HEADER].decode(), int(index), int(count))
-    except ValueError:
+    except (ValueError, AttributeError):  # AttributeError: a header without a value
         return _ONE_PART
     return part if 0 <= part[1] < part[2] else _ONE_PART

@@ -23,6 +23,7 @@ from streams.audit.table import (
     DEAD,
     ISSUED,
     MEASURED,
+    NOWHERE,
     ROLLED_OUT,
     SCORED_ONCE,
     TRAINED,
@@ -231,7 +232,8 @@ class Classes:
     def _holder(self, place: int, where: Position) -> str:
         """What lies where a trained sample should; asked for the few that are shown."""
         table = self._fold.table
-        if self._breaches.has_room(BreachKind.UNKNOWN_POSITION) and place in table.scored_at:
+        has_room = self._breaches.has_room(BreachKind.UNKNOWN_POSITION)
+        if has_room and place != NOWHERE and place in table.scored_at:
             return f"{where} holds {table.name(table.scored_at.index(place))}"
         return f"nothing at {where}"
 

@@ -318,7 +318,7 @@ def _largest(refs: Sequence[SampleRef]) -> dict[str, int]:
 def _bound(config: str) -> int | None:
     try:
         return int(json.loads(config)["trainer"]["max_staleness"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

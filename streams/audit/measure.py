@@ -18,6 +18,8 @@ from streams.audit.rows import Segments
 from streams.audit.table import MEASURED, TRAINED, Table
 
 _UNBOUND = 1 << 62  # of staleness
+# What a stranger's record or claim says is held to these, so that sums and differences are exact.
+_VERSIONS, _TOKENS = 1 << 61, 1 << 40
 _INDEX_BITS = 32
 Chosen = npt.NDArray[np.bool_]
 # (index, version, tokens) of each of the policy's segments
@@ -93,12 +95,13 @@ class Measure:
         chosen = is_due[segments.row] & (segments.tokens != 0)
         if self._ledger.masked:
             chosen &= ~self._is_masked(slots, np.flatnonzero(is_due), segments)
-        row, version = segments.row[chosen], segments.version[chosen]
+        row = segments.row[chosen]
+        version = np.clip(segments.version[chosen], -_VERSIONS, _VERSIONS)
         staleness = base[row] - version
         tokens: Counter[int] = Counter()
         values, which = np.unique(staleness, return_inverse=True)
         sums = np.zeros(len(values), np.int64)
-        np.add.at(sums, which, segments.tokens[chosen])
+        np.add.at(sums, which, np.clip(segments.tokens[chosen], -_TOKENS, _TOKENS))
         tokens.update(dict(zip(values.tolist(), sums.tolist(), strict=True)))
         self.staleness.update(tokens)
         for at in np.flatnonzero((staleness < 0) | (staleness > bound[row])).tolist():
@@ -132,8 +135,11 @@ class Measure:
         """What each of these steps trained on, its bound, and whether it is known."""
         distinct, which = np.unique(steps, return_inverse=True)
         known = [self._ledger.steps.get(step) for step in distinct.tolist()]
-        base = [0 if step is None else step.base_version for step in known]
-        bound = [_UNBOUND if step is None or step.bound is None else step.bound for step in known]
+        base = [0 if step is None else _within(step.base_version, _VERSIONS) for step in known]
+        bound = [
+            _UNBOUND if step is None or step.bound is None else _within(step.bound, _UNBOUND)
+            for step in known
+        ]
         is_known = np.array([step is not None for step in known], np.bool_)
         return (
             np.array(base, np.int64)[which],
@@ -147,5 +153,10 @@ class Measure:
         for row, slot in zip(due.tolist(), slots[due].tolist(), strict=True):
             number = table.group_of[slot]
             for index in self._ledger.masked.pop((number, slot - table.first[number]), ()):
-                masked.append(row << _INDEX_BITS | index)
+                if 0 <= index < 1 << _INDEX_BITS:
+                    masked.append(row << _INDEX_BITS | index)
         return np.isin(segments.row << _INDEX_BITS | segments.index, masked)
+
+
+def _within(number: int, limit: int) -> int:
+    return max(-limit, min(number, limit))

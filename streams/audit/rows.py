@@ -18,7 +18,7 @@ from schemas.events import Prompt, ScoredTrajectory, Trajectory
 from schemas.skim import Skim, Skimmer, Texts
 from schemas.walk import Numbers
 from streams.audit.replayed import Replay
-from streams.audit.table import NO_GROUP, OFFSET_BITS, group_key, place_of
+from streams.audit.table import MAX_SAMPLES, NO_GROUP, OFFSET_BITS, group_key, place_of
 from streams.group_ids import MAX_DIGITS
 from streams.record import ID_HEADER, REPLAY_HEADER, Batch
 from streams.topics import PROMPTS, SCORED, TRAJECTORIES
@@ -220,9 +220,9 @@ def _places(batches: Sequence[Batch]) -> Numbers:
 
 def _told(headers: Mapping[str, bytes]) -> tuple[int, int]:
     """Group key and sample, as far as headers say."""
-    group, _, rest = headers.get(ID_HEADER, b"").partition(b"/")
+    group, _, rest = (headers.get(ID_HEADER) or b"").partition(b"/")
     sample = rest.partition(b"/")[0]
     key = group_key(group)
-    if key is None or not sample.isdigit() or len(sample) > MAX_DIGITS:
+    if key is None or not sample.isdigit():
         return NO_GROUP, -1
-    return key, int(sample)
+    return key, int(sample) if len(sample) <= MAX_DIGITS else MAX_SAMPLES

@@ -131,3 +131,4 @@ class Table:
         self.oldest[new : new + held] = self.oldest[old : old + held]
         for column in self._columns:
             column[new : new + held] = column[old : old + held]
+            column[old : old + held] = array("q", (NOWHERE,)) * held

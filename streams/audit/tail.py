@@ -15,6 +15,7 @@ from streams.topic import Topic
 BATCH = 1_000
 BATCH_BYTES = 16 << 20
 _FIRST_BATCH = 16  # before the size of records is known
+_GROWTH = 4  # at most, from one to the next: large records may follow small ones
 
 
 class Tail(Closing):
@@ -60,9 +61,11 @@ class Tail(Closing):
 
     def _weigh(self, batches: Sequence[Batch]) -> None:
         """The next time brings as many as records of this size allow."""
-        if some := [values[0] for _, _, values, _ in batches]:
-            num_bytes = sum(map(len, some)) // len(some)
-            self._num_wanted = max(1, min(BATCH, BATCH_BYTES // max(1, num_bytes)))
+        num_records = sum(len(values) for _, _, values, _ in batches)
+        if num_records:
+            num_bytes = sum(sum(map(len, values)) for _, _, values, _ in batches)
+            room = BATCH_BYTES * num_records // max(1, num_bytes)
+            self._num_wanted = max(1, min(BATCH, _GROWTH * self._num_wanted, room))
 
     def _below(self, ends: Mapping[Partition, int], batches: Sequence[Batch]) -> Sequence[Batch]:
         below = []

@@ -141,6 +141,9 @@ def until(
             error = error_of(err)
             if error.code() not in passing or time.monotonic() >= deadline:
                 raise broker_error(error, doing, bootstrap) from err
+        except TimeoutError as err:  # of a future: this process slept, and its client with it
+            if time.monotonic() >= deadline:
+                raise BrokerError(f"Kafka at {bootstrap}: {doing}: no answer in time") from err
         time.sleep(0.05)
 
 

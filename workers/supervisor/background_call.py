@@ -40,4 +40,7 @@ class BackgroundCall(Generic[T]):
             self.answer = self._ask()
         except StreamsError as err:
             self.error = err
-        self._done.set()
+        except Exception as err:  # noqa: BLE001  (who waits must hear of it)
+            self.error = StreamsError(f"{type(err).__name__}: {err}")
+        finally:
+            self._done.set()

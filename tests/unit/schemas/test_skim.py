@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -166,6 +168,51 @@ def test_an_array_of_too_many_items_is_refused() -> None:
     found = skim([value_of(trajectory(reward_parts=crowd)), value_of(trajectory(sample=4))])
     assert "too many items" in str(found.errors[0])
     assert found.numbers["sample"].tolist() == [4]
+
+
+def test_a_count_beyond_the_record_costs_no_time() -> None:
+    """It is held against the bytes that are left, before its items are walked one after another."""
+    value = value_of(trajectory(reward_parts={}))
+    at = value.index(b"\x04\x0cprompt")  # two segments
+    damaged = value[:at] + long_bytes(4000) + value[at + 1 :]
+    start_s = time.process_time()
+    found = Skimmer(Trajectory, ("sample",))([damaged, value])
+    assert time.process_time() - start_s < 0.05
+    assert found.records == [1]
+
+
+def test_a_branch_is_one_byte() -> None:
+    """As decoding has it, which refuses a longer encoding of the same number."""
+    value = value_of(prompt(replaces=None, replacement=0, issued_at_ms=0, is_chat=False))
+    assert value.endswith(b"\0\0\0\0")
+    longer = value[:-4] + b"\x80" + value[-4:]
+    with pytest.raises(DecodeError):
+        decode(longer)
+    assert not Skimmer(Prompt, ("sample",))([longer]).records
+
+
+def test_the_last_field_of_an_item_may_be_wanted() -> None:
+    """Records with fewer items wait behind it while others go on."""
+    events = [
+        trajectory(segments=(policy_segment(finish_reason="length"), policy_segment())),
+        trajectory(segments=(policy_segment(finish_reason="abort"),)),
+    ]
+    found = Skimmer(Trajectory, ("segments.finish_reason",))([value_of(e) for e in events])
+    expected = [s.finish_reason.encode() for event in events for s in event.segments]
+    assert found.texts["segments.finish_reason"].slices() == expected
+
+
+def test_what_another_schema_may_hold_and_ours_cannot_is_refused() -> None:
+    """A date where we have a number: it is decoded, and cannot be written anew."""
+    event = trajectory(row=3)
+    dated = json.loads(schema_text("Trajectory"))
+    row = next(one for one in dated["fields"] if one["name"] == "row")
+    row["type"] = {"type": "int", "logicalType": "date"}
+    body = value_of(event)[HEADER_BYTES:]
+    found = Skimmer(Trajectory, ("sample",))(
+        [b"\xc3\x01" + b"\x02" * 8 + body], {b"\x02" * 8: json.dumps(dated)}
+    )
+    assert isinstance(found.errors[0], DecodeError)
 
 
 def test_damage_stays_with_its_record() -> None:

@@ -80,16 +80,29 @@ def test_nothing_is_polled_where_nothing_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "expected"), [(10, BATCH), (BATCH_BYTES // 40, 40), (2 * BATCH_BYTES, 1)]
+    ("num_bytes", "expected"),
+    [
+        (10, [16, 64, 256, BATCH, BATCH]),
+        (BATCH_BYTES // 40, [16, 40, 40]),
+        (2 * BATCH_BYTES, [16, 1, 1]),
+    ],
 )
-def test_a_batch_of_large_records_has_few(num_bytes: int, expected: int) -> None:
-    """A thousand routed trajectories would be gigabytes."""
+def test_a_batch_of_large_records_has_few(num_bytes: int, expected: list[int]) -> None:
+    """A thousand routed trajectories would be gigabytes; many are asked for step by step."""
     payload = bytes(num_bytes)
-    records = [raw(ONE, offset)._replace(value=payload) for offset in range(30)]
+    num_records = sum(expected[:-1])
+    records = [raw(ONE, offset)._replace(value=payload) for offset in range(num_records)]
     reader = Reader(records)
-    assert len(read(tail_of(reader), one=30, two=0)) == 30
-    assert reader.asked[0] < 30
-    assert reader.asked[1] == expected
+    tail = tail_of(reader)
+    assert len(read(tail, one=num_records, two=0)) == num_records
+    assert [*reader.asked, tail._num_wanted] == expected
+
+
+def test_all_records_of_a_batch_are_weighed() -> None:
+    """A small one before large ones says nothing of them."""
+    reader = Reader([raw(ONE, 0), *(raw(ONE, n, BATCH_BYTES // 4) for n in range(1, 17))])
+    read(tail_of(reader), one=17, two=0)
+    assert reader.asked == [16, 4]
 
 
 def test_a_partition_that_does_not_deliver_is_named() -> None:

@@ -101,3 +101,22 @@ def test_an_outage_needs_silence_and_a_failed_question():
         hasty.check(dead)
     hasty.over()
     hasty.check(dead)
+
+
+def test_an_answer_that_was_slept_through_is_asked_for_again() -> None:
+    """A future's time is over although the broker answered: this process was suspended."""
+    answers = iter([TimeoutError(), "answer"])
+
+    def call() -> str:
+        answer = next(answers)
+        if isinstance(answer, TimeoutError):
+            raise answer
+        return str(answer)
+
+    assert until(time.monotonic() + 10, call, "asking", "h:1") == "answer"
+
+    def silent() -> str:
+        raise TimeoutError
+
+    with pytest.raises(BrokerError, match="h:1: asking: no answer in time"):
+        until(time.monotonic(), silent, "asking", "h:1")
