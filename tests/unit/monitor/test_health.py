@@ -145,6 +145,19 @@ def test_a_role_that_was_restarted_has_the_time_that_up_gives_it(scene: Scene) -
     assert "no role says that it is stuck" in problem
 
 
+@pytest.mark.parametrize("state", ["working", "waiting"])
+def test_the_time_of_its_work_begins_with_the_end_of_a_start(scene: Scene, state: str) -> None:
+    """Its first window, or record, takes as long as every other one."""
+    scene.saying |= {"rollout-0": ("waiting", "for prompts"), "logprob-0": ("starting", "")}
+    scene.instances["logprob-0"] = "b"
+    scene.pass_s(200)
+    scene.saying["logprob-0"] = (state, "")
+    scene.pass_s(round(STALL_S) - 5)
+    assert () == scene.problems
+    scene.pass_s(5)
+    assert "no step for" in scene.problems[0]
+
+
 def test_a_start_that_takes_too_long_is_a_stall(scene: Scene) -> None:
     """As under `up`: after `START_S`."""
     scene.saying["logprob-0"] = ("starting", "")
