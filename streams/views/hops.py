@@ -80,8 +80,7 @@ class WorkerHop:
     policy_version: int
     at_ms: int
     since_ms: int  # first report of this state
-    moved_ms: int  # when it last finished something, or started
-    started_ms: int  # first report of this process
+    moved_ms: int  # when it began, or last finished something (its start is one)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +231,8 @@ class HopsView:
         if is_same and last is not None and event.at_ms < last.at_ms:
             return
         stays = is_same and last is not None and last.state == event.state
-        moved = not is_same or told != counters
+        started = last is not None and last.state == "starting" != event.state
+        moved = not is_same or started or told != counters
         hop = WorkerHop(
             worker=event.worker,
             role=event.role,
@@ -243,7 +243,6 @@ class HopsView:
             at_ms=event.at_ms,
             since_ms=last.since_ms if stays and last is not None else event.at_ms,
             moved_ms=event.at_ms if moved or last is None else last.moved_ms,
-            started_ms=last.started_ms if is_same and last is not None else event.at_ms,
         )
         self._workers[event.worker] = (hop, counters)
         pull = self._pulls.get(event.worker)

@@ -3,7 +3,8 @@
 Prompts and trajectories are not read, so the blocked hop is told from what the workers report: the
 first role, from upstream, of which nobody finished anything within its limit and somebody is not
 merely waiting. Where there is none, somebody who starts, or whose work comes forward (it reads
-again what it has to after a restart), is waited for, as `up` does. Time is this process's own:
+again what it has to after a restart), is waited for, but only so long between two steps: a role
+that starts, comes forward and dies, again and again, is no excuse. Time is this process's own:
 clocks of other hosts may be wrong.
 """
 
@@ -21,7 +22,7 @@ from streams.views.workers import SILENT_S
 from workers.config.run import RunConfig
 from workers.loop.control import RUNNING
 from workers.supervisor.poison import PoisonWatch
-from workers.supervisor.stall_watch import StallClock, limits_of, mark_of
+from workers.supervisor.stall_watch import StallClock, limits_of
 
 ROLES = ("prompts", "rollout", "logprob", "trainer")  # downstream
 _IDLE = ("waiting", "stopped")
@@ -65,14 +66,20 @@ class HealthWatch:
         self._hops = HopsView()
         self._poison = PoisonWatch(config)
         self._clock = StallClock()
-        self._starting = StallClock()  # of the same time, that in which somebody starts
+        self._excused = StallClock()  # of the time after `stall_s`, that in which anybody is heard
         self._live_s: float | None = None  # since when the log is read to its end
+        self._live_ms = 0  # the same by the wall clock
         self.num_behind = -1  # offsets left of what lay there at the start; -1: not known
 
     def apply(self, event: Event) -> None:
-        """Take one event. A live report is dated by our clock, an old one by its writer's."""
-        if isinstance(event, WorkerReport) and self._live_s is not None:
-            event = replace(event, at_ms=self._clock_ms())
+        """Take one event. A live report is dated by our clock, an old one by its writer's.
+
+        None is of later than now: a writer's clock that is ahead would outdate what is live.
+        """
+        if isinstance(event, WorkerReport):
+            at_ms = self._clock_ms()
+            is_old = self._live_s is None and event.at_ms < at_ms
+            event = event if is_old else replace(event, at_ms=at_ms)
         self._hops.apply(event)
         self._poison.apply(event)
 
@@ -85,13 +92,13 @@ class HealthWatch:
         now_s = self._monotonic_s()
         self.num_behind = num_behind
         if self._live_s is None and num_behind == 0:
-            self._live_s = now_s
+            self._live_s, self._live_ms = now_s, self._clock_ms()
         state = self._hops.state
         counts = self._live_s is not None and _expects_step(state) and not self._saves(state)
-        self._clock.tick(now_s, mark_of(state), counts=counts)
-        # Who starts again and again has that time once.
-        is_starting = counts and any(w.state == "starting" for w in self._heard(state))
-        self._starting.tick(now_s, mark_of(state), counts=is_starting)
+        # Only a step begins anew: a trainer that crashes again and again claims the run each time.
+        waited_s = self._clock.tick(now_s, state.step, counts=counts)
+        counts = counts and waited_s >= self._limits.stall_s and bool(self._heard(state))
+        self._excused.tick(now_s, state.step, counts=counts)
 
     def look(self) -> Health:
         """What is to be said now."""
@@ -176,25 +183,26 @@ class HealthWatch:
         return [w for w in state.workers if now - w.at_ms <= SILENT_S * 1000]
 
     def _comes_forward(self, worker: WorkerHop) -> bool:
-        """Whether it starts and has time left, or has finished something since it did."""
-        if worker.state == "starting":
-            return self._starting.waited_s < self._limits.start_s
-        age_ms = self._clock_ms() - worker.moved_ms
-        return worker.moved_ms > worker.started_ms and age_ms < self._limits.stall_s * 1000
+        """Whether it started or finished something lately, and may still be waited for."""
+        limits = self._limits
+        is_excused = self._excused.waited_s < max(limits.start_s, limits.sample_s, limits.pull_s)
+        return is_excused and self._stood_s(worker) < limits.of(worker)
+
+    def _stood_s(self, worker: WorkerHop) -> float:
+        """Since when it finished nothing: what was before we looked is by its writer's clock."""
+        return (self._clock_ms() - max(worker.moved_ms, self._live_ms)) / 1000
 
     def _first_stuck(self, state: HopsState, evidence: Evidence) -> str:
         """The first role whose workers finish nothing and do not just wait; "" if there is none."""
         return next((role for role in ROLES if self._is_stuck(state.of(role), evidence)), "")
 
     def _is_stuck(self, workers: tuple[WorkerHop, ...], evidence: Evidence) -> bool:
-        def age_s(at_ms: int) -> float:
-            return (evidence.now_ms - at_ms) / 1000
-
         def is_silent(worker: WorkerHop) -> bool:
-            return age_s(worker.at_ms) > SILENT_S or worker.state == "stopped"
+            age_s = (evidence.now_ms - worker.at_ms) / 1000
+            return age_s > SILENT_S or worker.state == "stopped"
 
         def moves(worker: WorkerHop) -> bool:
-            return not is_silent(worker) and age_s(worker.moved_ms) < self._limits.of(worker)
+            return not is_silent(worker) and self._stood_s(worker) < self._limits.of(worker)
 
         busy = [worker for worker in workers if is_silent(worker) or worker.state not in _IDLE]
         return not workers or (bool(busy) and not any(map(moves, workers)))

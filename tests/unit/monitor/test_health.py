@@ -145,6 +145,19 @@ def test_a_role_that_was_restarted_has_the_time_that_up_gives_it(scene: Scene) -
     assert "no role says that it is stuck" in problem
 
 
+@pytest.mark.parametrize("state", ["working", "waiting"])
+def test_the_time_of_its_work_begins_with_the_end_of_a_start(scene: Scene, state: str) -> None:
+    """Its first window, or record, takes as long as every other one."""
+    scene.saying |= {"rollout-0": ("waiting", "for prompts"), "logprob-0": ("starting", "")}
+    scene.instances["logprob-0"] = "b"
+    scene.pass_s(200)
+    scene.saying["logprob-0"] = (state, "")
+    scene.pass_s(round(STALL_S) - 5)
+    assert () == scene.problems
+    scene.pass_s(5)
+    assert "no step for" in scene.problems[0]
+
+
 def test_a_start_that_takes_too_long_is_a_stall(scene: Scene) -> None:
     """As under `up`: after `START_S`."""
     scene.saying["logprob-0"] = ("starting", "")
@@ -164,8 +177,89 @@ def test_who_starts_again_and_again_has_that_time_once(scene: Scene) -> None:
         scene.instances["rollout-0"] = f"{number}"
         scene.pass_s(58)
         assert () == scene.problems
-    scene.pass_s(round(START_S) - 580)
+    scene.pass_s(round(STALL_S + START_S) - 580)
     assert "no role says that it is stuck" in scene.problems[0]
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+def test_a_crash_loop_is_a_stall(scene: Scene, role: str) -> None:
+    """Each life starts, counts what is no finished work, and dies; each trainer claims the run."""
+    worker, counter = f"{role}-0", {"rollout": "sampled_tokens"}.get(role, "fetched_records")
+    scene.saying["rollout-0"] = ("waiting", "for prompts")
+    found = []
+    for life in range(2, 14):
+        scene.instances[worker], scene.counters[worker] = f"{life}", {}
+        if role == "trainer":
+            scene.tell(factories.trainer_started(epoch=life, step_target=100))
+        scene.saying[worker] = ("starting", "")
+        scene.pass_s(29)
+        found.append(bool(scene.problems))
+        scene.saying[worker] = ("waiting", "")
+        for count in range(30):
+            scene.counters[worker] = {counter: 100.0 * count}
+            scene.pass_s(0)
+        found.append(bool(scene.problems))
+    num_excused = round((STALL_S + START_S) / 30)
+    assert [False] * (num_excused - 1) == found[: num_excused - 1]
+    assert [True] * (24 - num_excused) == found[num_excused:]
+
+
+def test_work_that_brings_no_step_is_a_stall(scene: Scene) -> None:
+    """After the time that a start has, whatever moves; a step gives that time again."""
+    for _ in range(2):
+        for number in range(round(STALL_S + START_S) + 15):  # a sample has 610 s
+            if number == round(START_S):
+                assert () == scene.problems
+            scene.counters["rollout-0"] = {"evaluation_samples": float(number)}
+            scene.pass_s(0)
+        assert "no role says that it is stuck" in scene.problems[0]
+        step = scene.watch.look().step + 1
+        scene.tell(factories.step_completed(step, epoch=1, policy_version=step))
+        scene.pass_s(0)
+        assert () == scene.problems
+
+
+def test_silence_uses_up_nothing_of_a_starts_time(scene: Scene) -> None:
+    """A run that was gone for an hour starts as every other one."""
+    saying, scene.saying = scene.saying, {}
+    scene.pass_s(3600)
+    scene.saying = saying | {"rollout-0": ("waiting", "for prompts"), "trainer-0": ("starting", "")}
+    scene.instances = dict.fromkeys(saying, "b")
+    scene.pass_s(300)
+    assert () == scene.problems
+
+
+@pytest.mark.parametrize("saying", [("working", "on 8 samples"), ("pulling", "version 1")])
+def test_each_state_has_its_own_limit(scene: Scene, saying: tuple[str, str]) -> None:
+    """The deadline of a sample, or of a pull, where it is longer than `stall_s`."""
+    scene.instances["rollout-0"] = "b"
+    scene.pass_s(5)
+    scene.saying["rollout-0"], scene.counters["rollout-0"] = saying, {"samples": 1.0}
+    scene.pass_s(round(STALL_S) + 20)
+    assert () == scene.problems
+
+
+def test_a_writers_clock_that_is_behind_blames_nobody(scene: Scene) -> None:
+    """What was told before the log was read to its end is half a century old, by that clock."""
+    scene.pass_s(round(STALL_S) + 20)
+    assert () == scene.problems  # rollout-0 works, within the deadline of a sample
+
+
+def test_a_writers_clock_that_is_ahead_hides_no_silence() -> None:
+    """Reports that we date by our clock were older than what lies in the log, and not taken."""
+    now_s = [0.0]
+    watch = HealthWatch(
+        CONFIG,
+        clock_ms=lambda: factories.NOW_MS + round(now_s[0] * 1000),
+        monotonic_s=lambda: now_s[0],
+    )
+    watch.apply(factories.trainer_started(epoch=1, step_target=100))
+    for _ in range(3):
+        watch.apply(factories.worker_report(at_ms=factories.NOW_MS + 3_600_000))
+        watch.tick(0)
+        now_s[0] += 1
+    now_s[0] += 10
+    assert ("no report from rollout-0 for 11 s",) == watch.look().problems
 
 
 def test_whose_work_comes_forward_does_not_excuse_who_is_stuck(scene: Scene) -> None:
