@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -42,7 +40,7 @@ with lasting(Path({log!r})):
 """
 # The first terminal that the leader of a session opens is its own: hung up, it signals us.
 _LEAD = "import os; os.close(os.open(os.ttyname(1), os.O_RDWR))\n"
-_SECONDS = 60.0
+SECONDS = 60.0
 
 
 def step(number: int) -> LiveInput:
@@ -68,7 +66,7 @@ def turn(process: subprocess.Popen[bytes]) -> None:
 
 
 def read_until(fd: int, what: bytes) -> None:
-    seen, until_s = b"", time.monotonic() + _SECONDS
+    seen, until_s = b"", time.monotonic() + SECONDS
     while what not in seen:
         assert select.select([fd], [], [], max(0.0, until_s - time.monotonic()))[0], seen
         seen += os.read(fd, 4096)
@@ -97,7 +95,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(
     os.close(ours)
     turn(process)
     turn(process)
-    _, stderr = process.communicate(timeout=_SECONDS)
+    _, stderr = process.communicate(timeout=SECONDS)
     assert 0 == process.returncode, stderr
     last = ["seen"] if is_stderr_too else []
     assert ["step 2/60 reward", "step 3/60 reward", "run demo: complete", *last] == told(log)
@@ -118,7 +116,7 @@ def test_a_terminal_that_hangs_up_takes_only_the_screen_with_it(tmp_path: Path) 
     time.sleep(0.2)
     turn(process)
     turn(process)
-    process.communicate(timeout=_SECONDS)
+    process.communicate(timeout=SECONDS)
     assert 0 == process.returncode
     text = log.read_text("utf-8")
     assert "\x1b" not in text
@@ -133,7 +131,7 @@ def test_a_file_that_cannot_be_written_either_is_no_end(tmp_path: Path) -> None:
     process = started(tmp_path / "logs/up.log", stdout=theirs, stderr=subprocess.PIPE)
     os.close(theirs)
     turn(process)
-    _, stderr = process.communicate(timeout=_SECONDS)
+    _, stderr = process.communicate(timeout=SECONDS)
     assert (0, b"seen\n") == (process.returncode, stderr)
 
 
@@ -156,18 +154,15 @@ def test_a_reader_that_is_slow_is_waited_for(
         patched.setattr(sys, "stdout", stream)
         with lasting(tmp_path / "logs/up.log"):
             sys.stdout.write(f"{text}\n")
-    reader.join(_SECONDS)
+    reader.join(SECONDS)
     os.close(theirs)
     assert f"{text}\n".encode() == b"".join(taken)
     assert not (tmp_path / "logs").exists()
 
 
-_HASTE_S = 0.3
-
-
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "PATIENCE_S", _HASTE_S)
+    monkeypatch.setattr(output, "PATIENCE_S", 0.3)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -187,7 +182,7 @@ def test_a_reader_that_does_not_read_is_not_waited_for(
             sys.stdout.write(full)
             for number in range(200):
                 sys.stdout.write(f"line {number}\n")
-            assert time.monotonic() - began_s < _SECONDS / 2
+            assert time.monotonic() - began_s < SECONDS / 2
             first, *lines = log.read_text("utf-8").splitlines()
             assert "nobody has read on for" in first
             assert [full.strip(), *(f"line {number}" for number in range(200))] == lines
@@ -206,7 +201,7 @@ def test_a_reader_that_does_not_read_is_not_waited_for(
 
 
 def wait_until_read(stream: object) -> None:
-    until_s = time.monotonic() + _SECONDS
+    until_s = time.monotonic() + SECONDS
     while getattr(stream, "is_unread", False):
         assert time.monotonic() < until_s
         time.sleep(0.01)
@@ -250,7 +245,7 @@ def test_a_run_that_ends_unread_ends_all_the_same(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=theirs, cwd=ROOT)
     os.close(theirs)
-    assert 3 == process.wait(_SECONDS)
+    assert 3 == process.wait(SECONDS)
     os.close(ours)
     assert ["summary", "behind"] == [
         line for line in log.read_text("utf-8").splitlines() if line in ("summary", "behind")
@@ -268,7 +263,7 @@ def test_a_terminal_that_is_halted_shows_the_screen_again(tmp_path: Path) -> Non
     read_until(ours, b"Ctrl-C")
     for _ in range(40):  # more than a terminal's buffer holds, and nobody reads it
         turn(process)
-    until_s = time.monotonic() + _SECONDS
+    until_s = time.monotonic() + SECONDS
     while not log.exists() or "step 39/60" not in " ".join(log.read_text("utf-8").split()):
         assert time.monotonic() < until_s
         time.sleep(0.05)
@@ -279,141 +274,10 @@ def test_a_terminal_that_is_halted_shows_the_screen_again(tmp_path: Path) -> Non
     turn(process)
     seen = threading.Thread(target=lambda: list(iter(lambda: read_some(ours), b"")))
     seen.start()
-    process.communicate(timeout=_SECONDS)
-    seen.join(_SECONDS)
+    process.communicate(timeout=SECONDS)
+    seen.join(SECONDS)
     assert 0 == process.returncode
     assert "it is read again" in log.read_text("utf-8")
-
-
-# What a run does to a terminal that nobody reads, and what it leaves.
-_UNREAD = """
-import sys
-from pathlib import Path
-from rich.console import Console
-from rich.live import Live
-from workers.supervisor import output
-from workers.supervisor.keyboard import Keyboard
-output.PATIENCE_S = 0.3
-with output.lasting(Path({log!r})):
-    console = Console(force_terminal=True)
-    with Keyboard(), Live("", console=console, screen=True, auto_refresh=False) as live:
-        print("ready")
-        {halt}
-        for number in range(3000):
-            live.update("x" * 1500 + str(number), refresh=True)
-            if sys.stdout.is_unread:
-                break
-    print("summary")
-"""
-
-
-@pytest.mark.parametrize("is_halted", [False, True])
-def test_a_terminal_unread_at_the_end_is_left_as_it_was(tmp_path: Path, is_halted: bool) -> None:
-    """By Ctrl-S, or in a window that hangs: `up` ends, no screen stays, and no hidden cursor."""
-    log = tmp_path / "logs/up.log"
-    code = _UNREAD.format(log=str(log), halt="sys.stdin.read(1)" if is_halted else "")
-    process, ours = pty.fork()
-    if not process:
-        os.chdir(ROOT)
-        os.execve(sys.executable, [sys.executable, "-c", code], {**os.environ, "TERM": "xterm"})
-    seen = b""
-    if is_halted:
-        while b"ready" not in seen:
-            seen += read_some(ours)
-        os.write(ours, b"\x13y")  # Ctrl-S, and the key that it waits for
-        reader = threading.Thread(target=lambda: rest.extend(iter(lambda: read_some(ours), b"")))
-        rest: list[bytes] = []
-        reader.start()
-    try:
-        assert 0 == exit_code(process)
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    if is_halted:
-        reader.join(_SECONDS)
-        seen += b"".join(rest)
-    else:
-        seen += b"".join(iter(lambda: read_some(ours), b""))
-    os.close(ours)
-    _, entered, told = seen.partition(b"\x1b[?1049h")
-    assert entered
-    assert b"\x1b[?1049l" in told
-    assert told.rindex(b"\x1b[?25h") > told.rindex(b"\x1b[?25l")
-    assert b"summary" in told
-    assert "summary" in log.read_text("utf-8")
-
-
-def exit_code(process: int) -> int | None:
-    """Of a child; None if it goes on."""
-    until_s = time.monotonic() + _SECONDS / 3
-    while time.monotonic() < until_s:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    return None
-
-
-@pytest.mark.usefixtures("hasty")
-def test_a_reader_that_reads_again_is_told_the_rest_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing more was said from then on, but the end."""
-    theirs, ours = os.pipe()
-    log = tmp_path / "logs/up.log"
-    seen: list[bytes] = []
-    reader = threading.Thread(
-        target=lambda: seen.extend(iter(lambda: os.read(theirs, 65_536), b""))
-    )
-    with open(ours, "w") as stream, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", stream)
-        with lasting(log):
-            sys.stdout.write("x" * 100_000 + "\n")
-            sys.stdout.write("summary\n")
-            reader.start()
-            wait_until_read(sys.stdout)
-    reader.join(_SECONDS)
-    os.close(theirs)
-    assert b"".join(seen).endswith(b"x\nsummary\n")
-    assert "it is read again" in log.read_text("utf-8").splitlines()[-1]
-
-
-@pytest.mark.usefixtures("hasty")
-def test_a_reader_that_left_unread_refuses_nothing_after_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`q` in the pager when all was said: what is written behind the end is in the file."""
-    theirs, ours = os.pipe()
-    log = tmp_path / "logs/up.log"
-    with open(ours, "w") as stream, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", stream)
-        with lasting(log):
-            sys.stdout.write("x" * 100_000 + "\n")
-            os.close(theirs)
-            wait_until_read(sys.stdout)
-        stream.write("behind\n")
-        stream.flush()
-    assert "behind" == log.read_text("utf-8").splitlines()[-1]
-
-
-def test_what_an_interrupt_cut_short_is_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C while a reader is waited for that does not read on."""
-    theirs, ours = os.pipe()
-    log = tmp_path / "logs/up.log"
-    full = "x" * 100_000
-    with open(ours, "w") as stream, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", stream)
-        with lasting(log):
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-            with pytest.raises(KeyboardInterrupt):
-                sys.stdout.write(f"{full}\n")
-            sys.stdout.write("summary\n")
-        told = [line for line in log.read_text("utf-8").splitlines() if "UTC:" not in line]
-        read_until(theirs, b"x\n")
-    os.close(theirs)
-    assert [full, "summary"] == told
 
 
 def read_some(fd: int) -> bytes:
