@@ -21,7 +21,7 @@ class Keyboard:
         self._saved: Any = None  # termios attributes
 
     def __enter__(self) -> Keyboard:
-        if sys.stdin is not None and sys.stdin.isatty() and _is_ours(sys.stdin.fileno()):
+        if sys.stdin is not None and sys.stdin.isatty() and is_ours(sys.stdin.fileno()):
             import termios
             import tty
 
@@ -36,16 +36,17 @@ class Keyboard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._fd >= 0 and _is_ours(self._fd):  # else its shell sets it as it likes
+        if self._fd >= 0 and is_ours(self._fd):  # else its shell sets it as it likes
             import termios
 
+            # Now, for what is printed may never be taken: it may be halted, by Ctrl-S.
             with suppress(termios.error):  # it hung up just now
-                termios.tcsetattr(self._fd, termios.TCSADRAIN, self._saved)
+                termios.tcsetattr(self._fd, termios.TCSANOW, self._saved)
         self._fd = -1
 
     def pressed(self) -> str:
         """What was pressed since the last call."""
-        if self._fd < 0 or not _is_ours(self._fd):
+        if self._fd < 0 or not is_ours(self._fd):
             return ""
         if not select.select([self._fd], [], [], 0)[0]:
             return ""
@@ -54,7 +55,7 @@ class Keyboard:
         return ""
 
 
-def _is_ours(fd: int) -> bool:
+def is_ours(fd: int) -> bool:
     """Whether a terminal is there, and we are in its foreground."""
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()

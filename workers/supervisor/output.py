@@ -12,11 +12,14 @@ import queue
 import select
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, cast
+
+from workers.supervisor.keyboard import is_ours
 
 PATIENCE_S = 5.0  # longest wait of `up` for its reader
 _KEPT_BYTES = 1_000_000  # for a reader that reads again; the file has all of it
@@ -30,7 +33,7 @@ def lasting(log: Path) -> Iterator[None]:
 
     The descriptor itself goes there at the first refusal, and stays: what writes past Python, and
     what is written after the block, is taken too. So it does at the end of the block if its reader
-    does not read. Until then such a reader is told the rest once it reads again.
+    does not read. One that reads again before is told the rest, at the end if nothing is written.
     """
     before = sys.stdout, sys.stderr
     made = [_lasting(stream, log) for stream in before]
@@ -89,9 +92,22 @@ class _Lasting:
         """Nothing waits."""
 
     def end(self) -> None:
-        """Nobody looks after the reader any more: what comes does not wait for it either."""
-        if self._pen.is_busy:
-            self._leave()
+        """Nobody looks after the reader any more: what comes does not wait for it either.
+
+        A terminal is made to go on, so that no screen stays on it.
+        """
+        with self._lock:
+            if self._aside is None:
+                return
+            until_s = time.monotonic() + PATIENCE_S
+            if self._pen.is_busy and self._was_drawn and _has_gone_on(self._fd):
+                self._pen.wait(PATIENCE_S)
+            has_refused = bool(self._pen.refused)
+            if not self._pen.is_busy:
+                self._pen.write(self._resumed(self._aside, b""))
+                self._pen.wait(until_s - time.monotonic())
+            if has_refused or self._pen.is_busy or self._pen.refused:
+                self._leave()
 
     def _send(self, data: bytes) -> None:
         if self._has_left:
@@ -102,14 +118,23 @@ class _Lasting:
             self._put_aside(data)
             self._kept += data if len(self._kept) < _KEPT_BYTES and _ESCAPE not in data else b""
             return
-        self._pen.write(data if self._aside is None else self._resumed(self._aside, data))
-        if not self._pen.wait(PATIENCE_S):
+        piece = data if self._aside is None else self._resumed(self._aside, data)
+        began_s = time.monotonic()
+        try:
+            self._pen.write(piece)
+            self._pen.wait(PATIENCE_S)
+        finally:  # an interrupt loses nothing either
+            if self._pen.is_busy:
+                self._begin_aside(time.monotonic() - began_s)
+                self._put_aside(data)
+            elif self._pen.refused:
+                self._leave()
+                self._send(self._pen.refused)
+
+    def _begin_aside(self, waited_s: float) -> None:
+        if self._aside is None:  # else a handler of a signal came first
             self._aside = _opened(self._log)
-            _note(self._aside, f"nobody has read on for {PATIENCE_S:g} s, `up` goes on here")
-            self._put_aside(data)
-        elif self._pen.refused:
-            self._leave()
-            self._send(self._pen.refused)
+            _note(self._aside, f"nobody has read on for {waited_s:.1f} s, `up` goes on here")
 
     def _put_aside(self, data: bytes) -> None:
         self._was_drawn = self._was_drawn or _ESCAPE in data
@@ -198,6 +223,19 @@ def _opened(log: Path) -> int:
 def _note(log_fd: int, text: str) -> None:
     with suppress(OSError):
         os.write(log_fd, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {text}\n".encode())
+
+
+def _has_gone_on(fd: int) -> bool:
+    """Whether it is our terminal; halted or full it takes what comes, and forgets what waited."""
+    if not is_ours(fd):
+        return False
+    import termios
+
+    with suppress(termios.error):  # it hung up just now
+        termios.tcflush(fd, termios.TCOFLUSH)
+        termios.tcflow(fd, termios.TCOOFF)  # only what this halts, that frees: Ctrl-S's halt too
+        termios.tcflow(fd, termios.TCOON)
+    return True
 
 
 def _redirect(fd: int, log: Path) -> None:

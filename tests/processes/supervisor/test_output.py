@@ -40,7 +40,7 @@ with lasting(Path({log!r})):
 """
 # The first terminal that the leader of a session opens is its own: hung up, it signals us.
 _LEAD = "import os; os.close(os.open(os.ttyname(1), os.O_RDWR))\n"
-_SECONDS = 60.0
+SECONDS = 60.0
 
 
 def step(number: int) -> LiveInput:
@@ -66,7 +66,7 @@ def turn(process: subprocess.Popen[bytes]) -> None:
 
 
 def read_until(fd: int, what: bytes) -> None:
-    seen, until_s = b"", time.monotonic() + _SECONDS
+    seen, until_s = b"", time.monotonic() + SECONDS
     while what not in seen:
         assert select.select([fd], [], [], max(0.0, until_s - time.monotonic()))[0], seen
         seen += os.read(fd, 4096)
@@ -95,7 +95,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(
     os.close(ours)
     turn(process)
     turn(process)
-    _, stderr = process.communicate(timeout=_SECONDS)
+    _, stderr = process.communicate(timeout=SECONDS)
     assert 0 == process.returncode, stderr
     last = ["seen"] if is_stderr_too else []
     assert ["step 2/60 reward", "step 3/60 reward", "run demo: complete", *last] == told(log)
@@ -116,7 +116,7 @@ def test_a_terminal_that_hangs_up_takes_only_the_screen_with_it(tmp_path: Path) 
     time.sleep(0.2)
     turn(process)
     turn(process)
-    process.communicate(timeout=_SECONDS)
+    process.communicate(timeout=SECONDS)
     assert 0 == process.returncode
     text = log.read_text("utf-8")
     assert "\x1b" not in text
@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_written_either_is_no_end(tmp_path: Path) -> None:
     process = started(tmp_path / "logs/up.log", stdout=theirs, stderr=subprocess.PIPE)
     os.close(theirs)
     turn(process)
-    _, stderr = process.communicate(timeout=_SECONDS)
+    _, stderr = process.communicate(timeout=SECONDS)
     assert (0, b"seen\n") == (process.returncode, stderr)
 
 
@@ -154,18 +154,15 @@ def test_a_reader_that_is_slow_is_waited_for(
         patched.setattr(sys, "stdout", stream)
         with lasting(tmp_path / "logs/up.log"):
             sys.stdout.write(f"{text}\n")
-    reader.join(_SECONDS)
+    reader.join(SECONDS)
     os.close(theirs)
     assert f"{text}\n".encode() == b"".join(taken)
     assert not (tmp_path / "logs").exists()
 
 
-_HASTE_S = 0.3
-
-
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "PATIENCE_S", _HASTE_S)
+    monkeypatch.setattr(output, "PATIENCE_S", 0.3)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -185,9 +182,9 @@ def test_a_reader_that_does_not_read_is_not_waited_for(
             sys.stdout.write(full)
             for number in range(200):
                 sys.stdout.write(f"line {number}\n")
-            assert time.monotonic() - began_s < _SECONDS / 2
+            assert time.monotonic() - began_s < SECONDS / 2
             first, *lines = log.read_text("utf-8").splitlines()
-            assert "nobody has read on for 0.3 s" in first
+            assert "nobody has read on for" in first
             assert [full.strip(), *(f"line {number}" for number in range(200))] == lines
             seen = os.read(theirs, len(full))
             while len(seen) < len(full):
@@ -204,7 +201,7 @@ def test_a_reader_that_does_not_read_is_not_waited_for(
 
 
 def wait_until_read(stream: object) -> None:
-    until_s = time.monotonic() + _SECONDS
+    until_s = time.monotonic() + SECONDS
     while getattr(stream, "is_unread", False):
         assert time.monotonic() < until_s
         time.sleep(0.01)
@@ -248,7 +245,7 @@ def test_a_run_that_ends_unread_ends_all_the_same(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=theirs, cwd=ROOT)
     os.close(theirs)
-    assert 3 == process.wait(_SECONDS)
+    assert 3 == process.wait(SECONDS)
     os.close(ours)
     assert ["summary", "behind"] == [
         line for line in log.read_text("utf-8").splitlines() if line in ("summary", "behind")
@@ -266,7 +263,7 @@ def test_a_terminal_that_is_halted_shows_the_screen_again(tmp_path: Path) -> Non
     read_until(ours, b"Ctrl-C")
     for _ in range(40):  # more than a terminal's buffer holds, and nobody reads it
         turn(process)
-    until_s = time.monotonic() + _SECONDS
+    until_s = time.monotonic() + SECONDS
     while not log.exists() or "step 39/60" not in " ".join(log.read_text("utf-8").split()):
         assert time.monotonic() < until_s
         time.sleep(0.05)
@@ -277,8 +274,8 @@ def test_a_terminal_that_is_halted_shows_the_screen_again(tmp_path: Path) -> Non
     turn(process)
     seen = threading.Thread(target=lambda: list(iter(lambda: read_some(ours), b"")))
     seen.start()
-    process.communicate(timeout=_SECONDS)
-    seen.join(_SECONDS)
+    process.communicate(timeout=SECONDS)
+    seen.join(SECONDS)
     assert 0 == process.returncode
     assert "it is read again" in log.read_text("utf-8")
 
