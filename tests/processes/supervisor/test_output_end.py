@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -138,6 +139,15 @@ def test_a_reader_that_left_unread_refuses_nothing_after_the_end(
     assert "behind" == log.read_text("utf-8").splitlines()[-1]
 
 
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """As in a terminal: what a shell starts in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupted")
 def test_what_an_interrupt_cut_short_is_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
