@@ -193,6 +193,7 @@ def test_a_schema_that_was_recorded_is_not_asked_for(
     with world.bus.producer("newer") as producer:
         producer.commit([newer(outgoing(STEPS, factories.heartbeat(state=DONE)))])
     publish(world.bus)
+    monkeypatch.setattr("workers.replay.record.QUIET_S", 0.2)
     monkeypatch.setattr(world.bus, "schemas", Away)
     made = world.record()
     assert not made.unasked
