@@ -98,12 +98,10 @@ class Measure:
         row = segments.row[chosen]
         version = np.clip(segments.version[chosen], -_VERSIONS, _VERSIONS)
         staleness = base[row] - version
-        tokens: Counter[int] = Counter()
         values, which = np.unique(staleness, return_inverse=True)
         sums = np.zeros(len(values), np.int64)
         np.add.at(sums, which, np.clip(segments.tokens[chosen], -_TOKENS, _TOKENS))
-        tokens.update(dict(zip(values.tolist(), sums.tolist(), strict=True)))
-        self.staleness.update(tokens)
+        self.staleness.update(dict(zip(values.tolist(), sums.tolist(), strict=True)))
         for at in np.flatnonzero((staleness < 0) | (staleness > bound[row])).tolist():
             index, sample = int(segments.index[chosen][at]), int(row[at])
             detail = (
