@@ -1,7 +1,10 @@
 """What is said: the events of an RL post-training run, their Avro schemas and their bytes."""
 
-from schemas.avro import compatibility_errors, fingerprint, schema_text
-from schemas.binary import (
+if __name__ != "rlstreams.schemas":  # a module under two names would have two of every class
+    raise ImportError(f"import rlstreams.schemas, not {__name__}")
+
+from rlstreams.schemas.avro import compatibility_errors, fingerprint, schema_text
+from rlstreams.schemas.binary import (
     DecodeError,
     SchemaTexts,
     UnknownEventError,
@@ -9,7 +12,7 @@ from schemas.binary import (
     decode,
     encode,
 )
-from schemas.events import (
+from rlstreams.schemas.events import (
     EVALUATE,
     EVENTS,
     NO_VERSION,

@@ -13,10 +13,10 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from schemas.leaves import SCOPE, Leaf, leaf_lines
-from schemas.shapes import fields_of, shape_of
-from schemas.source import SHORT_TEXT, SIGNED, Source
-from schemas.varint import read_long
+from rlstreams.schemas.leaves import SCOPE, Leaf, leaf_lines
+from rlstreams.schemas.shapes import fields_of, shape_of
+from rlstreams.schemas.source import SHORT_TEXT, SIGNED, Source
+from rlstreams.schemas.varint import read_long
 
 Decoder = Callable[[bytes, memoryview, int], tuple[Any, int]]
 Line = Callable[[bytes, int, int, list[Any]], int]

@@ -20,17 +20,17 @@ from fastavro import schemaless_reader
 from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
-from schemas.alike import Decoder
-from schemas.avro import HISTORY, fingerprint, parsing_form, schema_text
-from schemas.decoder import compile_decoder
-from schemas.encoder import compile_encoder
-from schemas.events import EVENTS, Event
-from schemas.foreign import writer_schema
-from schemas.outlines import Outlines
-from schemas.shapes import from_plain
-from schemas.straight import Straight, compile_straight
-from schemas.straight_encoder import StraightEncoder, compile_straight_encoder
-from schemas.tensor import Buffer
+from rlstreams.schemas.alike import Decoder
+from rlstreams.schemas.avro import HISTORY, fingerprint, parsing_form, schema_text
+from rlstreams.schemas.decoder import compile_decoder
+from rlstreams.schemas.encoder import compile_encoder
+from rlstreams.schemas.events import EVENTS, Event
+from rlstreams.schemas.foreign import writer_schema
+from rlstreams.schemas.outlines import Outlines
+from rlstreams.schemas.shapes import from_plain
+from rlstreams.schemas.straight import Straight, compile_straight
+from rlstreams.schemas.straight_encoder import StraightEncoder, compile_straight_encoder
+from rlstreams.schemas.tensor import Buffer
 
 MARKER = b"\xc3\x01"
 HEADER_BYTES = len(MARKER) + 8

@@ -13,10 +13,10 @@ import itertools
 from collections.abc import Iterable
 from typing import Any, cast
 
-from schemas.alike import Alike, Decoder, is_plain
-from schemas.leaves import SCOPE, Leaf, leaf_lines
-from schemas.shapes import fields_of, shape_of
-from schemas.source import Source
+from rlstreams.schemas.alike import Alike, Decoder, is_plain
+from rlstreams.schemas.leaves import SCOPE, Leaf, leaf_lines
+from rlstreams.schemas.shapes import fields_of, shape_of
+from rlstreams.schemas.source import Source
 
 
 def compile_decoder(cls: type) -> Decoder:

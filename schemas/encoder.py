@@ -13,11 +13,11 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from schemas.runs import STEADY
-from schemas.shapes import fields_of, shape_of
-from schemas.source import Source
-from schemas.tensor import Buffer, Tensor
-from schemas.varint import FIRST_TWO, UPPER_BYTES, long_bytes, time_bytes
+from rlstreams.schemas.runs import STEADY
+from rlstreams.schemas.shapes import fields_of, shape_of
+from rlstreams.schemas.source import Source
+from rlstreams.schemas.tensor import Buffer, Tensor
+from rlstreams.schemas.varint import FIRST_TWO, UPPER_BYTES, long_bytes, time_bytes
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
 _TABLE_CHARACTERS = 80  # longer texts do not repeat

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from schemas.operations import ControlState, DeadLetter, ReplacementRequested, WorkerReport
-from schemas.policy import Endpoint, PolicyLoaded, PolicyPublished, PullRequested
-from schemas.rollouts import (
+from rlstreams.schemas.operations import (
+    ControlState,
+    DeadLetter,
+    ReplacementRequested,
+    WorkerReport,
+)
+from rlstreams.schemas.policy import Endpoint, PolicyLoaded, PolicyPublished, PullRequested
+from rlstreams.schemas.rollouts import (
     EVALUATE,
     NO_VERSION,
     TRAIN,
@@ -16,7 +21,7 @@ from schemas.rollouts import (
     SegmentScore,
     Trajectory,
 )
-from schemas.steps import (
+from rlstreams.schemas.steps import (
     AbsentSample,
     ClosedGroups,
     DroppedGroup,
@@ -31,7 +36,7 @@ from schemas.steps import (
     TrainerHeartbeat,
     TrainerStarted,
 )
-from schemas.tensor import Tensor, TensorError
+from rlstreams.schemas.tensor import Tensor, TensorError
 
 Event: TypeAlias = (
     Prompt

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from schemas.avro import parsing_form
+from rlstreams.schemas.avro import parsing_form
 
 
 @cache

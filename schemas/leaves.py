@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.source import LENGTH, SHORT_TEXT, UNSIGNED, Source, refuse, signed
-from schemas.tensor import Buffer
-from schemas.varint import read_count, read_long, read_unsigned
+from rlstreams.schemas.source import LENGTH, SHORT_TEXT, UNSIGNED, Source, refuse, signed
+from rlstreams.schemas.tensor import Buffer
+from rlstreams.schemas.varint import read_count, read_long, read_unsigned
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from schemas.straight import Outline, outline_of
+from rlstreams.schemas.straight import Outline, outline_of
 
 Line = TypeVar("Line")
 

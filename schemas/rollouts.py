@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schemas.tensor import Tensor
+from rlstreams.schemas.tensor import Tensor
 
 TRAIN = "train"
 EVALUATE = "evaluate"

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from schemas.varint import read_count, read_length, read_long
+from rlstreams.schemas.varint import read_count, read_length, read_long
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
 

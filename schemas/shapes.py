@@ -7,7 +7,7 @@ import types
 import typing
 from typing import Any
 
-from schemas.tensor import Buffer
+from rlstreams.schemas.tensor import Buffer
 
 _FIELDS: dict[type, list[tuple[str, Any]]] = {}
 _SCALARS = {str: "string", int: "long", float: "double", bool: "boolean", bytes: "bytes"}

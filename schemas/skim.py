@@ -13,11 +13,19 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from schemas.avro import fingerprint, schema_text
-from schemas.binary import HEADER_BYTES, MARKER, NO_TEXTS, DecodeError, SchemaTexts, decode, encode
-from schemas.skim_plan import Columns, Plan
-from schemas.tensor import Buffer
-from schemas.walk import Numbers, Walk
+from rlstreams.schemas.avro import fingerprint, schema_text
+from rlstreams.schemas.binary import (
+    HEADER_BYTES,
+    MARKER,
+    NO_TEXTS,
+    DecodeError,
+    SchemaTexts,
+    decode,
+    encode,
+)
+from rlstreams.schemas.skim_plan import Columns, Plan
+from rlstreams.schemas.tensor import Buffer
+from rlstreams.schemas.walk import Numbers, Walk
 
 _UNWRITABLE = (TypeError, ValueError, AttributeError, OverflowError, struct.error)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.shapes import fields_of, shape_of
-from schemas.walk import Numbers, Some, Walk
+from rlstreams.schemas.shapes import fields_of, shape_of
+from rlstreams.schemas.walk import Numbers, Some, Walk
 
 _FIXED = {"double": 8, "boolean": 1}  # bytes
 _Wanted = dict[str, "_Wanted"]  # by field; an empty one is a leaf

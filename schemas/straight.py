@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from schemas.leaves import SCOPE, Leaf, leaf_lines
-from schemas.runs import STEADY, Found, OtherOutlineError, Run, Sizes, TensorHeaders
-from schemas.shapes import fields_of, shape_of
-from schemas.source import Source
-from schemas.tensor import Tensor
-from schemas.varint import FIRST_TWO_BYTES, LAST_FOUR_BYTES, is_clock, long_bytes
+from rlstreams.schemas.leaves import SCOPE, Leaf, leaf_lines
+from rlstreams.schemas.runs import STEADY, Found, OtherOutlineError, Run, Sizes, TensorHeaders
+from rlstreams.schemas.shapes import fields_of, shape_of
+from rlstreams.schemas.source import Source
+from rlstreams.schemas.tensor import Tensor
+from rlstreams.schemas.varint import FIRST_TWO_BYTES, LAST_FOUR_BYTES, is_clock, long_bytes
 
 Outline = tuple[int, ...]
 Straight = Callable[[bytes, memoryview, int], tuple[Any, int]]

@@ -13,13 +13,13 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from schemas.encoder import CLOCK, HEADS, TABLES, Runs, Table
-from schemas.runs import STEADY, OtherOutlineError
-from schemas.shapes import fields_of, shape_of
-from schemas.source import Source
-from schemas.straight import Outline
-from schemas.tensor import Buffer, Tensor
-from schemas.varint import long_bytes
+from rlstreams.schemas.encoder import CLOCK, HEADS, TABLES, Runs, Table
+from rlstreams.schemas.runs import STEADY, OtherOutlineError
+from rlstreams.schemas.shapes import fields_of, shape_of
+from rlstreams.schemas.source import Source
+from rlstreams.schemas.straight import Outline
+from rlstreams.schemas.tensor import Buffer, Tensor
+from rlstreams.schemas.varint import long_bytes
 
 StraightEncoder = Callable[[Any], list[Buffer]]
 _TABLE_OF = {"long": "LONG", "string": "TEXT", "double": "DOUBLE"}

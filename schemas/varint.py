@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import index
 
-from schemas.tensor import Buffer
+from rlstreams.schemas.tensor import Buffer
 
 _TABLE_ENTRIES = 8192  # a table that grew beyond this starts again; its misses are only slower
 _PAIR = 1 << 14  # two bytes hold less than this

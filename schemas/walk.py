@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from schemas.tensor import Buffer
+from rlstreams.schemas.tensor import Buffer
 
 Numbers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from workers.loop import control, stage
+from rlstreams.workers.loop import control, stage
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.broker.embedded import EmbeddedBroker
 from tests.e2e.command import Workspace
 
 # A busy machine takes any time for an example; slowness is no falsehood.

@@ -22,8 +22,8 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
-from streams.broker.config import HOST
-from streams.broker.jars import KAFKA_VERSION
+from rlstreams.streams.broker.config import HOST
+from rlstreams.streams.broker.jars import KAFKA_VERSION
 
 ROOT = Path(__file__).parents[1]
 PUBLIC_IMAGE = f"apache/kafka:{KAFKA_VERSION}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     AbsentSample,
     ClosedGroups,
     ControlState,

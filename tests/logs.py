@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streams.memory.log import MemoryLog
-from streams.topics import TOPICS
+from rlstreams.streams.log.topics import TOPICS
+from rlstreams.streams.memory.log import MemoryLog
 
 
 def made_log(run: str = "run", partitions: int = 1) -> MemoryLog:

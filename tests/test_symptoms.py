@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.config.docs import field_docs
+from rlstreams.workers.config.docs import field_docs
 
 ROOT = Path(__file__).resolve().parents[1]
 QUOTED = re.compile(r"`([^`]+)`")
@@ -45,7 +45,7 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
 def texts() -> str:
     """All of the sources' texts, one a line."""
     found: set[str] = set()
-    for folder in ("streams", "workers"):
+    for folder in ("streams", "workers", "rlstreams"):
         for path in (ROOT / folder).rglob("*.py"):
             found |= {text.replace("\n", " ") for text in texts_of(ast.parse(path.read_text()))}
     return "\n".join(sorted(found))

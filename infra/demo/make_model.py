@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
-from workers.engines.model import causal_mask, configure_torch, right_padded
+from rlstreams.workers.model.model import causal_mask, configure_torch, right_padded
 
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo"
 HASH_FILE = DEMO / "model.sha256"

@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from streams.broker.jars import classpath, lock_file
-from streams.errors import ConfigError
+from rlstreams.streams.broker.jars import classpath, lock_file
+from rlstreams.streams.log.errors import ConfigError
 
 HERE = Path(__file__).parent
 PUBLIC_BASE = "debian:bookworm-slim"

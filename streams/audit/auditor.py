@@ -16,20 +16,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 
-from schemas import DecodeError, UnknownEventError
-from schemas.binary import HEADER_BYTES, MARKER
-from schemas.events import Event
-from streams.audit.classes import Classes, Coverage, Reached
-from streams.audit.fold import AuditFold
-from streams.audit.ledger import UnreadStep
-from streams.audit.report import AuditReport, Breach, BreachKind
-from streams.audit.sources import LARGE, OwnSource, SharedSource, Source
-from streams.audit.tail import Tail
-from streams.bus import Bus, Closing
-from streams.codec import decoded
-from streams.record import Partition, Position, RawRecord
-from streams.topic import Topic
-from streams.topics import (
+from rlstreams.schemas import DecodeError, UnknownEventError
+from rlstreams.schemas.binary import HEADER_BYTES, MARKER
+from rlstreams.schemas.events import Event
+from rlstreams.streams.audit.classes import Classes, Coverage, Reached
+from rlstreams.streams.audit.fold import AuditFold
+from rlstreams.streams.audit.ledger import UnreadStep
+from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
+from rlstreams.streams.audit.sources import LARGE, OwnSource, SharedSource, Source
+from rlstreams.streams.audit.tail import Tail
+from rlstreams.streams.log.bus import Bus, Closing
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
     POLICY_VERSIONS,

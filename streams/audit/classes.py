@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from schemas.events import NO_VERSION
-from streams.audit.fold import AuditFold
-from streams.audit.report import HOLD_IN_A_PART, AuditReport, BreachKind, Redone
-from streams.audit.table import (
+from rlstreams.schemas.events import NO_VERSION
+from rlstreams.streams.audit.fold import AuditFold
+from rlstreams.streams.audit.report import HOLD_IN_A_PART, AuditReport, BreachKind, Redone
+from rlstreams.streams.audit.table import (
     DEAD,
     ISSUED,
     MEASURED,
@@ -30,9 +30,9 @@ from streams.audit.table import (
     group_name,
     position_at,
 )
-from streams.done_set import decode_done
-from streams.record import Committed, Partition, Position
-from streams.topics import SCORED, TRAJECTORIES
+from rlstreams.streams.log.done_set import decode_done
+from rlstreams.streams.log.record import Committed, Partition, Position
+from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
 
 Flags = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     DeadLetter,
     Event,
     PolicyLoaded,
@@ -21,13 +21,13 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
-from schemas.walk import Numbers
-from streams.audit.ledger import Ledger, UnreadStep
-from streams.audit.measure import Measure
-from streams.audit.replayed import Replay
-from streams.audit.report import Breaches, BreachKind
-from streams.audit.rows import Rows
-from streams.audit.table import (
+from rlstreams.schemas.walk import Numbers
+from rlstreams.streams.audit.ledger import Ledger, UnreadStep
+from rlstreams.streams.audit.measure import Measure
+from rlstreams.streams.audit.replayed import Replay
+from rlstreams.streams.audit.report import Breaches, BreachKind
+from rlstreams.streams.audit.rows import Rows
+from rlstreams.streams.audit.table import (
     DEAD,
     MAX_SAMPLES,
     NO_GROUP,
@@ -39,9 +39,9 @@ from streams.audit.table import (
     place_of,
     position_at,
 )
-from streams.audit.versions import Versions
-from streams.record import Partition, Position
-from streams.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
+from rlstreams.streams.audit.versions import Versions
+from rlstreams.streams.log.record import Partition, Position
+from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 
 DUPLICATES_NAMED = 20
 NO_SLOT = -(1 << 62)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     ClosedGroups,
     DroppedGroup,
     Event,
@@ -22,8 +22,8 @@ from schemas.events import (
     TrainerHeartbeat,
     TrainerStarted,
 )
-from streams.audit.report import Breaches, BreachKind
-from streams.audit.table import (
+from rlstreams.streams.audit.report import Breaches, BreachKind
+from rlstreams.streams.audit.table import (
     MAX_SAMPLES,
     NOWHERE,
     OFFSET_BITS,
@@ -33,9 +33,9 @@ from streams.audit.table import (
     group_name,
     place_of,
 )
-from streams.fencing import EpochGate
-from streams.record import Position
-from streams.topics import SCORED
+from rlstreams.streams.log.fencing import EpochGate
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.topics import SCORED
 
 _INT32 = (1 << 31) - 1
 

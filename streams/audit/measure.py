@@ -11,11 +11,11 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from schemas.walk import Numbers
-from streams.audit.ledger import Ledger
-from streams.audit.report import Breaches, BreachKind
-from streams.audit.rows import Segments
-from streams.audit.table import MEASURED, TRAINED, Table
+from rlstreams.schemas.walk import Numbers
+from rlstreams.streams.audit.ledger import Ledger
+from rlstreams.streams.audit.report import Breaches, BreachKind
+from rlstreams.streams.audit.rows import Segments
+from rlstreams.streams.audit.table import MEASURED, TRAINED, Table
 
 _UNBOUND = 1 << 62  # of staleness
 # What a stranger's record or claim says is held to these, so that sums and differences are exact.

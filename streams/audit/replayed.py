@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import re
 
-from streams.record import REPLAY_HEADER, REPLAY_SCOPE_HEADER, Partition, Position, RawRecord
+from rlstreams.streams.log.record import (
+    REPLAY_HEADER,
+    REPLAY_SCOPE_HEADER,
+    Partition,
+    Position,
+    RawRecord,
+)
 
 _ORIGIN = re.compile(
     rb"(?P<run>.+)/(?P<topic>[a-z-]+)\[(?P<partition>\d{1,9})\]@(?P<offset>\d{1,18})"

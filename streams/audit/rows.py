@@ -13,15 +13,15 @@ from typing import TypeAlias
 
 import numpy as np
 
-from schemas.binary import NO_TEXTS, SchemaTexts
-from schemas.events import Prompt, ScoredTrajectory, Trajectory
-from schemas.skim import Skim, Skimmer, Texts
-from schemas.walk import Numbers
-from streams.audit.replayed import Replay
-from streams.audit.table import MAX_SAMPLES, NO_GROUP, OFFSET_BITS, group_key, place_of
-from streams.group_ids import MAX_DIGITS
-from streams.record import ID_HEADER, REPLAY_HEADER, Batch
-from streams.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.schemas.binary import NO_TEXTS, SchemaTexts
+from rlstreams.schemas.events import Prompt, ScoredTrajectory, Trajectory
+from rlstreams.schemas.skim import Skim, Skimmer, Texts
+from rlstreams.schemas.walk import Numbers
+from rlstreams.streams.audit.replayed import Replay
+from rlstreams.streams.audit.table import MAX_SAMPLES, NO_GROUP, OFFSET_BITS, group_key, place_of
+from rlstreams.streams.log.group_ids import MAX_DIGITS
+from rlstreams.streams.log.record import ID_HEADER, REPLAY_HEADER, Batch
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
 # Weights as trajectories name them: (worker, load id, version, hash).
 Load: TypeAlias = tuple[bytes, bytes, int, bytes]

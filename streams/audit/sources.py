@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Protocol, TypeAlias
 
-from streams.audit.rows import Rows, Sieve
-from streams.audit.tail import Tail
-from streams.bus import Bus, Closing
-from streams.errors import DeadlineError, StreamsError
-from streams.record import Partition
-from streams.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.audit.rows import Rows, Sieve
+from rlstreams.streams.audit.tail import Tail
+from rlstreams.streams.log.bus import Bus, Closing
+from rlstreams.streams.log.errors import DeadlineError, StreamsError
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
 LARGE = (SCORED, TRAJECTORIES, PROMPTS)
 STOP_S = 5.0

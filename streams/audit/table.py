@@ -10,9 +10,9 @@ from array import array
 
 import numpy as np
 
-from schemas.walk import Numbers
-from streams.group_ids import MAX_DIGITS, evaluation_id
-from streams.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.schemas.walk import Numbers
+from rlstreams.streams.log.group_ids import MAX_DIGITS, evaluation_id
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
 MAX_SAMPLES = 1 << 16  # of one group; a larger number is a foreign record
 NOWHERE = -1  # the place of a record that was not seen

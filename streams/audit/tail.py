@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from streams.bus import Bus, Closing
-from streams.errors import DeadlineError
-from streams.record import Batch, Partition
-from streams.topic import Topic
+from rlstreams.streams.log.bus import Bus, Closing
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.record import Batch, Partition
+from rlstreams.streams.log.topic import Topic
 
 # Many enough that what Python does once a batch is little for each record, and few enough for the
 # processor's cache and for memory where records are large.

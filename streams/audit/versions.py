@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     Event,
     PolicyLoaded,
     PolicyPublished,
@@ -17,9 +17,9 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
-from streams.audit.report import Breaches, BreachKind
-from streams.audit.table import group_name
-from streams.fencing import EpochGate
+from rlstreams.streams.audit.report import Breaches, BreachKind
+from rlstreams.streams.audit.table import group_name
+from rlstreams.streams.log.fencing import EpochGate
 
 CLOCK_S = 5.0  # a worker's wall clock may be set back while it runs
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
 
 HOST = "127.0.0.1"
 STARTED = "Kafka Server started"  # logged by KafkaRaftServer once the broker is unfenced

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from streams.broker.config import (
+from rlstreams.streams.broker.config import (
     CLEAN,
     DISK_FULL,
     FENCED,
@@ -33,12 +33,12 @@ from streams.broker.config import (
     new_cluster_id,
     server_properties,
 )
-from streams.broker.jars import classpath
-from streams.broker.java import find_java
-from streams.broker.lock import FolderInUseError, FolderLock
-from streams.broker.ports import free_port, is_free
-from streams.errors import BrokerError, ConfigError, DeadlineError
-from streams.tail import tail
+from rlstreams.streams.broker.jars import classpath
+from rlstreams.streams.broker.java import find_java
+from rlstreams.streams.broker.lock import FolderInUseError, FolderLock
+from rlstreams.streams.broker.ports import free_port, is_free
+from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
+from rlstreams.streams.log.tail import tail
 
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s

@@ -6,16 +6,15 @@ Each locked coordinate is resolved by itself: a transitive resolution would pick
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from streams.errors import BrokerError, ConfigError
+from rlstreams.streams.log.cache import cache_folder
+from rlstreams.streams.log.errors import BrokerError, ConfigError
 
 KAFKA_VERSION = "4.2.1"
 _MB_PER_JAR = 44.97 / 46  # the lock holds no sizes; the mean is good enough to announce
@@ -65,15 +64,6 @@ def locked(text: str) -> tuple[Jar, ...]:
         group, artifact, version = coordinate.split(":")
         jars.append(Jar(group=group, artifact=artifact, version=version, sha256=digest.strip()))
     return tuple(jars)
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: `RLSTREAMS_CACHE`, else the platform's cache folder."""
-    if named := os.environ.get("RLSTREAMS_CACHE"):
-        return Path(named)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "rlstreams"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlstreams"
 
 
 def classpath(jars_dir: str = "", say: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:

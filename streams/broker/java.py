@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from streams.errors import BrokerError
+from rlstreams.streams.log.errors import BrokerError
 
 OLDEST = 17
 

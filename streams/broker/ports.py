@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import socket
 
-from streams.broker.config import HOST
-from streams.errors import BrokerError
+from rlstreams.streams.broker.config import HOST
+from rlstreams.streams.log.errors import BrokerError
 
 # Below the ephemeral ranges of Linux and macOS: while the broker is down no client's outgoing
 # connection can take its port.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from streams.errors import ConfigError, DeadlineError
+from rlstreams.streams.log.errors import ConfigError, DeadlineError
 
 TURN_S = 180.0  # longer than a start, a fencing and a stop together
 

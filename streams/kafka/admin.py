@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
-from schemas.avro import fingerprint, schema_text
-from schemas.events import EVENTS
-from streams.errors import DeadlineError, TopicMismatchError
-from streams.kafka.admin_ask import NO_OPTIONS, REQUEST_MS, asked
-from streams.kafka.admin_options import admin_settings
-from streams.topic import Retention
-from streams.topic_plan import FLUSH, TopicPlan
-from streams.topics import SCHEMAS, TOPICS
+from rlstreams.schemas.avro import fingerprint, schema_text
+from rlstreams.schemas.events import EVENTS
+from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, REQUEST_MS, asked
+from rlstreams.streams.kafka.admin_options import admin_settings
+from rlstreams.streams.log.errors import DeadlineError, TopicMismatchError
+from rlstreams.streams.log.topic import Retention
+from rlstreams.streams.log.topic_plan import FLUSH, TopicPlan
+from rlstreams.streams.log.topics import SCHEMAS, TOPICS
 
 _METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
 

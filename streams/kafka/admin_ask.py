@@ -16,8 +16,8 @@ from typing import TypeVar
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError
 
-from streams.errors import BrokerError
-from streams.kafka.admin_options import admin_settings
+from rlstreams.streams.kafka.admin_options import admin_settings
+from rlstreams.streams.log.errors import BrokerError
 
 T = TypeVar("T")
 Ask = Callable[[KafkaAdminClient], T]

@@ -22,15 +22,22 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
-from streams.bus import Closing
-from streams.catalogue import Catalogue
-from streams.errors import FencedError, TopicMismatchError
-from streams.kafka.consumer import KafkaGroupConsumer, committed_at, stable
-from streams.kafka.errors import NO_TOPIC, Outage, broker_error, error_of, lost_transaction, until
-from streams.kafka.feed import ASK_S, Feed
-from streams.kafka.producer import KafkaProducer
-from streams.kafka.reader import KafkaReader
-from streams.record import Committed, Partition
+from rlstreams.streams.kafka.consumer import KafkaGroupConsumer, committed_at, stable
+from rlstreams.streams.kafka.errors import (
+    NO_TOPIC,
+    Outage,
+    broker_error,
+    error_of,
+    lost_transaction,
+    until,
+)
+from rlstreams.streams.kafka.feed import ASK_S, Feed
+from rlstreams.streams.kafka.producer import KafkaProducer
+from rlstreams.streams.kafka.reader import KafkaReader
+from rlstreams.streams.log.bus import Closing
+from rlstreams.streams.log.catalogue import Catalogue
+from rlstreams.streams.log.errors import FencedError, TopicMismatchError
+from rlstreams.streams.log.record import Committed, Partition
 
 T = TypeVar("T")
 

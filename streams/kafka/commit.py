@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
-from streams.errors import OutcomeUnknownError
+from rlstreams.streams.log.errors import OutcomeUnknownError
 
 _GRACE_S = 15.0  # beyond its own deadline, in which an abort may end
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.bus import Closing, Polled
-from streams.errors import AbortedError, BrokerError, StreamsError
-from streams.kafka.errors import NOISE, UNTOLD, broker_error, error_of, until
-from streams.kafka.feed import ASK_S, Feed, Fetched
-from streams.record import Committed, Partition, RawRecord
+from rlstreams.streams.kafka.errors import NOISE, UNTOLD, broker_error, error_of, until
+from rlstreams.streams.kafka.feed import ASK_S, Feed, Fetched
+from rlstreams.streams.log.bus import Closing, Polled
+from rlstreams.streams.log.errors import AbortedError, BrokerError, StreamsError
+from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
 _HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions are paused
 # The group expelled us between its assignment and our question; `lost` follows.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.errors import (
+from rlstreams.streams.log.errors import (
     AbortedError,
     BrokerError,
     FencedError,

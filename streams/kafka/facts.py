@@ -10,11 +10,11 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
-from streams.kafka.admin_ask import NO_OPTIONS, asked
-from streams.kafka.open_transactions import idle_transactions
-from streams.redo_needs import LogRange
-from streams.topic_plan import FLUSH
-from streams.topics import TOPICS
+from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
+from rlstreams.streams.kafka.open_transactions import idle_transactions
+from rlstreams.streams.log.redo_needs import LogRange
+from rlstreams.streams.log.topic_plan import FLUSH
+from rlstreams.streams.log.topics import TOPICS
 
 _BROKER_SETTINGS = (
     "group.consumer.session.timeout.ms",

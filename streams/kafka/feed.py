@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from streams.errors import OffsetGoneError, StreamsError, TopicMismatchError
-from streams.kafka.errors import (
+from rlstreams.streams.kafka.errors import (
     IGNORED,
     NO_TOPIC,
     NOISE,
@@ -22,8 +21,16 @@ from streams.kafka.errors import (
     broker_error,
     error_of,
 )
-from streams.parts import Assembler, Message, RecordKey
-from streams.record import PART_HEADER, Batch, Partition, Position, RawRecord, batches_of
+from rlstreams.streams.log.errors import OffsetGoneError, StreamsError, TopicMismatchError
+from rlstreams.streams.log.parts import Assembler, Message, RecordKey
+from rlstreams.streams.log.record import (
+    PART_HEADER,
+    Batch,
+    Partition,
+    Position,
+    RawRecord,
+    batches_of,
+)
 
 ASK_S = 10.0  # one question to the broker
 # One that is asked again anyhow, on the way: whoever polls waits for it.

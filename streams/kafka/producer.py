@@ -13,16 +13,21 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from streams.bus import Closing, GroupConsumer
-from streams.crash_points import CrashPoint, reach
-from streams.errors import AbortedError, FencedError, OutcomeUnknownError, StreamsError
-from streams.kafka.commit import KafkaCommit
-from streams.kafka.consumer import KafkaGroupConsumer
-from streams.kafka.errors import aborted_transaction, error_of, lost_transaction
-from streams.kafka.reports import Reports, Sending
-from streams.kafka.stretch import Stretches
-from streams.partitioner import partition_of
-from streams.record import Committed, Outgoing, Partition, Position
+from rlstreams.streams.kafka.commit import KafkaCommit
+from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
+from rlstreams.streams.kafka.errors import aborted_transaction, error_of, lost_transaction
+from rlstreams.streams.kafka.reports import Reports, Sending
+from rlstreams.streams.kafka.stretch import Stretches
+from rlstreams.streams.log.bus import Closing, GroupConsumer
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.errors import (
+    AbortedError,
+    FencedError,
+    OutcomeUnknownError,
+    StreamsError,
+)
+from rlstreams.streams.log.partitioner import partition_of
+from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from streams.bus import Closing
-from streams.errors import StreamsError
-from streams.kafka.feed import Feed, Fetched
-from streams.parts import Assembler
-from streams.record import Batch, Partition, RawRecord, batches_of
+from rlstreams.streams.kafka.feed import Feed, Fetched
+from rlstreams.streams.log.bus import Closing
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.parts import Assembler
+from rlstreams.streams.log.record import Batch, Partition, RawRecord, batches_of
 
 T = TypeVar("T")
 

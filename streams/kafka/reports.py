@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
-from streams.record import Outgoing, Position
+from rlstreams.streams.log.parts import PART_BYTES, num_parts, part_headers, split, whole
+from rlstreams.streams.log.record import Outgoing, Position
 
 
 class Sending(Protocol):

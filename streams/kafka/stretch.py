@@ -12,8 +12,8 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from streams.parts import PART_BYTES, num_parts, part_headers, split, whole
-from streams.record import Outgoing
+from rlstreams.streams.log.parts import PART_BYTES, num_parts, part_headers, split, whole
+from rlstreams.streams.log.record import Outgoing
 
 
 class _Stretch:

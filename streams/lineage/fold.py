@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Self
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     EVALUATE,
     NO_VERSION,
     DeadLetter,
@@ -31,8 +31,8 @@ from schemas.events import (
     StepCompleted,
     Trajectory,
 )
-from streams.fencing import StepsGate
-from streams.record import Position, Record
+from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.log.record import Position, Record
 
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
 _GROUP = re.compile(r"\d+|e\d+-\d+")

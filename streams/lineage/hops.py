@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from schemas.events import NO_VERSION, PolicyLoaded, Prompt, ScoredTrajectory, Trajectory
-from streams.lineage.fold import Lineage, TrainedIn
-from streams.record import Position, Record
+from rlstreams.schemas.events import NO_VERSION, PolicyLoaded, Prompt, ScoredTrajectory, Trajectory
+from rlstreams.streams.lineage.fold import Lineage, TrainedIn
+from rlstreams.streams.log.record import Position, Record
 
 _HASH = 12  # digits of a weight hash that are shown
 

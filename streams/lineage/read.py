@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from schemas.avro import fingerprint, schema_text
-from schemas.binary import HEADER_BYTES, MARKER
-from schemas.events import GroupsDropped, Prompt, StepCompleted, TrainerHeartbeat
-from schemas.varint import long_bytes
-from streams.lineage.fold import Lineage, LineageFold, SampleId
-from streams.record import RawRecord
-from streams.run_log import RunLog
-from streams.topics import (
+from rlstreams.schemas.avro import fingerprint, schema_text
+from rlstreams.schemas.binary import HEADER_BYTES, MARKER
+from rlstreams.schemas.events import GroupsDropped, Prompt, StepCompleted, TrainerHeartbeat
+from rlstreams.schemas.varint import long_bytes
+from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId
+from rlstreams.streams.log.record import RawRecord
+from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
     POLICY_VERSIONS,
@@ -20,6 +19,7 @@ from streams.topics import (
     STEPS,
     TRAJECTORIES,
 )
+from rlstreams.streams.run.run_log import RunLog
 
 # Events that matter to a group only if they name it, by their first bytes.
 _ABOUT_GROUPS = frozenset(

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from schemas.events import NO_VERSION, ScoredTrajectory, Tensor, TensorError, Trajectory
+from rlstreams.schemas.events import NO_VERSION, ScoredTrajectory, Tensor, TensorError, Trajectory
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from streams.bus import Closing, GroupConsumer
-from streams.catalogue import Catalogue
-from streams.crash_points import CrashPoint, reach
-from streams.errors import (
+from rlstreams.streams.log.bus import Closing, GroupConsumer
+from rlstreams.streams.log.catalogue import Catalogue
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.errors import (
     AbortedError,
     BrokerError,
     DeadlineError,
@@ -17,11 +17,11 @@ from streams.errors import (
     StreamsError,
     TopicMismatchError,
 )
-from streams.memory.consumer import MemoryGroupConsumer, MemoryReader
-from streams.memory.log import MemoryLog, State, Transaction
-from streams.partitioner import partition_of
-from streams.parts import PART_BYTES, Message, num_parts, part_headers, split
-from streams.record import Committed, Outgoing, Partition, Position
+from rlstreams.streams.log.partitioner import partition_of
+from rlstreams.streams.log.parts import PART_BYTES, Message, num_parts, part_headers, split
+from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
+from rlstreams.streams.memory.consumer import MemoryGroupConsumer, MemoryReader
+from rlstreams.streams.memory.log import MemoryLog, State, Transaction
 
 _METADATA_CHARACTERS = 4095  # what Kafka accepts through confluent-kafka
 

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
-from streams.bus import Closing, Polled
-from streams.errors import AbortedError
-from streams.memory.log import MemoryLog
-from streams.parts import Assembler, Message
-from streams.record import Batch, Committed, Partition, RawRecord, batches_of
+from rlstreams.streams.log.bus import Closing, Polled
+from rlstreams.streams.log.errors import AbortedError
+from rlstreams.streams.log.parts import Assembler, Message
+from rlstreams.streams.log.record import Batch, Committed, Partition, RawRecord, batches_of
+from rlstreams.streams.memory.log import MemoryLog
 
 
 class _Feed:

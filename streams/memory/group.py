@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streams.record import Committed, Partition
+from rlstreams.streams.log.record import Committed, Partition
 
 
 @dataclass(slots=True)

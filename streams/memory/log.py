@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from streams.errors import (
+from rlstreams.streams.log.errors import (
     AbortedError,
     FencedError,
     OffsetGoneError,
@@ -22,9 +22,9 @@ from streams.errors import (
     RefusedError,
     TopicMismatchError,
 )
-from streams.memory.group import Group
-from streams.parts import Message
-from streams.record import Committed, Partition
+from rlstreams.streams.log.parts import Message
+from rlstreams.streams.log.record import Committed, Partition
+from rlstreams.streams.memory.group import Group
 
 
 class State(Enum):

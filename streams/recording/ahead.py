@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Executor, wait
 
-from streams.recording.container import Block
+from rlstreams.streams.recording.container import Block
 
 
 def read_ahead(pool: Executor, blocks: Iterator[Block]) -> Iterator[Block]:

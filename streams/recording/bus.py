@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from schemas import SchemaTexts
-from streams.bus import Closing, GroupConsumer, Producer
-from streams.errors import OffsetGoneError, TopicMismatchError
-from streams.record import Batch, Committed, Partition, RawRecord, batches_of
-from streams.recording.errors import RecordingError
-from streams.recording.reader import Recording
+from rlstreams.schemas import SchemaTexts
+from rlstreams.streams.log.bus import Closing, GroupConsumer, Producer
+from rlstreams.streams.log.errors import OffsetGoneError, TopicMismatchError
+from rlstreams.streams.log.record import Batch, Committed, Partition, RawRecord, batches_of
+from rlstreams.streams.recording.errors import RecordingError
+from rlstreams.streams.recording.reader import Recording
 
 
 class RecordingBus(Closing):

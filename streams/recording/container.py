@@ -18,9 +18,9 @@ from typing import BinaryIO, NamedTuple
 
 import zstandard
 
-from schemas.tensor import Buffer
-from schemas.varint import long_bytes, read_long
-from streams.recording.errors import DamagedError, ForeignFileError
+from rlstreams.schemas.tensor import Buffer
+from rlstreams.schemas.varint import long_bytes, read_long
+from rlstreams.streams.recording.errors import DamagedError, ForeignFileError
 
 MAGIC = b"Obj\x01"
 SYNC_BYTES = 16

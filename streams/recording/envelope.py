@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from schemas import DecodeError, decode
-from schemas.avro import HISTORY, fingerprint, fingerprint_of_foreign, schema_text
-from schemas.binary import HEADER_BYTES, MARKER
-from schemas.events import EVENTS, Event
-from schemas.tensor import Buffer
-from schemas.varint import long_bytes, read_count, read_length, read_long
-from streams.record import Partition, Position, RawRecord
-from streams.recording.container import Block, ContainerReader, Header
-from streams.recording.errors import DamagedError, ForeignFileError
+from rlstreams.schemas import DecodeError, decode
+from rlstreams.schemas.avro import HISTORY, fingerprint, fingerprint_of_foreign, schema_text
+from rlstreams.schemas.binary import HEADER_BYTES, MARKER
+from rlstreams.schemas.events import EVENTS, Event
+from rlstreams.schemas.tensor import Buffer
+from rlstreams.schemas.varint import long_bytes, read_count, read_length, read_long
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.recording.container import Block, ContainerReader, Header
+from rlstreams.streams.recording.errors import DamagedError, ForeignFileError
 
 FORMAT = 1
 _FINGERPRINT = re.compile("[0-9a-f]{16}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streams.errors import StreamsError
+from rlstreams.streams.log.errors import StreamsError
 
 
 class RecordingError(StreamsError):

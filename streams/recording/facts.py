@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     DeadLetter,
     Event,
     PolicyLoaded,

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from streams.record import Partition, Position
-from streams.recording.container import Place
-from streams.recording.envelope import Kind
-from streams.recording.errors import DamagedError, RecordingError
-from streams.recording.facts import Facts, TrainedFact
+from rlstreams.streams.log.record import Partition, Position
+from rlstreams.streams.recording.container import Place
+from rlstreams.streams.recording.envelope import Kind
+from rlstreams.streams.recording.errors import DamagedError, RecordingError
+from rlstreams.streams.recording.facts import Facts, TrainedFact
 
 INDEX_FILE = "index.sqlite"
 _SCHEMA = """

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from streams.recording.envelope import FORMAT
-from streams.recording.errors import DamagedError, ForeignFileError
+from rlstreams.streams.recording.envelope import FORMAT
+from rlstreams.streams.recording.errors import DamagedError, ForeignFileError
 
 MANIFEST_FILE = "manifest.json"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from streams.counted import counted
-from streams.recording.index import Index, IndexedFile
-from streams.recording.manifest import Manifest
+from rlstreams.streams.log.counted import counted
+from rlstreams.streams.recording.index import Index, IndexedFile
+from rlstreams.streams.recording.manifest import Manifest
 
 
 def num_text(num_records: int) -> str:

@@ -18,21 +18,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from schemas import DecodeError
-from schemas.events import Event
-from streams.bus import Closing
-from streams.codec import decoded
-from streams.record import Partition, Position, RawRecord, Record
-from streams.recording.ahead import read_ahead
-from streams.recording.container import ContainerReader
-from streams.recording.envelope import OPAQUE, Kind, event_schema, records_of
-from streams.recording.errors import (
+from rlstreams.schemas import DecodeError
+from rlstreams.schemas.events import Event
+from rlstreams.streams.log.bus import Closing
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
+from rlstreams.streams.recording.ahead import read_ahead
+from rlstreams.streams.recording.container import ContainerReader
+from rlstreams.streams.recording.envelope import OPAQUE, Kind, event_schema, records_of
+from rlstreams.streams.recording.errors import (
     DamagedError,
     ForeignFileError,
     NotRecordedError,
     RecordingError,
 )
-from streams.recording.index import (
+from rlstreams.streams.recording.index import (
     INDEX_FILE,
     Entry,
     Index,
@@ -40,10 +40,10 @@ from streams.recording.index import (
     KnownBlock,
     usable_index,
 )
-from streams.recording.manifest import Manifest, load
-from streams.recording.missing import cut_text, num_text, unlike_manifest
-from streams.recording.rebuild import rebuild
-from streams.recording.sequence import Follower, distinct
+from rlstreams.streams.recording.manifest import Manifest, load
+from rlstreams.streams.recording.missing import cut_text, num_text, unlike_manifest
+from rlstreams.streams.recording.rebuild import rebuild
+from rlstreams.streams.recording.sequence import Follower, distinct
 
 E = TypeVar("E", bound=Event)
 _BLOCKS_HELD = 32

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streams.record import Partition
-from streams.recording.container import Block, ContainerReader, Place
-from streams.recording.envelope import OPAQUE, Describer, Kind, event_schema, records_of
-from streams.recording.errors import DamagedError, ForeignFileError
-from streams.recording.facts import TrainedFact, facts_of, trained_by
-from streams.recording.index import Index, Span, row_of
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.recording.container import Block, ContainerReader, Place
+from rlstreams.streams.recording.envelope import OPAQUE, Describer, Kind, event_schema, records_of
+from rlstreams.streams.recording.errors import DamagedError, ForeignFileError
+from rlstreams.streams.recording.facts import TrainedFact, facts_of, trained_by
+from rlstreams.streams.recording.index import Index, Span, row_of
 
 
 def rebuild(folder: Path, path: Path) -> list[str]:

@@ -12,19 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from schemas import DecodeError
-from schemas.avro import fingerprint_of_foreign
-from schemas.binary import HEADER_BYTES, MARKER
-from schemas.events import StepCompleted, TrainerHeartbeat, TrainerStarted
-from streams.bus import Bus, Closing
-from streams.codec import decoded
-from streams.errors import DeadlineError, StreamsError
-from streams.record import Partition, RawRecord
-from streams.recording.envelope import Described
-from streams.recording.facts import facts_of
-from streams.recording.selection import Range, Selection
-from streams.recording.writer import RecordingWriter
-from streams.topics import (
+from rlstreams.schemas import DecodeError
+from rlstreams.schemas.avro import fingerprint_of_foreign
+from rlstreams.schemas.binary import HEADER_BYTES, MARKER
+from rlstreams.schemas.events import StepCompleted, TrainerHeartbeat, TrainerStarted
+from rlstreams.streams.log.bus import Bus, Closing
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.errors import DeadlineError, StreamsError
+from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.topics import (
     CONTROL,
     DEAD_LETTERS,
     POLICY_PULLS,
@@ -36,6 +32,10 @@ from streams.topics import (
     TRAJECTORIES,
     WORKER_EVENTS,
 )
+from rlstreams.streams.recording.envelope import Described
+from rlstreams.streams.recording.facts import facts_of
+from rlstreams.streams.recording.selection import Range, Selection
+from rlstreams.streams.recording.writer import RecordingWriter
 
 # Downstream first; the schemas before all, for they explain the rest.
 ORDER = (

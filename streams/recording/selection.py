@@ -11,10 +11,16 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from schemas.events import Event, GroupsDropped, PolicyPublished, StepCompleted, TrainerStarted
-from streams.record import Partition, RawRecord
-from streams.recording.facts import Facts
-from streams.topics import SCHEMAS
+from rlstreams.schemas.events import (
+    Event,
+    GroupsDropped,
+    PolicyPublished,
+    StepCompleted,
+    TrainerStarted,
+)
+from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.topics import SCHEMAS
+from rlstreams.streams.recording.facts import Facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from streams.record import PART_HEADER, RawRecord
-from streams.recording.container import Block
-from streams.recording.errors import DamagedError
-from streams.recording.index import KnownBlock
+from rlstreams.streams.log.record import PART_HEADER, RawRecord
+from rlstreams.streams.recording.container import Block
+from rlstreams.streams.recording.errors import DamagedError
+from rlstreams.streams.recording.index import KnownBlock
 
 
 class Follower:

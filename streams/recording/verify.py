@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas import DecodeError
-from streams.recording.container import ContainerReader
-from streams.recording.envelope import OPAQUE
-from streams.recording.errors import DamagedError, RecordingError
-from streams.recording.index import INDEX_FILE, IndexedFile
-from streams.recording.manifest import MANIFEST_FILE, load, sha256_of
-from streams.recording.reader import Recording
+from rlstreams.schemas import DecodeError
+from rlstreams.streams.recording.container import ContainerReader
+from rlstreams.streams.recording.envelope import OPAQUE
+from rlstreams.streams.recording.errors import DamagedError, RecordingError
+from rlstreams.streams.recording.index import INDEX_FILE, IndexedFile
+from rlstreams.streams.recording.manifest import MANIFEST_FILE, load, sha256_of
+from rlstreams.streams.recording.reader import Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from schemas.avro import fingerprint
-from streams.bus import Closing
-from streams.owner_lock import OwnedError, take
-from streams.record import Partition, RawRecord
-from streams.recording.container import ContainerWriter, read_header
-from streams.recording.envelope import Described, Describer, Kind, spliced
-from streams.recording.errors import DamagedError, RecordingError
-from streams.recording.facts import TrainedFact, facts_of, trained_by
-from streams.recording.index import INDEX_FILE, Index, Span, row_of
-from streams.recording.manifest import (
+from rlstreams.schemas.avro import fingerprint
+from rlstreams.streams.log.bus import Closing
+from rlstreams.streams.log.owner_lock import OwnedError, take
+from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.recording.container import ContainerWriter, read_header
+from rlstreams.streams.recording.envelope import Described, Describer, Kind, spliced
+from rlstreams.streams.recording.errors import DamagedError, RecordingError
+from rlstreams.streams.recording.facts import TrainedFact, facts_of, trained_by
+from rlstreams.streams.recording.index import INDEX_FILE, Index, Span, row_of
+from rlstreams.streams.recording.manifest import (
     MANIFEST_FILE,
     Manifest,
     RecordedFile,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
-from streams.group_ids import evaluation_id
+from rlstreams.schemas.events import EVALUATE, DeadLetter, Event, Prompt, Segment, Trajectory
+from rlstreams.streams.log.group_ids import evaluation_id
 
 _BLOCK = 512  # rows whose marks are one number
 

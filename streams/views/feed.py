@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from schemas import DecodeError, SchemaTexts
-from schemas.events import Event
-from streams.bus import Bus
-from streams.codec import decoded
-from streams.record import Partition, RawRecord, Record
-from streams.topic import Topic
-from streams.topics import (
+from rlstreams.schemas import DecodeError, SchemaTexts
+from rlstreams.schemas.events import Event
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.record import Partition, RawRecord, Record
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
     POLICY_VERSIONS,
@@ -27,7 +27,7 @@ from streams.topics import (
     TRAJECTORIES,
     WORKER_EVENTS,
 )
-from streams.views.evaluation import (
+from rlstreams.streams.views.evaluation import (
     Answer,
     EvaluationPoint,
     EvaluationState,
@@ -37,9 +37,9 @@ from streams.views.evaluation import (
     SamplesView,
     TokenRun,
 )
-from streams.views.flow import FlowState, FlowView
-from streams.views.run import Claim, RunState, RunView, StepPoint
-from streams.views.workers import (
+from rlstreams.streams.views.flow import FlowState, FlowView
+from rlstreams.streams.views.run import Claim, RunState, RunView, StepPoint
+from rlstreams.streams.views.workers import (
     Pull,
     PullsState,
     PullsView,

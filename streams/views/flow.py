@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     TRAIN,
     DeadLetter,
     Event,
@@ -15,8 +15,8 @@ from schemas.events import (
     Trajectory,
     WorkerReport,
 )
-from streams.fencing import StepsGate
-from streams.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     TRAIN,
     ClosedGroups,
     ControlState,
@@ -27,9 +27,9 @@ from schemas.events import (
     Trajectory,
     WorkerReport,
 )
-from streams.fencing import StepsGate
-from streams.group_ids import issue_number
-from streams.record import Position
+from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.log.group_ids import issue_number
+from rlstreams.streams.log.record import Position
 
 # Counters that say that something was done; time spent or a pull that failed is no progress.
 PROGRESS = (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     TRAIN,
     ClosedGroups,
     DeadLetter,
@@ -22,10 +22,10 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
-from streams.fencing import StepsGate
-from streams.group_ids import issue_number
-from streams.topic import Topic
-from streams.topics import DEAD_LETTERS, PROMPTS, STEPS
+from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.log.group_ids import issue_number
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
 
 LETTER_TOPICS: tuple[Topic, ...] = (STEPS, PROMPTS, DEAD_LETTERS)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     ClosedGroups,
     Event,
     GroupsDropped,
@@ -18,7 +18,7 @@ from schemas.events import (
     TrainerHeartbeat,
     TrainerStarted,
 )
-from streams.fencing import StepsGate
+from rlstreams.streams.log.fencing import StepsGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

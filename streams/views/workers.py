@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from schemas.events import NO_VERSION, Event, PolicyLoaded, PullRequested, WorkerReport
+from rlstreams.schemas.events import NO_VERSION, Event, PolicyLoaded, PullRequested, WorkerReport
 
 SILENT_S = 6.0  # a worker that reported nothing for this long is shown as silent
 _PULLS_KEPT = 256

@@ -38,26 +38,21 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from confluent_kafka import Consumer, TopicPartition
 
-from schemas import decode
-from streams.audit.auditor import Auditor, Helpers
-from streams.audit.classes import Classes, Coverage, Reached
-from streams.audit.fold import AuditFold
-from streams.audit.rows import Sieve
-from streams.audit.sources import LARGE, spare_memory
-from streams.audit.tail import BATCH
-from streams.broker.embedded import EmbeddedBroker
-from streams.codec import outgoing
-from streams.kafka.admin import apply
-from streams.kafka.bus import _CONSUMER, _READER, KafkaBus
-from streams.record import Batch, Committed, Outgoing, Partition, Position
-from streams.topic import Topic
-from streams.topic_plan import TopicPlan
-from streams.topics import (
-    PROMPTS,
-    SCORED,
-    STEPS,
-    TRAJECTORIES,
-)
+from rlstreams.schemas import decode
+from rlstreams.streams.audit.auditor import Auditor, Helpers
+from rlstreams.streams.audit.classes import Classes, Coverage, Reached
+from rlstreams.streams.audit.fold import AuditFold
+from rlstreams.streams.audit.rows import Sieve
+from rlstreams.streams.audit.sources import LARGE, spare_memory
+from rlstreams.streams.audit.tail import BATCH
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import _CONSUMER, _READER, KafkaBus
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Batch, Committed, Outgoing, Partition, Position
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 from tests.bench.audit_run import GROUP_SIZE, SyntheticRun
 from tests.bench.hardware import hardware
 

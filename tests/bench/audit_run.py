@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from schemas import encode
-from schemas.binary import HEADER_BYTES
-from schemas.events import (
+from rlstreams.schemas import encode
+from rlstreams.schemas.binary import HEADER_BYTES
+from rlstreams.schemas.events import (
     ClosedGroups,
     Event,
     PartitionPosition,
@@ -21,8 +21,14 @@ from schemas.events import (
     StepCompleted,
     Tensor,
 )
-from streams.topic import Topic
-from streams.topics import POLICY_PULLS, POLICY_VERSIONS, PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import (
+    POLICY_PULLS,
+    POLICY_VERSIONS,
+    PROMPTS,
+    SCORED,
+    TRAJECTORIES,
+)
 from tests.bench.codec import payload
 from tests.factories import (
     HASH,

@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schemas import Segment, Tensor, Trajectory, decode, encode
+from rlstreams.schemas import Segment, Tensor, Trajectory, decode, encode
 from tests.bench.hardware import hardware
 
 Work = Callable[[], object]

@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
-from streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.broker.embedded import EmbeddedBroker
 from tests.bench.data_path_ends import pool
 from tests.bench.data_path_processes import Bench
 from tests.bench.hardware import hardware

@@ -22,17 +22,17 @@ import numpy as np
 import numpy.typing as npt
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from schemas import Trajectory
-from streams.bus import GroupConsumer, Polled
-from streams.codec import decoded, outgoing
-from streams.kafka.bus import _CONSUMER, _PRODUCER, KafkaBus
-from streams.parts import PART_BYTES, num_parts, part_headers, split
-from streams.record import Committed, Partition, RawRecord
-from streams.topics import TRAJECTORIES
-from streams.tracker import Tracker
+from rlstreams.schemas import Trajectory
+from rlstreams.streams.kafka.bus import _CONSUMER, _PRODUCER, KafkaBus
+from rlstreams.streams.log.bus import GroupConsumer, Polled
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.parts import PART_BYTES, num_parts, part_headers, split
+from rlstreams.streams.log.record import Committed, Partition, RawRecord
+from rlstreams.streams.log.topics import TRAJECTORIES
+from rlstreams.streams.log.tracker import Tracker
+from rlstreams.workers.loop.outbox import Finished, Outbox
+from rlstreams.workers.loop.runtime import IDLE_S
 from tests.bench.codec import payload
-from workers.loop.outbox import Finished, Outbox
-from workers.loop.runtime import IDLE_S
 
 RUN = "bench"
 INPUT = "inputs"  # the small topic whose positions are committed

@@ -20,14 +20,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from streams.broker.config import FSYNC
-from streams.broker.embedded import EmbeddedBroker
-from streams.bus import Bus
-from streams.kafka.admin import apply
-from streams.kafka.bus import KafkaBus
-from streams.record import Outgoing
-from streams.topic_plan import TopicPlan
-from streams.topics import TRAJECTORIES
+from rlstreams.streams.broker.config import FSYNC
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import TRAJECTORIES
 
 RUN = "fsync"
 

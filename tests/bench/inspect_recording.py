@@ -27,14 +27,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schemas import Tensor, encode
-from schemas.events import Event
-from streams.codec import outgoing
-from streams.partitioner import partition_of
-from streams.record import Partition, Position, RawRecord
-from streams.recording import Manifest, RecordedTopic, RecordingWriter
-from streams.run_log import topic_of
-from streams.topics import TOPICS
+from rlstreams.schemas import Tensor, encode
+from rlstreams.schemas.events import Event
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.partitioner import partition_of
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.topics import TOPICS
+from rlstreams.streams.recording import Manifest, RecordedTopic, RecordingWriter
+from rlstreams.streams.run.run_log import topic_of
 from tests import factories
 
 SIZES = (1_000, 10_000, 100_000)
@@ -139,7 +139,7 @@ def _raw(
 # The peak that `wait4` tells begins with what the parent had; this one is of the process alone.
 _AND_TELL = """
 import re, sys, time
-from workers.__main__ import main
+from rlstreams.__main__ import main
 try:
     status = main(sys.argv[1:])
 except SystemExit as end:

@@ -24,25 +24,25 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from schemas.events import PolicyPublished
-from streams.broker.embedded import EmbeddedBroker
-from streams.kafka.admin import apply
-from streams.kafka.bus import KafkaBus
-from streams.topic_plan import TopicPlan
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.engines.fake import FakeEngine, fake_weights
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.trainer.ledger_writer import LedgerWriter
+from rlstreams.workers.weights.channel import Manifest
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.bench.hardware import hardware
 from tests.unit.roles.stand import EXAMPLE, LengthVerifier
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.engines.base import Sampling
-from workers.engines.fake import FakeEngine, fake_weights
-from workers.loop.reporter import Reporter
-from workers.rollout.sampling import Sampler
-from workers.rollout.worker import make_worker
-from workers.tokenizer import Tokenizer
-from workers.trainer.ledger_writer import LedgerWriter
-from workers.weights.channel import Manifest
-from workers.weights.file import FileWeightChannel, FileWeightServer
 
 RUN = "latency"
 NUM_WORKERS = 4

@@ -31,20 +31,20 @@ from pathlib import Path
 
 import numpy as np
 
-from schemas.events import ScoredTrajectory, Tensor
-from streams.broker.embedded import EmbeddedBroker
-from streams.codec import decoded, outgoing
-from streams.kafka.admin import apply
-from streams.kafka.bus import KafkaBus
-from streams.parts import whole
-from streams.record import Outgoing, Partition, Position, RawRecord
-from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
-from streams.recording.recorder import Recorder
-from streams.recording.selection import Selection
-from streams.topic_plan import TopicPlan
-from streams.topics import SCORED
+from rlstreams.debug.replay.player import Pace, Player
+from rlstreams.schemas.events import ScoredTrajectory, Tensor
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.parts import whole
+from rlstreams.streams.log.record import Outgoing, Partition, Position, RawRecord
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import SCORED
+from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
+from rlstreams.streams.recording.recorder import Recorder
+from rlstreams.streams.recording.selection import Selection
 from tests import factories
-from workers.replay.player import Pace, Player
 
 PLAN = TopicPlan(rollout_workers=1, logprob_workers=1)
 BATCH = 1000

@@ -23,8 +23,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from schemas.events import StepCompleted
-from streams.recording import Recording
+from rlstreams.schemas.events import StepCompleted
+from rlstreams.streams.recording import Recording
 from tests.bench.hardware import hardware
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ START_S = 120.0
 
 
 def rlstreams(*words: str) -> list[str]:
-    return [sys.executable, "-m", "workers", *words]
+    return [sys.executable, "-m", "rlstreams", *words]
 
 
 def measure(scratch: Path, name: str, steps: int, *, is_recorded: bool) -> dict[str, float]:

@@ -5,7 +5,7 @@
 Payloads are those of `data_path.py` (S 1k tokens, M 16k, L 8k with routed experts), one topic of
 four partitions on one embedded broker; the rows of a round take turns:
 
-- replay: a recording into a fresh topic, by `workers.replay.player`, decompression included.
+- replay: a recording into a fresh topic, by `debug.replay.player`, decompression included.
 - append: the bare client, one transaction of ready bytes: what any replay through a broker costs.
 - role reads: our reader with decoding, over the topic that the replay has just written.
 - bare reads: the bare client over the same topic, bytes only.
@@ -37,19 +37,19 @@ import confluent_kafka
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from streams.broker.embedded import EmbeddedBroker
-from streams.codec import decoded, outgoing
-from streams.kafka.admin import apply
-from streams.kafka.bus import _CONSUMER, _PRODUCER, KafkaBus
-from streams.parts import num_parts, split
-from streams.record import Partition, Position, RawRecord
-from streams.recording import Manifest, Recording, RecordingWriter
-from streams.topic_plan import TopicPlan
-from streams.topics import TRAJECTORIES
+from rlstreams.debug.replay.player import Pace, Player, outgoing_of
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import _CONSUMER, _PRODUCER, KafkaBus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.parts import num_parts, split
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import TRAJECTORIES
+from rlstreams.streams.recording import Manifest, Recording, RecordingWriter
 from tests.bench.data_path_ends import pool
 from tests.bench.data_path_processes import Bench, _cpu_s_of, cpu_s
 from tests.bench.hardware import hardware
-from workers.replay.player import Pace, Player, outgoing_of
 
 COUNTS = {"S": 20_000, "M": 1_500, "L": 60}  # about 180 MB each
 PARTITIONS = 4

@@ -26,28 +26,28 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from schemas.events import Tensor, Trajectory
-from streams.codec import decoded, outgoing
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.record import RawRecord
-from streams.topics import POLICY_VERSIONS, PROMPTS, TOPICS, TRAJECTORIES
+from rlstreams.schemas.events import Tensor, Trajectory
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.record import RawRecord
+from rlstreams.streams.log.topics import POLICY_VERSIONS, PROMPTS, TOPICS, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.load import load
+from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.engines.served.request import seed_of
+from rlstreams.workers.engines.served.vllm import VllmDialect
+from rlstreams.workers.engines.served.wire import GenerateRequest
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.bench.hardware import hardware
 from tests.contract.engine_rigs import announced, version_weights
 from tests.servers.real import long_model, real_engine, vllm_server
 from tests.unit.roles.stand import EXAMPLE, make_prompt
-from workers.config.load import load
-from workers.context import Context
-from workers.engines.base import Sampling
-from workers.engines.served.request import seed_of
-from workers.engines.served.vllm import VllmDialect
-from workers.engines.served.wire import GenerateRequest
-from workers.loop.stage import StageLoop
-from workers.rollout.make_verifier import make_verifier
-from workers.rollout.sampling import Sampler
-from workers.rollout.worker import make_worker
-from workers.tokenizer import Tokenizer
-from workers.weights.file import FileWeightChannel, FileWeightServer
 
 IDS = np.array([1, 8, 4, 9, 4, 7, 8], np.int32)
 EOS = 2  # of the demo model

@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from schemas.events import ScoredTrajectory, Segment, SegmentScore, Tensor
+from rlstreams.schemas.events import ScoredTrajectory, Segment, SegmentScore, Tensor
+from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
+from rlstreams.workers.model.experts import RouterCapture
+from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.training.training import Training
 from tests import factories
 from tests.bench.hardware import hardware
 from tests.gpu.model_rows import Shape
 from tests.gpu.random_model import KINDS, write
-from workers.config.trainer import OptimizerSection, TrainerSection
-from workers.engines.experts import RouterCapture
-from workers.trainer.packing import Batch, pack
-from workers.trainer.training import Training
 
 DEMO = Path(__file__).resolve().parents[2] / "infra" / "examples" / "demo" / "model"
 # As many layers and choices as make the routers a visible share; 25 M parameters.

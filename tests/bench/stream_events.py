@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from aiohttp import web
 
+from rlstreams.workers.engines.served.http import ServerHttp
+from rlstreams.workers.engines.served.vllm import VllmDialect
+from rlstreams.workers.engines.served.wire import joined
+from rlstreams.workers.engines.thread import new_loop
 from tests.bench.hardware import hardware
-from workers.engines.served.http import ServerHttp
-from workers.engines.served.vllm import VllmDialect
-from workers.engines.served.wire import joined
-from workers.engines.thread import new_loop
 
 NUM_STREAMS, NUM_EVENTS, EVERY_S = 32, 200, 0.005
 DEADLINE_S = 60.0

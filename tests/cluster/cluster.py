@@ -12,7 +12,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource
 
-from streams.broker.config import new_cluster_id, server_properties
+from rlstreams.streams.broker.config import new_cluster_id, server_properties
 from tests.containers import KafkaNode, make_network, sweep, wait_until
 from tests.ports import free_ports
 

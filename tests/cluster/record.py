@@ -22,7 +22,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from streams.audit.auditor import AuditReport
+from rlstreams.streams.audit.auditor import AuditReport
 from tests.cluster.cluster import NUM_NODES, Cluster, Fault, running_cluster
 from tests.cluster.run import COMMIT_S, ClusterRun
 from tests.containers import ROOT, kafka_image

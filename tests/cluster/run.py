@@ -6,12 +6,12 @@ import signal
 import time
 from pathlib import Path
 
-from schemas.events import StepCompleted
-from streams.audit.auditor import AuditReport, audit
-from streams.codec import decoded
-from streams.kafka.bus import KafkaBus
-from streams.kafka.reader import KafkaReader
-from streams.topics import STEPS
+from rlstreams.schemas.events import StepCompleted
+from rlstreams.streams.audit.auditor import AuditReport, audit
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.reader import KafkaReader
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.topics import STEPS
 from tests.e2e.command import UP_S, Started, Workspace
 
 FOREVER = 100_000  # steps: the test ends the run

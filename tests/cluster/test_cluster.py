@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.kafka.admin import apply, listing
-from streams.topic_plan import TopicPlan
+from rlstreams.streams.kafka.admin import apply, listing
+from rlstreams.streams.log.topic_plan import TopicPlan
 from tests.cluster.cluster import NUM_NODES, Cluster, Fault
 from tests.cluster.run import ClusterRun
 

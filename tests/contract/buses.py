@@ -15,14 +15,14 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
-from streams.bus import Bus, GroupConsumer
-from streams.kafka.bus import KafkaBus
-from streams.kafka.consumer import KafkaGroupConsumer
-from streams.memory.bus import MemoryBus
-from streams.memory.consumer import MemoryGroupConsumer
-from streams.memory.log import MemoryLog, State, Transaction
-from streams.parts import Message
-from streams.record import Committed, Partition
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
+from rlstreams.streams.log.bus import Bus, GroupConsumer
+from rlstreams.streams.log.parts import Message
+from rlstreams.streams.log.record import Committed, Partition
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.consumer import MemoryGroupConsumer
+from rlstreams.streams.memory.log import MemoryLog, State, Transaction
 
 DEADLINE_S = 60.0
 _EXPELLED_AFTER_S = 1.5

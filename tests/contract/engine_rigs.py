@@ -14,7 +14,21 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.base import (
+    Engine,
+    GeneratedSegment,
+    Int32s,
+    SampleRequest,
+    Sampling,
+    Scorer,
+)
+from rlstreams.workers.engines.builtin import BuiltinEngine
+from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.engines.fake import EOS, FakeEngine, FakeScorer, fake_weights
+from rlstreams.workers.model.model import load_model, weights_of
+from rlstreams.workers.weights.channel import Manifest
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.contract.engine_waits import DEADLINE_S, until_running
 from tests.servers.fake_server import VERSIONS, FakeServer
 from tests.servers.real import (
@@ -27,13 +41,6 @@ from tests.servers.real import (
     thaw,
 )
 from tests.servers.served import served_engine
-from workers.engines.base import Engine, GeneratedSegment, Int32s, SampleRequest, Sampling, Scorer
-from workers.engines.builtin import BuiltinEngine
-from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.fake import EOS, FakeEngine, FakeScorer, fake_weights
-from workers.engines.model import load_model, weights_of
-from workers.weights.channel import Manifest
-from workers.weights.file import FileWeightChannel, FileWeightServer
 
 E = TypeVar("E", bound=Engine)
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"

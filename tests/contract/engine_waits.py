@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from workers.engines.base import Engine
+from rlstreams.workers.engines.base import Engine
 
 DEADLINE_S = 300.0  # a real server on a busy machine samples some thousand tokens in it
 

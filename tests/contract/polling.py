@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from streams.bus import Bus, GroupConsumer, Polled, Reader
-from streams.record import Outgoing, Partition, RawRecord
+from rlstreams.streams.log.bus import Bus, GroupConsumer, Polled, Reader
+from rlstreams.streams.log.record import Outgoing, Partition, RawRecord
 
 T = TypeVar("T")
 P0 = Partition("t", 0)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from streams.errors import (
+from rlstreams.streams.log.errors import (
     AbortedError,
     BrokerError,
     FencedError,
@@ -14,9 +14,9 @@ from streams.errors import (
     RefusedError,
     TopicMismatchError,
 )
-from streams.partitioner import partition_of
-from streams.parts import part_headers
-from streams.record import Batch, Outgoing, Partition
+from rlstreams.streams.log.partitioner import partition_of
+from rlstreams.streams.log.parts import part_headers
+from rlstreams.streams.log.record import Batch, Outgoing, Partition
 from tests.contract.buses import Cluster
 from tests.contract.polling import (
     P0,

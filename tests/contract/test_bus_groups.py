@@ -8,8 +8,8 @@ from collections.abc import Set
 
 import pytest
 
-from streams.errors import AbortedError, BrokerError, OutcomeUnknownError
-from streams.record import Committed, Partition
+from rlstreams.streams.log.errors import AbortedError, BrokerError, OutcomeUnknownError
+from rlstreams.streams.log.record import Committed, Partition
 from tests.contract.buses import Cluster
 from tests.contract.polling import (
     P0,

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from schemas.events import Endpoint, PolicyPublished
+from rlstreams.schemas.events import Endpoint, PolicyPublished
+from rlstreams.workers.weights.channel import VersionGoneError, WeightError
+from rlstreams.workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
+from rlstreams.workers.weights.layout import parse_layout, weight_hash
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.handshake import receiver_key
+from rlstreams.workers.weights.link.pieces import Piece
+from rlstreams.workers.weights.link.receiver import Address, Receiver
+from rlstreams.workers.weights.link.shards import Part
+from rlstreams.workers.weights.link.target import FreshTensors
+from rlstreams.workers.weights.sender import Limits
+from rlstreams.workers.weights.snapshot import Snapshot
 from tests import factories
 from tests.contract.engine_rigs import announced
 from tests.contract.test_weight_channel import weights
-from workers.weights.channel import VersionGoneError, WeightError
-from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
-from workers.weights.layout import parse_layout, weight_hash
-from workers.weights.link.errors import PullError
-from workers.weights.link.handshake import receiver_key
-from workers.weights.link.pieces import Piece
-from workers.weights.link.receiver import Address, Receiver
-from workers.weights.link.shards import Part
-from workers.weights.link.target import FreshTensors
-from workers.weights.sender import Limits
-from workers.weights.snapshot import Snapshot
 
 SECRET, EPOCH, DEADLINE_S = "the run's", 1, 120.0  # the epoch is the one that `announced` says
 

@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.events import NO_VERSION
+from rlstreams.schemas.events import NO_VERSION
+from rlstreams.workers.engines.base import (
+    Engine,
+    FinishReason,
+    PromptTooLongError,
+    SampleRequest,
+    TokenSequence,
+)
+from rlstreams.workers.engines.fake import EOS
+from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import (
     KINDS,
     PROMPT,
@@ -24,15 +33,6 @@ from tests.contract.engine_rigs import (
     tokens,
 )
 from tests.contract.engine_waits import until_idle, until_sampled
-from workers.engines.base import (
-    Engine,
-    EngineError,
-    FinishReason,
-    PromptTooLongError,
-    SampleRequest,
-    TokenSequence,
-)
-from workers.engines.fake import EOS
 
 
 @pytest.fixture(

@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlstreams.workers.engines.base import Engine, FinishReason, PauseMode, TokenSequence
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import (
     KINDS,
     PROMPT,
@@ -25,14 +28,6 @@ from tests.contract.engine_rigs import (
     tokens,
 )
 from tests.contract.engine_waits import until_waiting
-from workers.engines.base import (
-    Engine,
-    EngineError,
-    FinishReason,
-    PauseMode,
-    TokenSequence,
-)
-from workers.weights.channel import WeightError
 
 
 @pytest.fixture(params=(*KINDS, *SERVED, REAL))

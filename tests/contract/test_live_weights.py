@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rlstreams.workers.weights.channel import VersionGoneError
+from rlstreams.workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
+from rlstreams.workers.weights.layout import weight_hash
+from rlstreams.workers.weights.sender import Limits
 from tests.contract.engine_rigs import announced
 from tests.contract.test_collective_channel import EPOCH, SECRET, Log, Stand
 from tests.contract.test_weight_channel import weights
-from workers.weights.channel import VersionGoneError
-from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
-from workers.weights.layout import weight_hash
-from workers.weights.sender import Limits
 
 LONG_S = 60.0
 

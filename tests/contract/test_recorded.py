@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.recorded import Recorder, Replay
 from tests.servers.replayed import NoWeights, engine_of, head_of, replay
 from tests.servers.scenario import exercise
 from tests.servers.served import engine_of_urls, model_folder
 from tests.servers.world import World
-from workers.engines.base import EngineError
 
 STAND_INS = ("sglang-0.5.17", "sglang-0.5.23", "vllm-0.32.0")
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.jsonl"))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from schemas import DecodeError
-from schemas.events import Prompt, ScoredTrajectory, StepCompleted, Trajectory
-from streams.lineage.fold import SampleId
-from streams.lineage.read import read_lineages
-from streams.recorded_log import RecordedLog
-from streams.run_log import BusLog, RunLog, topic_of
-from streams.topics import DEAD_LETTERS, STEPS, TRAJECTORIES
+from rlstreams.schemas import DecodeError
+from rlstreams.schemas.events import Prompt, ScoredTrajectory, StepCompleted, Trajectory
+from rlstreams.streams.lineage.fold import SampleId
+from rlstreams.streams.lineage.read import read_lineages
+from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS, TRAJECTORIES
+from rlstreams.streams.run.recorded_log import RecordedLog
+from rlstreams.streams.run.run_log import BusLog, RunLog, topic_of
 from tests.contract.buses import KafkaCluster
 from tests.unit.inspect import told_run
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from schemas import UnknownSchemaError
-from schemas.avro import fingerprint
-from schemas.binary import MARKER
-from schemas.events import EVENTS
-from streams.codec import decoded, outgoing
-from streams.record import Outgoing, Partition
-from streams.topics import SCHEMAS, STEPS
+from rlstreams.schemas import UnknownSchemaError
+from rlstreams.schemas.avro import fingerprint
+from rlstreams.schemas.binary import MARKER
+from rlstreams.schemas.events import EVENTS
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topics import SCHEMAS, STEPS
 from tests import factories
 from tests.contract.buses import Cluster
 from tests.contract.polling import ends_at, read

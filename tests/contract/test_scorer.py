@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlstreams.workers.engines.base import Int32s, Scorer, Scores, TokenSequence
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import KINDS, PROMPT, Rig
-from workers.engines.base import EngineError, Int32s, Scorer, Scores, TokenSequence
-from workers.weights.channel import WeightError
 
 
 @pytest.fixture(params=KINDS)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.errors import AbortedError, DeadlineError, FencedError, RefusedError
-from streams.record import Outgoing
+from rlstreams.streams.log.errors import AbortedError, DeadlineError, FencedError, RefusedError
+from rlstreams.streams.log.record import Outgoing
 from tests.contract.buses import Cluster
 from tests.contract.polling import P0, P1, read, record, values
 

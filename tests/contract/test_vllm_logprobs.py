@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlstreams.workers.engines.base import Engine, TokenSequence
 from tests.contract.engine_rigs import PROMPT, RealRig, collect, drive, request
-from workers.engines.base import Engine, TokenSequence
 
 pytestmark = pytest.mark.vllm
 PULLS = 10

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.events import Endpoint, PolicyPublished
+from rlstreams.schemas.events import Endpoint, PolicyPublished
+from rlstreams.workers.weights.channel import VersionGoneError, WeightChannel, WeightError
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
+from rlstreams.workers.weights.layout import weight_hash
 from tests import factories
 from tests.contract.engine_rigs import announced
-from workers.weights.channel import VersionGoneError, WeightChannel, WeightError
-from workers.weights.file import FileWeightChannel, FileWeightServer
-from workers.weights.layout import weight_hash
 
 DEADLINE_S = 60.0
 

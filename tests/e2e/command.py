@@ -63,7 +63,7 @@ class Workspace:
         (self.folder / "infra").symlink_to(ROOT / "infra")
         script = self.folder / "bin/rlstreams"
         script.parent.mkdir()
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m workers "$@"\n', "utf-8")
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rlstreams "$@"\n', "utf-8")
         script.chmod(0o755)
 
     @property

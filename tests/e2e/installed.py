@@ -37,6 +37,13 @@ class Installed:
         (site / "needed.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n", "utf-8")
         return cls(environment)
 
+    @property
+    def packages(self) -> set[str]:
+        """What the wheel puts into `site-packages`, its metadata aside."""
+        (record,) = self.environment.glob("lib/python*/site-packages/rlstreams-*.dist-info/RECORD")
+        tops = {line.split(",")[0].split("/")[0] for line in record.read_text("utf-8").splitlines()}
+        return {top for top in tops if not top.endswith(".dist-info") and top != ".."}
+
     def run(self, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         """A command in `folder`; both outputs in `stdout`."""
         path = f"{self.environment / 'bin'}:{os.environ['PATH']}"

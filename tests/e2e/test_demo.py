@@ -9,12 +9,12 @@ import subprocess
 
 import pytest
 
-from schemas.events import StepCompleted, TrainerStarted
-from streams.codec import decoded
-from streams.topics import STEPS
+from rlstreams.runs.attach import attached
+from rlstreams.schemas.events import StepCompleted, TrainerStarted
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.config.load import load
 from tests.e2e.command import CONFIG, Workspace
-from workers.config.load import load
-from workers.runs.attach import attached
 
 STEPS_AT_FIRST = 12
 SAMPLES_PER_STEP = 16 * 8

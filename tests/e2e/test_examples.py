@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from schemas.events import StepCompleted
-from streams.codec import decoded
+from rlstreams.runs.attach import attached
+from rlstreams.schemas.events import StepCompleted
+from rlstreams.streams.log.codec import decoded
+from rlstreams.workers.config.load import from_json
 from tests.e2e.command import UP_S, Workspace
-from workers.config.load import from_json
-from workers.runs.attach import attached
 
 EXAMPLES = "infra/examples"
 

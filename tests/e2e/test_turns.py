@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import Trajectory
-from streams.codec import decoded
+from rlstreams.runs.attach import attached
+from rlstreams.schemas.events import Trajectory
+from rlstreams.streams.log.codec import decoded
+from rlstreams.workers.config.load import from_json
 from tests.e2e.command import UP_S, Workspace
 from tests.e2e.test_stalls import process_of
-from workers.config.load import from_json
-from workers.runs.attach import attached
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks for processes in /proc"

@@ -58,9 +58,15 @@ def test_a_project_of_ones_own_learns(installed: Installed, tmp_path: Path) -> N
 
 
 def test_the_demo_needs_no_files(installed: Installed, tmp_path: Path) -> None:
-    """In an empty folder, twice: the second run gets a name of its own."""
+    """Twice, beside a user's modules with the names of our folders; each run has its own name."""
     (tmp_path / "runs/demo").mkdir(parents=True)
-    done = installed.run(tmp_path, "rlstreams", "demo", "--steps", "3", "--prompts.evaluate_rows=8")
+    for stranger in ("schemas.py", "workers/__init__.py", "streams/__init__.py"):
+        (tmp_path / stranger).parent.mkdir(exist_ok=True)
+        (tmp_path / stranger).write_text("raise RuntimeError('a stranger was imported')\n", "utf-8")
+    assert {"rlstreams"} == installed.packages
+    # `python -m` puts the working folder first on the path, where the strangers are.
+    demo = ("python", "-m", "rlstreams", "demo", "--steps", "3", "--prompts.evaluate_rows=8")
+    done = installed.run(tmp_path, *demo)
     assert 0 == done.returncode, done.stdout
     assert "run demo-2: complete" in done.stdout
     assert (tmp_path / "runs/demo-2/report.html").is_file()

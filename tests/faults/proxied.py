@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from streams.broker.config import HOST
-from streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.broker.config import HOST
+from rlstreams.streams.broker.embedded import EmbeddedBroker
 from tests.faults.proxy import FaultProxy
 from tests.ports import free_ports
 

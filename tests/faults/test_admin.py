@@ -8,8 +8,8 @@ import time
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from streams.errors import BrokerError
-from streams.kafka.admin_ask import NO_OPTIONS, asked
+from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
+from rlstreams.streams.log.errors import BrokerError
 from tests.faults.proxied import Proxied
 from tests.faults.proxy import Weather
 

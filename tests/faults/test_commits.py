@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from schemas.events import WorkerReport
-from streams.bus import Producer
-from streams.codec import decoded, outgoing
-from streams.errors import BrokerError, OutcomeUnknownError
-from streams.kafka.admin import apply
-from streams.kafka.bus import ANSWER_S, KafkaBus
-from streams.record import Outgoing
-from streams.topic_plan import TopicPlan
-from streams.topics import WORKER_EVENTS
+from rlstreams.schemas.events import WorkerReport
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import ANSWER_S, KafkaBus
+from rlstreams.streams.log.bus import Producer
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.errors import BrokerError, OutcomeUnknownError
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import WORKER_EVENTS
 from tests import factories
 from tests.faults.proxied import END_TXN, Proxied, is_request
 from tests.faults.proxy import Weather

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlstreams.workers.loop.runtime import Exit
 from tests.faults.proxied import Proxied
 from tests.faults.proxy import Weather
 from tests.integration.test_roles_on_broker import Site, end
-from workers.loop.runtime import Exit
 
 NUM_GROUPS = 150
 MORE = 25  # samples that are done in each weather, so several commits

@@ -26,26 +26,26 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlstreams.workers.bootstrap.served import command_of, delivery_of, free_port, where_installed
+from rlstreams.workers.config.load import load
+from rlstreams.workers.engines.base import PauseMode, TokenSequence
+from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.engines.served.check import check_server
+from rlstreams.workers.engines.served.delivery import Delivery, FolderDelivery
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
+from rlstreams.workers.model.model import load_model, weights_of
+from rlstreams.workers.weights import server_plugin
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
+from rlstreams.workers.weights.report_listener import ReportListener
 from tests.contract.engine_rigs import announced, collect, request, tokens
 from tests.servers.recorded import Recorder
 from tests.servers.replayed import head_of
 from tests.servers.scenario import PROMPTS, exercise
 from tests.servers.served import settings
-from workers.config.load import load
-from workers.engines.base import PauseMode, TokenSequence
-from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.model import load_model, weights_of
-from workers.engines.served.check import check_server
-from workers.engines.served.delivery import Delivery, FolderDelivery
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.facts import Kind
-from workers.engines.served.process import ServerProcess
-from workers.engines.served.server import Server
-from workers.engines.served.shape import longest_sequence, read_shape
-from workers.served_engine import command_of, delivery_of, free_port, where_installed
-from workers.weights import server_plugin
-from workers.weights.file import FileWeightChannel, FileWeightServer
-from workers.weights.report_listener import ReportListener
 
 START_S = 500.0
 

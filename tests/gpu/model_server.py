@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from workers.weights import payloads, server_plugin
+from rlstreams.workers.weights import payloads, server_plugin
 
 UP_S = 420.0  # on a busy machine; steps have limits of their own
 LONG_TOKENS = 600

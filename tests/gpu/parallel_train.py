@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
+from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
+from rlstreams.workers.model.device import claim_devices
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+from rlstreams.workers.trainer.learn.packing import Batch
+from rlstreams.workers.trainer.parallel.team import team_of
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.layout import size_bytes, weight_hash
 from tests.gpu.train_memory import SHAPES, batch_of, model_of
-from workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
-from workers.device import claim_devices
-from workers.trainer.out_of_memory import OutOfMemoryError
-from workers.trainer.packing import Batch
-from workers.trainer.parallel.team import team_of
-from workers.trainer.training import Training
-from workers.weights.layout import size_bytes, weight_hash
 
 SMALL_LENGTH = 256  # of the step before memory is made scarce
 LEFT_GB = 1.0  # on the last GPU then

@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.pieces import Piece
+from rlstreams.workers.weights.link.receiver import Address, Receiver
+from rlstreams.workers.weights.link.target import FreshTensors
 from tests.gpu.model_rows import Row
 from tests.gpu.yardstick import broadcast
-from workers.weights.link.errors import PullError
-from workers.weights.link.pieces import Piece
-from workers.weights.link.receiver import Address, Receiver
-from workers.weights.link.target import FreshTensors
 
 
 def fill(tensor: torch.Tensor, version: int, name: str) -> None:

@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from safetensors.torch import save_file
 
+from rlstreams.workers.weights.link.experts import each_expert
+from rlstreams.workers.weights.report_listener import ServerPullError, describe
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import SHAPES
 from tests.gpu.model_server import PYTHON, Vllm
 from tests.gpu.served_transfer import IDS, Trainer
 from tests.gpu.weight_transfer import hardware
-from workers.weights.link.experts import each_expert
-from workers.weights.report_listener import ServerPullError, describe
 
 FIRST, OTHER = 1, 2
 

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from safetensors.torch import save_file
 
+from rlstreams.workers.weights.link.experts import each_expert
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import Shape, dense_rows, trainer_rows
-from workers.weights.link.experts import each_expert
 
 DEMO = Path(__file__).resolve().parents[2] / "infra" / "examples" / "demo" / "model"
 STD = 0.02

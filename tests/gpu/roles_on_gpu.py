@@ -21,18 +21,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.engines.base import SampleRequest, TokenSequence
+from rlstreams.workers.engines.builtin import BuiltinEngine
+from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.engines.folder_channel import FolderChannel
+from rlstreams.workers.model.device import claim_device
+from rlstreams.workers.trainer.learn.packing import pack
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.layout import weight_hash
 from tests.contract.engine_rigs import collect, request, tokens
 from tests.factories import scored, trajectory
 from tests.gpu.weight_transfer import hardware
-from workers.config.trainer import TrainerSection
-from workers.device import claim_device
-from workers.engines.base import SampleRequest, TokenSequence
-from workers.engines.builtin import BuiltinEngine
-from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.folder_channel import FolderChannel
-from workers.trainer.packing import pack
-from workers.trainer.training import Training
-from workers.weights.layout import weight_hash
 
 MODEL = Path(__file__).resolve().parents[2] / "infra" / "examples" / "demo" / "model"
 SEQUENCES = ([11, 105, 12, 107, 23], [9, 105, 8, 105, 7, 107, 17, 108, 24], [5, 107, 5])

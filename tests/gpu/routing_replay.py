@@ -24,20 +24,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlstreams.workers.engines.base import TokenSequence
+from rlstreams.workers.engines.builtin import BuiltinEngine
+from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.model.experts import RouterCapture
+from rlstreams.workers.model.model import configure_torch, load_model, right_padded, weights_of
+from rlstreams.workers.model.routes import padded_routes
+from rlstreams.workers.model.routing import Routes
+from rlstreams.workers.model.routing_check import check_replay
+from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.trajectory import stitch_experts
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.contract.engine_rigs import announced, collect, request, tokens
 from tests.gpu.engine_contract import Bench
-from workers.engines.base import TokenSequence
-from workers.engines.builtin import BuiltinEngine
-from workers.engines.experts import RouterCapture
-from workers.engines.model import configure_torch, load_model, right_padded, weights_of
-from workers.engines.routes import padded_routes
-from workers.engines.routing import Routes
-from workers.engines.routing_check import check_replay
-from workers.engines.selfcheck import check_scoring
-from workers.engines.token_scores import TokenScorer
-from workers.rollout.trajectory import stitch_experts
-from workers.tokenizer import Tokenizer
-from workers.weights.file import FileWeightChannel, FileWeightServer
 
 BUILTIN = "builtin"
 ALIGNED = 0.5  # share of equal sets at the right position; at another one it is near chance

@@ -24,14 +24,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from schemas.events import PolicyPublished, PullRequested
+from rlstreams.schemas.events import PolicyPublished, PullRequested
+from rlstreams.workers.weights.collective import CollectiveWeightChannel
+from rlstreams.workers.weights.report_listener import ReportListener
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import SHAPES
 from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
 from tests.gpu.served_transfer import IDS, SECRET, Notes, Trainer, announced, asked
 from tests.gpu.weight_transfer import hardware
-from workers.weights.collective import CollectiveWeightChannel
-from workers.weights.report_listener import ReportListener
 
 PULL_S = 120.0
 

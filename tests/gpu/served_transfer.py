@@ -24,15 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from schemas.events import Endpoint, PolicyPublished, PullRequested
+from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
+from rlstreams.workers.weights.channel import Manifest
+from rlstreams.workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
+from rlstreams.workers.weights.report_listener import ReportListener, describe
+from rlstreams.workers.weights.sender import Limits
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import SHAPES, trainer_rows
 from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
 from tests.gpu.puller import device_of, make
-from workers.weights.channel import Manifest
-from workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
-from workers.weights.report_listener import ReportListener, describe
-from workers.weights.sender import Limits
 
 SECRET = "of this measurement"
 IDS = [5, 17, 101, 33, 2000, 7, 1234, 64, 9, 512, 77, 3, 2048, 90, 11, 4000]

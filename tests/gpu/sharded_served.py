@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
+from rlstreams.workers.weights.collective import CollectiveWeightChannel
+from rlstreams.workers.weights.report_listener import ReportListener
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import SHAPES, trainer_rows
 from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
@@ -35,8 +37,6 @@ from tests.gpu.puller import device_of
 from tests.gpu.served_transfer import IDS, Trainer, announced
 from tests.gpu.sharded_transfer import PLACES, ShardedStand
 from tests.gpu.weight_transfer import SECRET, Puller, hardware, measure_plain
-from workers.weights.collective import CollectiveWeightChannel
-from workers.weights.report_listener import ReportListener
 
 RANKS = 2
 

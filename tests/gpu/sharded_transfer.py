@@ -34,6 +34,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from rlstreams.workers.weights.collective import CollectiveWeightServer
+from rlstreams.workers.weights.sender import Limits
+from rlstreams.workers.weights.sharded import ShardedWeights, named_tensors
 from tests.gpu.model_rows import SHAPES, Row, trainer_rows
 from tests.gpu.puller import device_of, fill
 from tests.gpu.weight_transfer import (
@@ -45,9 +48,6 @@ from tests.gpu.weight_transfer import (
     measure_plain,
     speed,
 )
-from workers.weights.collective import CollectiveWeightServer
-from workers.weights.sender import Limits
-from workers.weights.sharded import ShardedWeights, named_tensors
 
 PLACES = ("device", "pinned", "none")
 

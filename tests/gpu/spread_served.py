@@ -31,14 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from safetensors.torch import save_file
 
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
+from rlstreams.workers.weights.link.experts import each_expert
+from rlstreams.workers.weights.report_listener import ReportListener, describe
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import SHAPES
 from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
 from tests.gpu.served_transfer import IDS, STD, Trainer, announced, beside_a_request
 from tests.gpu.weight_transfer import hardware
-from workers.weights.file import FileWeightChannel, FileWeightServer
-from workers.weights.link.experts import each_expert
-from workers.weights.report_listener import ReportListener, describe
 
 FIRST, OTHER = 1, 2
 APART_S = 4.0  # two servers that start at once may choose the same free port for their ranks

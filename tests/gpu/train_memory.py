@@ -27,17 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
-from workers.config.loss import LossSection
-from workers.config.trainer import LoraSection, OptimizerSection
-from workers.engines.attention import attention_of
-from workers.engines.base import LOGITS_BYTES
-from workers.engines.model import configure_torch
-from workers.engines.recompute import recompute_activations
-from workers.engines.token_scores import TokenScorer
-from workers.trainer.optimizer import Learner
-from workers.trainer.packing import Batch, MicroBatch
-from workers.trainer.trainable import trainable_of
-from workers.weights.layout import weight_hash
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import LoraSection, OptimizerSection
+from rlstreams.workers.model.attention import attention_of
+from rlstreams.workers.model.base import LOGITS_BYTES
+from rlstreams.workers.model.model import configure_torch
+from rlstreams.workers.model.recompute import recompute_activations
+from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.trainer.learn.optimizer import Learner
+from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
+from rlstreams.workers.trainer.learn.trainable import trainable_of
+from rlstreams.workers.weights.layout import weight_hash
 
 # As published for Qwen3: layers, hidden, heads, MLP, whether embeddings are tied.
 SHAPES = {

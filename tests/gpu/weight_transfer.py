@@ -28,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from schemas.events import PullRequested
+from rlstreams.schemas.events import PullRequested
+from rlstreams.workers.weights.collective import CollectiveWeightServer
+from rlstreams.workers.weights.link.handshake import receiver_key
+from rlstreams.workers.weights.sender import Limits
+from rlstreams.workers.weights.snapshot import PLACES
 from tests.gpu.model_rows import SHAPES, server_rows, trainer_rows
 from tests.gpu.puller import device_of, fill, make, run
 from tests.gpu.yardstick import broadcast
-from workers.weights.collective import CollectiveWeightServer
-from workers.weights.link.handshake import receiver_key
-from workers.weights.sender import Limits
-from workers.weights.snapshot import PLACES
 
 SECRET = "of this measurement"
 EPOCH = 1

@@ -29,16 +29,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from schemas.events import PolicyLoaded
-from streams.bus import Bus
-from streams.codec import decoded
-from streams.record import Partition
-from streams.topics import POLICY_PULLS
+from rlstreams.runs.attach import attached
+from rlstreams.schemas.events import PolicyLoaded
+from rlstreams.show.report.collect import collect
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import POLICY_PULLS
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
 from tests.gpu.random_model import KINDS
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.report.collect import collect
-from workers.runs.attach import attached
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "infra" / "examples"
 ON_CPU = ("weights.channel=gloo", "prompts.evaluate_rows=32", "engine.args.enforce-eager=true")
@@ -78,7 +78,7 @@ def run_it(files: Sequence[Path], overrides: Sequence[str], folder: Path, limit_
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     with (folder / "up.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "workers", "up", *words],
+            [sys.executable, "-m", "rlstreams", "up", *words],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,

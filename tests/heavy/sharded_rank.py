@@ -12,14 +12,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from rlstreams.workers.model.model import load_model
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.collective import CollectiveWeightServer
+from rlstreams.workers.weights.layout import weight_hash
+from rlstreams.workers.weights.sender import Limits
+from rlstreams.workers.weights.sharded import ShardedWeights
 from tests.contract.engine_rigs import announced
 from tests.contract.test_collective_channel import EPOCH, SECRET, Log
-from workers.engines.model import load_model
-from workers.weights.channel import WeightError
-from workers.weights.collective import CollectiveWeightServer
-from workers.weights.layout import weight_hash
-from workers.weights.sender import Limits
-from workers.weights.sharded import ShardedWeights
 
 MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 RANKS = 2

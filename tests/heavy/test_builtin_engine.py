@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import Rig, announced, request, version_weights
-from workers.engines.base import EngineError
-from workers.weights.channel import WeightError
 
 
 def broken(rig: Rig, policy_version: int) -> PolicyPublished:

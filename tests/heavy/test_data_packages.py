@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import GymSection
 from tests.unit.problems.rows import everything, problems, write
-from workers.config.data import GymSection
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(20)]
 

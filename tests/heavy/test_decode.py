@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from workers.engines.base import SampleRequest, Sampling
-from workers.engines.decode import Decoder, Generation
-from workers.engines.experts import RouterCapture
-from workers.engines.model import causal_mask, load_model, right_padded
+from rlstreams.workers.engines.base import SampleRequest, Sampling
+from rlstreams.workers.engines.decode import Decoder, Generation
+from rlstreams.workers.model.experts import RouterCapture
+from rlstreams.workers.model.model import causal_mask, load_model, right_padded
 
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 MAX_TOKENS = 128

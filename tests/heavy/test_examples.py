@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.__main__ import main
-from workers.config.across import check_start, start_warning
-from workers.config.load import load
+from rlstreams.__main__ import main
+from rlstreams.workers.config.across import check_start, start_warning
+from rlstreams.workers.config.load import load
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
 # Nothing to try here: overlays, and two that need a connection; one wants GPUs too.

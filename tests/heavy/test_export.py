@@ -10,17 +10,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.events import EVENTS, Tensor
-from schemas.shapes import fields_of, shape_of
-from streams.errors import ConfigError
-from streams.record import Position, RawRecord, Record
+from rlstreams.__main__ import main
+from rlstreams.debug.inspect.words import Spelling
+from rlstreams.schemas.events import EVENTS, Tensor
+from rlstreams.schemas.shapes import fields_of, shape_of
+from rlstreams.show.export.event_table import EVENT_TABLES, TENSORS, event_row, event_schema
+from rlstreams.show.export.sample_table import SCHEMA, sample_rows
+from rlstreams.show.export.write import batches, write
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.record import Position, RawRecord, Record
 from tests import factories as f
 from tests.unit.inspect import told_run
-from workers.__main__ import main
-from workers.export.event_table import EVENT_TABLES, TENSORS, event_row, event_schema
-from workers.export.sample_table import SCHEMA, sample_rows
-from workers.export.write import batches, write
-from workers.inspect.words import Spelling
 
 SPELLING = Spelling(decode=told_run.decode, plain=told_run.decode, hash=f.HASH)
 FATES = {

@@ -12,21 +12,21 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from streams.codec import outgoing
-from streams.errors import ConfigError
-from streams.memory.bus import MemoryBus
-from streams.topics import STEPS
+from rlstreams.show.export.model import export_model
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.config.trainer import LoraSection
+from rlstreams.workers.engines.builtin import BuiltinEngine
+from rlstreams.workers.model.model import load_model, load_weights, weights_of
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
+from rlstreams.workers.weights.layout import weight_hash
 from tests import factories, families
 from tests.contract.engine_rigs import announced, collect, drive, request
 from tests.heavy.test_lora import LORA, learned, training
 from tests.logs import made_log
-from workers.config.trainer import LoraSection
-from workers.engines.builtin import BuiltinEngine
-from workers.engines.model import load_model, load_weights, weights_of
-from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.export import export_model
-from workers.weights.file import FileWeightChannel, FileWeightServer
-from workers.weights.layout import weight_hash
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 # Plain; tied; experts that are fused when loaded, under two naming schemes.

@@ -8,13 +8,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from streams.record import Position, RawRecord, Record
+from rlstreams.show.export.event_table import EVENT_TABLES, event_row, event_schema
+from rlstreams.show.export.sample_table import SCHEMA, sample_rows
+from rlstreams.show.export.write import write
+from rlstreams.streams.log.record import Position, RawRecord, Record
 from tests import factories
 from tests.heavy.test_export import FATES, SPELLING
 from tests.unit.inspect import told_run
-from workers.export.event_table import EVENT_TABLES, event_row, event_schema
-from workers.export.sample_table import SCHEMA, sample_rows
-from workers.export.write import write
 
 RAW = RawRecord(position=Position("t", 0, 0), offsets=(0,), key=b"", value=b"", timestamp_ms=1)
 

@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.engines import selfcheck
+from rlstreams.workers.engines.base import SampleRequest, TokenSequence
+from rlstreams.workers.engines.builtin import BuiltinEngine
+from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.engines.selfcheck import check_scoring, padding_difference
+from rlstreams.workers.model.attention import Attention, attention_of
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.families import EAGER, SDPA, library_model
+from rlstreams.workers.model.model import load_model, model_class, read_config, weights_of
+from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.packing import pack
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
+from rlstreams.workers.weights.layout import weight_hash
 from tests import families
 from tests.contract.engine_rigs import announced, collect, drive, request
 from tests.unit.trainer.trainer_builders import random_samples
-from workers.config.trainer import TrainerSection
-from workers.engines import selfcheck
-from workers.engines.attention import Attention, attention_of
-from workers.engines.base import EngineError, SampleRequest, TokenSequence
-from workers.engines.builtin import BuiltinEngine
-from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.families import EAGER, SDPA, library_model
-from workers.engines.model import load_model, model_class, read_config, weights_of
-from workers.engines.selfcheck import check_scoring, padding_difference
-from workers.trainer.advantage import group_advantages
-from workers.trainer.packing import pack
-from workers.trainer.training import Training
-from workers.weights.file import FileWeightChannel, FileWeightServer
-from workers.weights.layout import weight_hash
 
 TOLERANCE = 1e-4  # nats
 PROMPTS = ([1, 5, 9, 20, 30, 7, 8], [4], [3, 3, 40, 41, 11])

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.engines.served.delivery import FolderDelivery
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights import report_listener
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.report_listener import ReportListener
 from tests.contract.engine_rigs import collect, drive, long_request, request
 from tests.heavy.test_spawned_server import START_S, Spawned
 from tests.served.test_gate import until_sampling
 from tests.servers.served import plugin_engine
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.base import EngineError
-from workers.engines.served.delivery import FolderDelivery
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.plugin_delivery import PluginDelivery
-from workers.weights import report_listener
-from workers.weights.channel import WeightError
-from workers.weights.report_listener import ReportListener
 
 FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
 LONG_S = 60.0

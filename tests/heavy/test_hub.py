@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.hub import found_folder, model_folder
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.hub import found_folder, model_folder
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "infra/examples/demo/model"
 PROGRAM = """
 import sys
-from streams.errors import ConfigError
-from workers.hub import found_folder, model_folder
-from workers.doctor.model import read_model
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.hub import found_folder, model_folder
+from rlstreams.start.doctor.model import read_model
 try:
     print(found_folder(sys.argv[1]), read_model(sys.argv[1]).num_parameters)
 except ConfigError as err:
@@ -29,11 +29,11 @@ RERUN = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.bus import MemoryBus
 from tests.heavy.trainer.trainer_stand import (
     make_config, make_log, make_trainer, run_steps, scored, send
 )
-from workers.trainer.rerun import rerun
+from rlstreams.debug.rerun.rerun import rerun
 log, config = make_log(), make_config(Path(sys.argv[2]))
 trainer = make_trainer(log, config)
 send(log, *(scored(0, sample, 0) for sample in range(2)))

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from rlstreams.workers.config.trainer import LoraSection, TrainerSection
+from rlstreams.workers.model.model import load_model, load_weights
+from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.packing import pack
+from rlstreams.workers.trainer.learn.trainable import Adapters
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.layout import layout_of, weight_hash
 from tests import families
 from tests.unit.trainer.trainer_builders import random_samples
-from workers.config.trainer import LoraSection, TrainerSection
-from workers.engines.model import load_model, load_weights
-from workers.trainer.advantage import group_advantages
-from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.packing import pack
-from workers.trainer.trainable import Adapters
-from workers.trainer.training import Training
-from workers.weights.layout import layout_of, weight_hash
 
 LORA = LoraSection(rank=4, alpha=8.0)
 FAMILIES = ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from workers.engines.base import EngineError
-from workers.engines.model import (
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.model import (
     causal_mask,
     eos_ids_of,
     load_model,
@@ -21,8 +21,8 @@ from workers.engines.model import (
     right_padded,
     weights_of,
 )
-from workers.weights.channel import WeightError
-from workers.weights.layout import weight_hash
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.layout import weight_hash
 
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from workers.engines import one_order
+from rlstreams.workers.model import one_order
 
 
 class Noted(torch.autograd.Function):

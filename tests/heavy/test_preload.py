@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 _REPORT = """
 import sys, threading
-import workers.preload
+import rlstreams.workers.bootstrap.preload
 from pathlib import Path
 tasks = Path("/proc/self/task")
 print(threading.active_count(), len(list(tasks.iterdir())) if tasks.exists() else 1)

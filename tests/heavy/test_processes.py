@@ -14,8 +14,8 @@ DEMO_MODEL = ROOT / "infra/examples/demo/model"
 
 HANGS = """
 import threading
-from workers.loop.runtime import Stop, run
-from workers.loop.stall import Watchdog
+from rlstreams.workers.loop.runtime import Stop, run
+from rlstreams.workers.loop.stall import Watchdog
 class Hangs:
     done = False
     def turn(self): self.ask_the_broker()
@@ -27,7 +27,7 @@ run(Hangs(), Stop(), Watchdog(0.2))
 LINGERS = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from workers.loop.ending import end_within
+from rlstreams.workers.loop.ending import end_within
 ThreadPoolExecutor(1).submit(threading.Event().wait)
 end_within(7, 0.1)
 """
@@ -46,7 +46,7 @@ def test_help_is_quick():
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "-m", "workers", "--help"],
+            [sys.executable, "-m", "rlstreams", "--help"],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -63,7 +63,7 @@ def test_help_is_quick():
 def test_nothing_heavy_is_imported_for_help():
     """Neither torch nor a Kafka client stands between a user and the help."""
     code = (
-        "import sys; from workers.__main__ import parser_of_all; parser_of_all().format_help(); "
+        "import sys; from rlstreams.__main__ import parser_of_all; parser_of_all().format_help(); "
         "print(sorted({'torch', 'transformers', 'confluent_kafka', 'kafka', 'rich', 'matplotlib', "
         "'msgspec', 'numpy', 'pyarrow'} & set(sys.modules)))"
     )
@@ -76,7 +76,7 @@ def test_nothing_heavy_is_imported_for_help():
 def test_the_doctor_imports_nothing_heavy() -> None:
     """Headers are read instead of weights: torch would take seconds."""
     code = (
-        "import sys; from workers.__main__ import main; "
+        "import sys; from rlstreams.__main__ import main; "
         f"main(['doctor', {str(DEMO)!r}]); print('torch' in sys.modules)"
     )
     done = subprocess.run(
@@ -88,7 +88,8 @@ def test_the_doctor_imports_nothing_heavy() -> None:
 def test_the_tokenizer_imports_neither_torch_nor_transformers() -> None:
     """The prompts role starts in a moment."""
     program = (
-        f"import sys; from workers.tokenizer import Tokenizer; Tokenizer({str(DEMO_MODEL)!r});"
+        "import sys; from rlstreams.workers.model.tokenizer import Tokenizer; "
+        f"Tokenizer({str(DEMO_MODEL)!r});"
         "print([m for m in ('torch', 'transformers', 'jinja2') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -113,7 +114,7 @@ def test_an_ended_process_is_not_kept_by_what_computes() -> None:
 def test_a_process_dies_at_the_asked_count():
     """`commit.before:2` survives the first time and is killed at the second."""
     script = (
-        "from streams.crash_points import CrashPoint, arm_from, reach\n"
+        "from rlstreams.streams.log.crash_points import CrashPoint, arm_from, reach\n"
         "arm_from('commit.before:2')\n"
         "reach(CrashPoint.COMMIT_BEFORE); print('once', flush=True)\n"
         "reach(CrashPoint.COMMIT_BEFORE); print('twice', flush=True)\n"

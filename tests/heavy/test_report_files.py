@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlstreams.show.report.collect import write
+from rlstreams.show.report.plot import save_curve
 from tests.unit.report.drifted_run import DRIFTS, views_after
 from tests.unit.report.sample_run import report_input
-from workers.report.collect import write
-from workers.report.plot import save_curve
 
 
 def test_the_files_are_written(tmp_path: Path) -> None:

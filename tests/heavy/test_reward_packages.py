@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.config.data import GymSection
+from rlstreams.workers.rollout.reward import RewardError
 from tests.processes.rollout.test_judges import rewards, verifier
 from tests.unit.problems.rows import problems
-from workers.config.data import GymSection
-from workers.rollout.reward import RewardError
 
 
 @pytest.mark.skipif(find_spec("math_verify") is None, reason="needs rlstreams[math]")

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from rlstreams.workers.engines.served.shape import read_shape
+from rlstreams.workers.model.attention import attention_of
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.experts import RouterCapture, routers_of
+from rlstreams.workers.model.model import configure_torch, load_model, right_padded
+from rlstreams.workers.model.recompute import recompute_activations
+from rlstreams.workers.model.routing import Routes, RoutingReplay
+from rlstreams.workers.model.routing_check import check_replay
+from rlstreams.workers.model.token_scores import TokenScorer
 from tests import families
-from workers.engines.attention import attention_of
-from workers.engines.base import EngineError
-from workers.engines.experts import RouterCapture, routers_of
-from workers.engines.model import configure_torch, load_model, right_padded
-from workers.engines.recompute import recompute_activations
-from workers.engines.routing import Routes, RoutingReplay
-from workers.engines.routing_check import check_replay
-from workers.engines.served.shape import read_shape
-from workers.engines.token_scores import TokenScorer
 
 configure_torch(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own

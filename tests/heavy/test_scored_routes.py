@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstreams.workers.engines.base import TokenSequence
+from rlstreams.workers.engines.builtin import BuiltinEngine
+from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.engines.folder_channel import FolderChannel
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.rollout.trajectory import stitch_experts
 from tests.contract.engine_rigs import DEMO_MODEL, collect, request
-from workers.engines.base import EngineError, TokenSequence
-from workers.engines.builtin import BuiltinEngine
-from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.folder_channel import FolderChannel
-from workers.rollout.trajectory import stitch_experts
 
 PROMPTS = ([1, 5, 9, 20, 30, 7, 8], [4], [3, 3, 40, 41, 11])
 

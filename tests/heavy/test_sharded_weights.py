@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.model.model import load_model, weights_of
+from rlstreams.workers.weights.collective import CollectiveWeightChannel
+from rlstreams.workers.weights.layout import layout_of, size_bytes, weight_hash
+from rlstreams.workers.weights.sharded import ShardedWeights
 from tests import factories
 from tests.contract.test_collective_channel import SECRET
 from tests.heavy.sharded_rank import MODEL, RANKS, WAIT_S, changed, disagree, main
-from workers.engines.model import load_model, weights_of
-from workers.weights.collective import CollectiveWeightChannel
-from workers.weights.layout import layout_of, size_bytes, weight_hash
-from workers.weights.sharded import ShardedWeights
 
 
 @pytest.fixture

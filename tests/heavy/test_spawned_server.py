@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
+from rlstreams.workers.bootstrap.served import free_port
+from rlstreams.workers.engines.served.command import StartCommand
+from rlstreams.workers.engines.served.delivery import FolderDelivery
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
+from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.served import model_folder, settings
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.base import EngineError
-from workers.engines.served.command import StartCommand
-from workers.engines.served.delivery import FolderDelivery
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.process import ServerProcess
-from workers.engines.served.server import Server
-from workers.engines.served.shape import longest_sequence, read_shape
-from workers.served_engine import free_port
 
 ROOT = Path(__file__).parents[2]
 START_S = 240.0  # of a Python process with torch, on a busy machine
@@ -132,7 +132,7 @@ def test_a_server_ends_with_its_worker_however_that_went(tmp_path: Path) -> None
         "import os, sys, time\n"
         "from pathlib import Path\n"
         "from tests.heavy.test_spawned_server import command\n"
-        "from workers.engines.served.process import ServerProcess\n"
+        "from rlstreams.workers.engines.served.process import ServerProcess\n"
         f"process = ServerProcess(command({port}), Path({str(tmp_path / 'log')!r}))\n"
         "process.start()\n"
         "print(process._process.pid, flush=True)\n"

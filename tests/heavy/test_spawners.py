@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.config.load import resolved_json
-from workers.config.run import RunConfig
-from workers.supervisor.child import (
+from rlstreams.up.supervisor.child import (
     UNLEARNT,
     ChildSpec,
     ForkSpawner,
@@ -23,6 +21,8 @@ from workers.supervisor.child import (
     _Forked,
     log_tail,
 )
+from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.run import RunConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> Non
     config.write_text(resolved_json(RunConfig()).replace('"seed"', '"sead"'))
     context = multiprocessing.get_context("forkserver")
     for number, spawner in enumerate(
-        (PlainSpawner(), ForkSpawner(context, "workers.loop.runtime"))
+        (PlainSpawner(), ForkSpawner(context, "rlstreams.workers.loop.runtime"))
     ):
         spec = ChildSpec(
             role="prompts", ordinal=number, config=config, log=tmp_path / f"{number}.log",
@@ -49,7 +49,7 @@ def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> Non
 SUPERVISOR = """
 import multiprocessing, os, signal, sys, time
 from multiprocessing import forkserver
-from workers.supervisor.child import ForkSpawner, _Forked
+from rlstreams.up.supervisor.child import ForkSpawner, _Forked
 heard = []
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, lambda number, frame: heard.append(number))
@@ -81,7 +81,7 @@ def test_what_a_terminal_sends_reaches_neither_the_fork_server_nor_what_it_forks
 @pytest.mark.parametrize("is_leader", [True, False])
 def test_whoever_was_started_with_signals_blocked_stays_where_it_is(is_leader: bool) -> None:
     """Some runners of jobs block what they start; `up` imports this too, and may lead a group."""
-    words = "import os; before = os.getsid(0); import workers.supervisor.own_session; "
+    words = "import os; before = os.getsid(0); import rlstreams.up.supervisor.own_session; "
     words += "assert before == os.getsid(0)"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGHUP])
     try:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.metrics.rows import Row
-from workers.metrics.tensorboard import TensorBoardFiles
+from rlstreams.show.metrics.rows import Row
+from rlstreams.show.metrics.tensorboard import TensorBoardFiles
+from rlstreams.streams.log.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.model.attention import attention_of
+from rlstreams.workers.model.model import causal_mask, configure_torch, load_model, right_padded
+from rlstreams.workers.model.token_scores import TokenScorer, score_tokens
 from tests import families
-from workers.engines.attention import attention_of
-from workers.engines.model import causal_mask, configure_torch, load_model, right_padded
-from workers.engines.token_scores import TokenScorer, score_tokens
 
 configure_torch(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own

@@ -11,12 +11,12 @@ from pathlib import Path
 import docker
 from confluent_kafka.admin import AdminClient
 
-from schemas.events import StepCompleted
-from streams.broker.config import new_cluster_id
-from streams.codec import decoded
-from streams.kafka.bus import KafkaBus
-from streams.kafka.reader import KafkaReader
-from streams.topics import STEPS
+from rlstreams.schemas.events import StepCompleted
+from rlstreams.streams.broker.config import new_cluster_id
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.reader import KafkaReader
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.topics import STEPS
 from tests.cluster.cluster import SETTINGS
 from tests.containers import ROOT, KafkaNode, make_network, sweep, wait_until
 from tests.hosts.host import HOME, Host, roles
@@ -233,7 +233,7 @@ def running(
 
 
 def _answers(bus: KafkaBus) -> bool:
-    from streams.errors import BrokerError
+    from rlstreams.streams.log.errors import BrokerError
 
     try:
         return bool(bus.cluster_id())

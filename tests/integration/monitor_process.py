@@ -26,7 +26,7 @@ class Monitored:
         self._log = file.with_name("monitor.log")
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers", *words],
+                [sys.executable, "-m", "rlstreams", *words],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import torch
 
-from workers.weights.layout import weight_hash
-from workers.weights.link.errors import PullError
-from workers.weights.link.pieces import Piece
-from workers.weights.link.receiver import Address, Receiver
-from workers.weights.link.target import FreshTensors, Row
+from rlstreams.workers.weights.layout import weight_hash
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.pieces import Piece
+from rlstreams.workers.weights.link.receiver import Address, Receiver
+from rlstreams.workers.weights.link.target import FreshTensors, Row
 
 NUM_TENSORS, NUM_ELEMENTS = 32, 2**20  # 4 MiB each: no socket's buffer holds what is not taken
 DEADLINE_S = 600.0  # beyond that of the tests

@@ -7,17 +7,18 @@ from functools import partial
 import confluent_kafka
 import pytest
 
-from streams.audit.auditor import Helpers, audit
-from streams.codec import outgoing
-from streams.kafka.admin import apply
-from streams.kafka.bus import KafkaBus
-from streams.kafka.transactions import hanging
-from streams.topic_plan import TopicPlan
-from streams.topics import PROMPTS
+from rlstreams.streams.audit.auditor import Helpers, audit
+from rlstreams.streams.audit.hanging import breach, hanging
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.transactions import overdue
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import PROMPTS
+from rlstreams.up.supervisor.stall_facts import held_by
+from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.contract.polling import within
 from tests.factories import prompt
-from workers.config.run import RunConfig, RunSection
-from workers.supervisor.stall_facts import held_by
 
 GROUPS, SIZE = 6, 2
 
@@ -39,9 +40,10 @@ def test_a_transaction_that_stays_open_is_named(broker: str, run: str) -> None:
     producer.produce(f"{run}.{PROMPTS.name}", b"unfinished", partition=1)
     producer.flush(10)
     try:
-        ask = partial(hanging, broker, run, older_than_s=0, watch_s=0.1)
-        (found,) = within(30, lambda: ask() or None, "an open transaction")
+        ask = partial(overdue, broker, run, older_than_s=0, watch_s=0.1)
+        (one,) = within(30, lambda: ask() or None, "an open transaction")
         assert [] == hanging(broker, run)
+        found = breach(one)
         config = RunConfig(run=RunSection(id=run))
         (held,) = held_by(broker, config)
     finally:

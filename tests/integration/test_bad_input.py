@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import TrainerStarted
-from streams.codec import outgoing
-from streams.kafka.admin import apply
-from streams.kafka.bus import KafkaBus
-from streams.topic_plan import TopicPlan
-from streams.topics import STEPS
+from rlstreams.__main__ import main
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import STEPS
 from tests import factories
 from tests.e2e.command import CONFIG, ROOT, UP_S, Workspace
-from workers.__main__ import main
 
 DEMO = str(ROOT / CONFIG)
 PLAN = TopicPlan(rollout_workers=1, logprob_workers=1)

@@ -17,10 +17,10 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from streams.broker.config import FENCED, HOST
-from streams.broker.embedded import EmbeddedBroker
-from streams.errors import BrokerError, ConfigError
-from workers.__main__ import main
+from rlstreams.__main__ import main
+from rlstreams.streams.broker.config import FENCED, HOST
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.log.errors import BrokerError, ConfigError
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_start_that_is_broken_off_leaves_no_broker(tmp_path: Path) -> None:
     """Its process is known to nobody yet, so whoever started it ends it."""
     folder = tmp_path / "broker"
     command = subprocess.Popen(
-        [sys.executable, "-m", "workers", "broker", "start", "--dir", str(folder)],
+        [sys.executable, "-m", "rlstreams", "broker", "start", "--dir", str(folder)],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

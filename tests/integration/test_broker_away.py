@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from schemas.avro import fingerprint
-from schemas.events import Prompt
-from streams.broker.embedded import EmbeddedBroker
-from streams.catalogue import Catalogue
-from streams.kafka.bus import KafkaBus
-from streams.record import Outgoing, RawRecord
-from streams.topics import SCHEMAS
+from rlstreams.schemas.avro import fingerprint
+from rlstreams.schemas.events import Prompt
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.catalogue import Catalogue
+from rlstreams.streams.log.record import Outgoing, RawRecord
+from rlstreams.streams.log.topics import SCHEMAS
+from rlstreams.up.supervisor.schema_lookup import AwaitedError, SchemaLookup
 from tests.contract.buses import KafkaCluster
 from tests.contract.polling import P0, WAIT_S, within
 from tests.newer_release import newer_text, publish
-from workers.supervisor.schema_lookup import AwaitedError, SchemaLookup
 
 TURN_S = 2.0  # a turn of `up` takes a tenth of that on an idle machine
 NUM_BYTES = 60_000_000  # more than the client fetches ahead

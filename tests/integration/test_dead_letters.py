@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import ClosedGroups, DeadLetter, Event, Prompt
-from streams.codec import decoded, outgoing
-from streams.kafka.admin import apply
-from streams.topic import Topic
-from streams.topics import (
+from rlstreams.__main__ import main
+from rlstreams.schemas.events import ClosedGroups, DeadLetter, Event, Prompt
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import (
     CONTROL,
     DEAD_LETTERS,
     POLICY_VERSIONS,
@@ -22,25 +23,24 @@ from streams.topics import (
     STEPS,
     TRAJECTORIES,
 )
+from rlstreams.workers.bootstrap import parts as bootstrap
+from rlstreams.workers.config.load import load, resolved_json
+from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.engines.fake import FakeEngine, FakeScorer, fake_weights
+from rlstreams.workers.logprob.worker import make_worker as make_logprob
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.runtime import Role
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.prompts.worker import PromptsWorker
+from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.rollout.worker import make_worker as make_rollout
+from rlstreams.workers.trainer.intake.admission import Admission
+from rlstreams.workers.trainer.intake.intake import Intake
+from rlstreams.workers.trainer.intake.payloads import Payloads
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests import factories
 from tests.integration import stranger
 from tests.unit.roles.stand import EXAMPLE, LengthVerifier, make_prompt
-from workers import bootstrap
-from workers.__main__ import main
-from workers.config.load import load, resolved_json
-from workers.context import Context
-from workers.engines.base import Sampling
-from workers.engines.fake import FakeEngine, FakeScorer, fake_weights
-from workers.logprob.worker import make_worker as make_logprob
-from workers.loop.runtime import Role
-from workers.prompts.worker import PromptsWorker
-from workers.rollout.sampling import Sampler
-from workers.rollout.worker import make_worker as make_rollout
-from workers.tokenizer import Tokenizer
-from workers.trainer.admission import Admission
-from workers.trainer.intake import Intake
-from workers.trainer.payloads import Payloads
-from workers.weights.file import FileWeightChannel, FileWeightServer
 
 DEADLINE_S = 240.0
 # Topics of which a role commits the position of each record: what strangers left there.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from streams.bus import Producer
-from streams.record import Outgoing, Partition, Position
+from rlstreams.streams.log.bus import Producer
+from rlstreams.streams.log.record import Outgoing, Partition, Position
 from tests.contract.buses import KafkaCluster
 from tests.contract.polling import read
 

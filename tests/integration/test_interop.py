@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.avro import FOLDER
-from schemas.events import EVENTS, Event, Prompt, Trajectory
-from schemas.shapes import to_plain
-from streams.codec import decoded, outgoing
-from streams.done_set import encode_done
-from streams.kafka.admin import apply
-from streams.kafka.bus import KafkaBus
-from streams.record import Committed, Outgoing, Partition
-from streams.topic import Topic
-from streams.topic_plan import TopicPlan
-from streams.topics import PROMPTS, SCHEMAS, TOPICS, TRAJECTORIES
+from rlstreams.schemas.avro import FOLDER
+from rlstreams.schemas.events import EVENTS, Event, Prompt, Trajectory
+from rlstreams.schemas.shapes import to_plain
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.done_set import encode_done
+from rlstreams.streams.log.record import Committed, Outgoing, Partition
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import PROMPTS, SCHEMAS, TOPICS, TRAJECTORIES
 from tests import factories
 from tests.integration import stranger
 

@@ -13,24 +13,24 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from schemas.events import Event, StepCompleted, WorkerReport
-from streams.bus import Producer
-from streams.codec import now_ms, outgoing
-from streams.kafka.admin import apply
-from streams.kafka.bus import KafkaBus
-from streams.topic import Topic
-from streams.topic_plan import TopicPlan
-from streams.topics import (
+from rlstreams.schemas.events import Event, StepCompleted, WorkerReport
+from rlstreams.show.monitor.answers import SMALL
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.bus import Producer
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
     POLICY_PULLS,
     POLICY_VERSIONS,
     STEPS,
     WORKER_EVENTS,
 )
-from streams.views.feed import Feed, Views
+from rlstreams.streams.views.feed import Feed, Views
 from tests import factories
 from tests.integration.monitor_process import DEADLINE_S, Monitored
-from workers.monitor.answers import SMALL
 
 STALL_S = 2.0
 
@@ -193,9 +193,9 @@ def committed(broker: str, group: str, run_id: str) -> list[int]:
 
 def test_a_monitor_says_which_port_is_taken(broker: str, run_id: str, bus: KafkaBus) -> None:
     """In one line, not in a traceback of Faust's."""
-    from streams.errors import ConfigError
-    from workers.config.run import RunConfig, RunSection
-    from workers.monitor.app import serve
+    from rlstreams.show.monitor.app import serve
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.workers.config.run import RunConfig, RunSection
 
     port = int(broker.rpartition(":")[2])
     config = RunConfig(run=RunSection(id=run_id))

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from kafka.admin import ConfigResource, KafkaAdminClient
 
-from streams.codec import outgoing
-from streams.errors import ConfigError
-from streams.kafka.admin import apply, listing
-from streams.kafka.bus import KafkaBus
-from streams.topics import TRAJECTORIES
+from rlstreams.debug.replay.target import fresh_run
+from rlstreams.streams.kafka.admin import apply, listing
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import TRAJECTORIES
+from rlstreams.workers.bootstrap.parts import topic_plan
+from rlstreams.workers.config.run import RunConfig, RunSection
 from tests import factories
-from workers.bootstrap import topic_plan
-from workers.config.run import RunConfig, RunSection
-from workers.replay.target import fresh_run
 
 RETENTION = "3600000"
 

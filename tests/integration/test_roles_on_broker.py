@@ -11,22 +11,22 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from schemas.events import ScoredTrajectory, Trajectory
-from streams.audit.auditor import audit
-from streams.bus import Bus
-from streams.codec import decoded, outgoing
-from streams.kafka.admin import apply
-from streams.topic_plan import TopicPlan
-from streams.topics import POLICY_VERSIONS, PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.schemas.events import ScoredTrajectory, Trajectory
+from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import POLICY_VERSIONS, PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.workers.bootstrap.parts import open_bus
+from rlstreams.workers.config.load import load, resolved_json
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.fake import fake_weights
+from rlstreams.workers.loop.runtime import Exit
+from rlstreams.workers.weights.file import FileWeightServer
 from tests import factories
 from tests.integration.worker_process import work
 from tests.unit.roles.stand import EXAMPLE, make_prompt
-from workers.bootstrap import open_bus
-from workers.config.load import load, resolved_json
-from workers.config.run import RunConfig
-from workers.engines.fake import fake_weights
-from workers.loop.runtime import Exit
-from workers.weights.file import FileWeightServer
 
 GROUP_SIZE = 4
 NUM_KILLS = 5

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from streams.broker.embedded import EmbeddedBroker
-from streams.codec import decoded, outgoing
-from streams.errors import BrokerError
-from streams.kafka.admin import apply, listing
-from streams.kafka.facts import broker_facts
-from streams.topics import STEPS, TOPICS
+from rlstreams.start.doctor.broker import broker_checks
+from rlstreams.start.doctor.check import Level
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.kafka.admin import apply, listing
+from rlstreams.streams.kafka.facts import broker_facts
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.topics import STEPS, TOPICS
+from rlstreams.workers.bootstrap.parts import client_options, open_bus, topic_plan
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
 from tests.factories import trainer_started
 from tests.integration.monitor_process import Monitored
-from workers.bootstrap import client_options, open_bus, topic_plan
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.doctor.broker import broker_checks
-from workers.doctor.check import Level
 
 USER, PASSWORD = "rlstreams", "only-for-tests"
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"

@@ -10,15 +10,15 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient
 
-from schemas.avro import fingerprint, schema_text
-from schemas.events import EVENTS
-from streams.errors import BrokerError, TopicMismatchError
-from streams.kafka.admin import apply, broker_version_warning, listing
-from streams.kafka.bus import KafkaBus
-from streams.topic_plan import TopicPlan
-from streams.topics import TOPICS
+from rlstreams.__main__ import main
+from rlstreams.schemas.avro import fingerprint, schema_text
+from rlstreams.schemas.events import EVENTS
+from rlstreams.streams.kafka.admin import apply, broker_version_warning, listing
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.errors import BrokerError, TopicMismatchError
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import TOPICS
 from tests.newer_release import newer_text
-from workers.__main__ import main
 
 PLAN = TopicPlan(rollout_workers=2, logprob_workers=1)
 

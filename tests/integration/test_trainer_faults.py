@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.events import Event, PolicyPublished, RedoDrifted, StepCompleted, StepsRedone
-from streams.codec import decoded, outgoing
-from streams.kafka.admin import apply
-from streams.kafka.bus import KafkaBus
-from streams.topic_plan import TopicPlan
-from streams.topics import POLICY_VERSIONS, SCORED, STEPS
+from rlstreams.schemas.events import Event, PolicyPublished, RedoDrifted, StepCompleted, StepsRedone
+from rlstreams.streams.kafka.admin import apply
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
+from rlstreams.workers.config.load import load, resolved_json
+from rlstreams.workers.loop.runtime import Exit
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.heavy.trainer.trainer_stand import EXAMPLE, scored
-from workers.config.load import load, resolved_json
-from workers.loop.runtime import Exit
-from workers.weights.file import FileWeightChannel
 
 NUM_STEPS = 4
 DEADLINE_S = 240.0  # for one process to do one thing
@@ -54,7 +54,7 @@ class Site:
         """`rlstreams worker trainer`, its predecessor taken for dead; killed at the end."""
         file = self._folder / "config.json"
         file.write_text(resolved_json(load([EXAMPLE], [*self._words, *words])), "utf-8")
-        command = [sys.executable, "-m", "workers", "worker", "trainer", "--config", str(file)]
+        command = [sys.executable, "-m", "rlstreams", "worker", "trainer", "--config", str(file)]
         if crash_at:
             command += ["--crash-at", crash_at]
         environ = os.environ | ({"ATEN_CPU_CAPABILITY": cpu} if cpu else {})

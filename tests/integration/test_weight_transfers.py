@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.events import PullRequested
+from rlstreams.schemas.events import PullRequested
+from rlstreams.workers.weights.collective import CollectiveWeightServer
+from rlstreams.workers.weights.layout import weight_hash
+from rlstreams.workers.weights.link.handshake import receiver_key
+from rlstreams.workers.weights.sender import Limits
 from tests.integration.puller_process import ROWS
-from workers.weights.collective import CollectiveWeightServer
-from workers.weights.layout import weight_hash
-from workers.weights.link.handshake import receiver_key
-from workers.weights.sender import Limits
 
 SECRET, EPOCH = "secret", 3
 STALL_S = 3.0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from streams.topics import SCORED
+from rlstreams.streams.log.topics import SCORED
+from rlstreams.workers.loop.runtime import Exit
 from tests.integration.test_roles_on_broker import DEADLINE_S, SLOW_S, Site, end
-from workers.loop.runtime import Exit
 
 SESSION_S = 3.0  # of the embedded broker's groups
 TRANSACTION_S = 1.0

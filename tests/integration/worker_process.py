@@ -10,21 +10,21 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from streams.bus import Bus
-from streams.crash_points import CrashPoint, Hook, arm, arm_from
-from streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.crash_points import CrashPoint, Hook, arm, arm_from
+from rlstreams.workers.config.load import from_json
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.base import Sampling, Scores, TokenSequence
+from rlstreams.workers.engines.fake import FakeEngine, FakeScorer
+from rlstreams.workers.logprob.worker import make_worker as make_logprob
+from rlstreams.workers.loop import runtime
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.rollout.worker import make_worker as make_rollout
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.unit.roles.stand import LengthVerifier
-from workers.config.load import from_json
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.engines.base import Sampling, Scores, TokenSequence
-from workers.engines.fake import FakeEngine, FakeScorer
-from workers.logprob.worker import make_worker as make_logprob
-from workers.loop import runtime
-from workers.rollout.sampling import Sampler
-from workers.rollout.worker import make_worker as make_rollout
-from workers.tokenizer import Tokenizer
-from workers.weights.file import FileWeightChannel
 
 FREEZE = "freeze:"
 
@@ -41,7 +41,7 @@ def work(
     Args:
         config_file: resolved configuration, JSON.
         step_s: time of the engine for one token, or of the scorer for one forward.
-        crash_at: a crash point, as in `streams.crash_points`; `freeze:POINT` stops the process
+        crash_at: a crash point, as in `streams.log.crash_points`; `freeze:POINT` stops the process
             there for the first time, until somebody continues it.
         transaction_s: after it the broker aborts an open transaction.
     """
@@ -56,7 +56,7 @@ def work(
         address = config.broker.bootstrap
         with KafkaBus(address, config.run.id, transaction_timeout_s=transaction_s) as bus:
             runtime.run(_make(config, bus, role, step_s), stop)
-    except Exception as err:  # noqa: BLE001  (the process border, as in workers/cli/worker.py)
+    except Exception as err:  # noqa: BLE001  (the process border, as in rlstreams/cli/worker.py)
         runtime.explain(err)
         sys.exit(runtime.exit_status(err))
     sys.exit(runtime.Exit.DONE)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.engines.served import engine
 from tests.brief import no_power_cuts
 from tests.servers.world import World
-from workers.engines.served import engine
 
 __all__ = ["no_power_cuts"]
 

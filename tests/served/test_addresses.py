@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.bootstrap.parts import _weight_server
+from rlstreams.workers.bootstrap.served import port_of, report_listener_of
+from rlstreams.workers.config.load import load
 from tests.unit.roles.stand import EXAMPLE, Stand
-from workers.bootstrap import _weight_server
-from workers.config.load import load
-from workers.served_engine import port_of, report_listener_of
 
 OTHERS = "192.0.2.1"  # of a network that is for documentation
 NO_NAME = "a..b"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.base import EngineError
-from workers.engines.served.engine import ServedEngine
 
 Answer = dict[str, Any]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.bootstrap.served import Where, command_of
+from rlstreams.workers.config.load import load
+from rlstreams.workers.engines.served.command import StartCommand, is_older
+from rlstreams.workers.engines.served.facts import Kind
 from tests.unit.roles.stand import EXAMPLE
-from workers.config.load import load
-from workers.engines.served.command import StartCommand, is_older
-from workers.engines.served.facts import Kind
-from workers.served_engine import Where, command_of
 
 
 def made(kind: Kind, version: str, *overrides: str) -> StartCommand:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.start.doctor import engines
+from rlstreams.start.doctor.check import Check, Level
+from rlstreams.start.doctor.diagnose import preflight
+from rlstreams.start.doctor.engines import engine_checks
+from rlstreams.start.doctor.host import EVERYTHING, Host
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
 from tests.servers.fake_router import FakeRouter
 from tests.servers.fake_server import FakeServer
 from tests.servers.world import World
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.doctor import engines
-from workers.doctor.check import Check, Level
-from workers.doctor.diagnose import preflight
-from workers.doctor.engines import engine_checks
-from workers.doctor.host import EVERYTHING, Host
 
 DEMO = Path(__file__).parents[2] / "infra/examples/demo.toml"
 

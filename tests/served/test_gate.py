@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
+from rlstreams.workers.engines.base import FinishReason, PauseMode
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import collect, long_request, request, tokens
 from tests.servers.fake_server import VERSIONS, FakeServer
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.base import EngineError, FinishReason, PauseMode
-from workers.engines.served.engine import ServedEngine
-from workers.weights.channel import WeightError
 
 LONG = "0/0/0"
 

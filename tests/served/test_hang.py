@@ -7,18 +7,23 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlstreams.workers.engines.served.delivery import FolderDelivery
+from rlstreams.workers.engines.served.dialect import dialect_of
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.facts import ask_facts
+from rlstreams.workers.engines.served.http import ServerGoneError, ServerHttp
+from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
+from rlstreams.workers.weights import report_listener
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.report_listener import (
+    UNREPORTED,
+    ReportListener,
+    ServerPullError,
+    describe,
+)
 from tests.contract.engine_rigs import drive
 from tests.servers.served import model_folder, plugin_engine
 from tests.servers.world import World
-from workers.engines.served.delivery import FolderDelivery
-from workers.engines.served.dialect import dialect_of
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.facts import ask_facts
-from workers.engines.served.http import ServerGoneError, ServerHttp
-from workers.engines.served.plugin_delivery import PluginDelivery
-from workers.weights import report_listener
-from workers.weights.channel import WeightError
-from workers.weights.report_listener import UNREPORTED, ReportListener, ServerPullError, describe
 
 FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
 LONG_S = 60.0

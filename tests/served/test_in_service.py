@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.engines.served.command import StartCommand
+from rlstreams.workers.engines.served.delivery import FolderDelivery
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.fake_server import VERSIONS
 from tests.servers.served import STAND_IN_BEAT_S, model_folder, settings
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.base import EngineError
-from workers.engines.served.command import StartCommand
-from workers.engines.served.delivery import FolderDelivery
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.process import ServerProcess
-from workers.engines.served.server import Server
-from workers.engines.served.shape import longest_sequence, read_shape
-from workers.weights.channel import WeightError
 
 LONG_S = 60.0
 

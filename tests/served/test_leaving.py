@@ -8,13 +8,13 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from rlstreams.workers.engines.base import FinishReason, PauseMode
+from rlstreams.workers.engines.served.engine import ServedEngine
 from tests.contract.engine_rigs import PROMPT, collect, long_request, request
 from tests.served.test_gate import until_sampling
 from tests.servers.fake_server import VERSIONS
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.base import FinishReason, PauseMode
-from workers.engines.served.engine import ServedEngine
 
 
 def test_who_was_cancelled_in_this_turn_of_the_loop_is_given_no_place(world: World) -> None:

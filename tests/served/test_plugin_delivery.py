@@ -7,11 +7,11 @@ import time
 
 import pytest
 
+from rlstreams.workers.engines.served.http import ServerHttp
+from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
+from rlstreams.workers.weights.report_listener import ReportListener, ServerPullError
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.served.http import ServerHttp
-from workers.engines.served.plugin_delivery import PluginDelivery
-from workers.weights.report_listener import ReportListener, ServerPullError
 
 DEADLINE_S = 60.0
 ORDER = {"deadline_s": DEADLINE_S, "policy_version": 7, "weight_hash": "ab"}

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.engine import EngineSection
+from rlstreams.workers.engines.served.check import Weight, check_server
+from rlstreams.workers.engines.served.dialect import dialect_of
+from rlstreams.workers.engines.served.facts import Kind, ask_facts
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
+from rlstreams.workers.engines.served.ranks import Ranks, ask_ranks
+from rlstreams.workers.weights.report_listener import ReportListener
 from tests.servers.world import World
-from workers.config.engine import EngineSection
-from workers.engines.served.check import Weight, check_server
-from workers.engines.served.dialect import dialect_of
-from workers.engines.served.facts import Kind, ask_facts
-from workers.engines.served.http import ServerError, ServerHttp
-from workers.engines.served.plugin_delivery import PluginDelivery
-from workers.engines.served.ranks import Ranks, ask_ranks
-from workers.weights.report_listener import ReportListener
 
 ASK_S = 60.0
 FLAVOURS = {"vllm-0.25.1": "--data-parallel-size 2", "sglang-0.5.17": "--dp-size 2"}

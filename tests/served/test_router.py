@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.events import PolicyPublished
-from streams.errors import ConfigError
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.bootstrap.served import router_of
+from rlstreams.workers.config.run import EngineSection, RolloutSection, RunConfig
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request, tokens
 from tests.servers.fake_router import FakeRouter
 from tests.servers.fake_server import FakeServer
 from tests.servers.world import World
 from tests.waiting import until
-from workers.config.run import EngineSection, RolloutSection, RunConfig
-from workers.engines.base import EngineError
-from workers.engines.served.engine import ServedEngine
-from workers.served_engine import router_of
 
 GENERATE = "/inference/v1/generate"
 LONG_S = 60.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.routing import SLACK, Place, choose
+from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.base import EngineError
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.routing import SLACK, Place, choose
 
 
 def places(*in_flight: int, limit: int = 64) -> list[Place]:

@@ -8,19 +8,20 @@ from dataclasses import replace
 
 import pytest
 
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, PauseMode
+from rlstreams.workers.engines.served.answer import Held, ModelShape, UnknownVersionError
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.running import Running
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, joined
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import WeightError
 from tests.contract.engine_rigs import collect, long_request, tokens
 from tests.served.test_gate import until_sampling
 from tests.servers.fake_server import VERSIONS, FakeServer
 from tests.servers.markov import Job
 from tests.servers.world import World
 from tests.waiting import until
-from workers.engines.base import EngineError, FinishReason, GeneratedSegment, PauseMode
-from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.running import Running
-from workers.engines.served.server import Server
-from workers.engines.served.wire import Answer, AnswerError, GenerateRequest, joined
-from workers.weights.channel import WeightError
 
 LONG = "0/0/0"
 STREAMING = ("vllm-0.25.1", "sglang-0.5.17")  # they report no spans

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.contract.engine_rigs import collect, request
 from tests.served.test_gate import until_passed_by
 from tests.servers.fake_server import VERSIONS
 from tests.servers.world import World
-from workers.engines.served.engine import ServedEngine
-from workers.weights.channel import WeightError
-from workers.weights.file import FileWeightChannel
 
 UNREADABLE = {
     "no memory in torch": RuntimeError("can't allocate memory"),

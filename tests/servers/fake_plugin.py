@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from aiohttp import web
 
-from workers.weights.link.orders import Server
+from rlstreams.workers.weights.link.orders import Server
 
 if TYPE_CHECKING:
     from tests.servers.markov import MarkovServer

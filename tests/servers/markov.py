@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from workers.engines.fake import EOS, MAX_TOKENS, NUM_EXPERTS, VOCAB_SIZE, fake_weights
-from workers.engines.sampling import Draw, sample
+from rlstreams.workers.engines.fake import EOS, MAX_TOKENS, NUM_EXPERTS, VOCAB_SIZE, fake_weights
+from rlstreams.workers.engines.sampling import Draw, sample
 
 _STILL_S = 0.001  # between two looks of a job that stands still
 START_LABEL = "default"  # until it is told another

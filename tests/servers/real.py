@@ -21,17 +21,17 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from rlstreams.workers.bootstrap.served import command_of, delivery_of, free_port, where_installed
+from rlstreams.workers.config.load import load
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.http import ServerHttp
+from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
+from rlstreams.workers.weights import server_plugin
+from rlstreams.workers.weights.report_listener import ReportListener
 from tests.servers.served import settings
-from workers.config.load import load
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.facts import Kind
-from workers.engines.served.http import ServerHttp
-from workers.engines.served.process import ServerProcess
-from workers.engines.served.server import Server
-from workers.engines.served.shape import longest_sequence, read_shape
-from workers.served_engine import command_of, delivery_of, free_port, where_installed
-from workers.weights import server_plugin
-from workers.weights.report_listener import ReportListener
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "infra" / "examples" / "demo-vllm.toml"

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from schemas.events import Endpoint, PolicyPublished
+from rlstreams.schemas.events import Endpoint, PolicyPublished
+from rlstreams.workers.engines.served.delivery import FolderDelivery
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.servers.recorded import Replay
 from tests.servers.scenario import exercise
 from tests.servers.served import settings
-from workers.engines.served.delivery import FolderDelivery
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.server import Server
-from workers.engines.served.shape import longest_sequence, read_shape
-from workers.weights.file import FileWeightChannel
 
 FILES = ("config.json", "generation_config.json")  # of a model's folder: its shape, its end tokens
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import WeightChannel
 from tests.contract.engine_rigs import collect, request, tokens
-from workers.engines.base import EngineError, PauseMode
-from workers.engines.served.engine import ServedEngine
-from workers.weights.channel import WeightChannel
 
 PROMPTS = ([1, 8, 4, 9], [1, 5], [3, 7, 9, 2, 11, 4])
 

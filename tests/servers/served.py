@@ -8,18 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.delivery import FolderDelivery
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
+from rlstreams.workers.engines.served.router import Router
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
+from rlstreams.workers.weights.report_listener import ReportListener
 from tests.servers.fake_server import FakeServer
 from tests.servers.markov import CONFIG
-from workers.engines.base import PauseMode
-from workers.engines.served.delivery import FolderDelivery
-from workers.engines.served.engine import ServedEngine
-from workers.engines.served.facts import Kind
-from workers.engines.served.plugin_delivery import PluginDelivery
-from workers.engines.served.router import Router
-from workers.engines.served.server import Server
-from workers.engines.served.settings import ServedSettings
-from workers.engines.served.shape import longest_sequence, read_shape
-from workers.weights.report_listener import ReportListener
 
 
 def model_folder(folder: Path) -> Path:

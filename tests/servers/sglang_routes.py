@@ -7,10 +7,10 @@ from typing import Any
 
 from aiohttp import web
 
+from rlstreams.workers.engines.fake import MAX_TOKENS
 from tests.servers.host import Answer, Host
 from tests.servers.markov import Job
 from tests.servers.vllm_routes import fine
-from workers.engines.fake import MAX_TOKENS
 
 
 class SglangRoutes:

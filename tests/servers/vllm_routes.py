@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from rlstreams.workers.engines.fake import MAX_TOKENS
 from tests.servers.host import Answer, Host
 from tests.servers.markov import Job
-from workers.engines.fake import MAX_TOKENS
 
 
 class VllmRoutes:

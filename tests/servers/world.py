@@ -6,13 +6,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from schemas.events import PolicyPublished
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.fake import fake_weights
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.contract.engine_rigs import announced, drive
 from tests.servers.fake_server import FakeServer
 from tests.servers.served import served_engine
-from workers.engines.fake import fake_weights
-from workers.engines.served.engine import ServedEngine
-from workers.weights.file import FileWeightChannel, FileWeightServer
 
 
 class World:

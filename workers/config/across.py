@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from streams.errors import ConfigError
-from workers.config.reward import ENVIRONMENT
-from workers.config.run import START, RunConfig
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.reward import ENVIRONMENT
+from rlstreams.workers.config.run import START, RunConfig
 
 MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
 GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
 
 
 def positive(section: str, **values: float) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streams.errors import ConfigError
-from workers.config.checks import not_negative, positive
-from workers.config.options import Option
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.checks import not_negative, positive
+from rlstreams.workers.config.options import Option
 
 HUB, GYM = "hf:", "gym:"  # what begins a name that is no path
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from workers.config.fields import item_of, sections, types_of, wanted
+from rlstreams.workers.config.fields import item_of, sections, types_of, wanted
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
 _UNITS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streams.errors import ConfigError
-from workers.config.checks import check_urls, ipv4, one_interface, positive
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.checks import check_urls, ipv4, one_interface, positive
 
 # Of vLLM and of SGLang, both spellings; the values that are refused are those above 1.
 _REPLICAS = frozenset({"data-parallel-size", "dp-size"})

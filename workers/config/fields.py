@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from workers.config.run import RunConfig
+from rlstreams.workers.config.run import RunConfig
 
 _TYPES: dict[Any, Mapping[str, Any]] = {}  # of each dataclass, resolved once
 

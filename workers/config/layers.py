@@ -15,9 +15,9 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from streams.errors import ConfigError
-from workers.config.data import GYM, HUB
-from workers.config.fields import (
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import GYM, HUB
+from rlstreams.workers.config.fields import (
     FieldError,
     field_type,
     is_free_table,
@@ -27,11 +27,11 @@ from workers.config.fields import (
     wanted,
     wrong,
 )
-from workers.config.run import START
-from workers.config.toml_places import Place, place_of, toml_places
-from workers.nearest import meant_path
-from workers.packaged import example
-from workers.project import CONFIG_FILE
+from rlstreams.workers.config.here import CONFIG_FILE
+from rlstreams.workers.config.nearest import meant_path
+from rlstreams.workers.config.packaged import example
+from rlstreams.workers.config.run import START
+from rlstreams.workers.config.toml_places import Place, place_of, toml_places
 
 Tree = dict[str, Any]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from streams.errors import ConfigError
-from streams.secrets import resolve_secret
-from workers.config.across import check_across, check_start
-from workers.config.layers import (
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.across import check_across, check_start
+from rlstreams.workers.config.layers import (
     Layer,
     Tree,
     file_layers,
@@ -27,7 +27,7 @@ from workers.config.layers import (
     references,
     tree_layer,
 )
-from workers.config.run import RunConfig
+from rlstreams.workers.config.run import RunConfig
 
 # Of fields whose default is not what was computed before they existed.
 BEFORE: Mapping[str, Any] = {"trainer.loss.clip_dual": 0.0, "trainer.loss.lone": "reward"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from streams.errors import ConfigError
-from workers.config.checks import not_negative, positive
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.checks import not_negative, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from streams.secrets import resolve_secret
+from rlstreams.streams.log.secrets import resolve_secret
 
 # Any: what lies inside arrays and tables is for its receiver to judge.
 Option: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from streams.errors import ConfigError
-from workers.config.checks import not_negative, positive
-from workers.config.options import Option
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.checks import not_negative, positive
+from rlstreams.workers.config.options import Option
 
 SUM = "sum"
 ENVIRONMENT = "environment"  # its numbers are the rewards

@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from streams.errors import ConfigError
-from workers.config.checks import device, ipv4, not_negative, one_interface, positive
-from workers.config.data import DataSection
-from workers.config.engine import EngineSection
-from workers.config.environment import EnvironmentSection
-from workers.config.operation import DeadLettersSection, DeadlinesSection, DemoSection
-from workers.config.reward import RewardSection
-from workers.config.trainer import TrainerSection
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.checks import device, ipv4, not_negative, one_interface, positive
+from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.config.engine import EngineSection
+from rlstreams.workers.config.environment import EnvironmentSection
+from rlstreams.workers.config.operation import DeadLettersSection, DeadlinesSection, DemoSection
+from rlstreams.workers.config.reward import RewardSection
+from rlstreams.workers.config.trainer import TrainerSection
 
 START = "start"  # a reference: the model that the run began with
 

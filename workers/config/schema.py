@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from workers.config.docs import field_docs
-from workers.config.fields import item_of, sections, types_of
-from workers.config.layers import EXTENDS
-from workers.config.run import RunConfig
+from rlstreams.workers.config.docs import field_docs
+from rlstreams.workers.config.fields import item_of, sections, types_of
+from rlstreams.workers.config.layers import EXTENDS
+from rlstreams.workers.config.run import RunConfig
 
 
 def json_schema() -> dict[str, Any]:

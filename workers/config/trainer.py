@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streams.errors import ConfigError
-from workers.config.checks import device, not_negative, positive
-from workers.config.loss import LossSection
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.checks import device, not_negative, positive
+from rlstreams.workers.config.loss import LossSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,18 +14,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from schemas.events import PolicyPublished
-from workers.weights.channel import Pulled, WeightChannel
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import Pulled, WeightChannel
 
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
 Experts = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
-LOGITS_BYTES = 256 << 20  # logits in float32 that are computed at a time, where many are needed
-CPU = "cpu"  # a device
-
-
-class EngineError(Exception):
-    """An engine refused or failed; names server, request and field."""
 
 
 class PromptTooLongError(EngineError):

@@ -21,29 +21,23 @@ from typing import TypeVar
 
 import torch
 
-from schemas.events import PolicyPublished
-from workers.engines.base import (
-    CPU,
-    EngineError,
-    GeneratedSegment,
-    Health,
-    PauseMode,
-    SampleRequest,
-)
-from workers.engines.decode import Decoder, Generation
-from workers.engines.folder import (
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.base import GeneratedSegment, Health, PauseMode, SampleRequest
+from rlstreams.workers.engines.decode import Decoder, Generation
+from rlstreams.workers.engines.scheduler import End, Held, Item, Scheduler
+from rlstreams.workers.engines.selfcheck import check_decoding
+from rlstreams.workers.engines.validation import check_request
+from rlstreams.workers.model.base import CPU, EngineError
+from rlstreams.workers.model.folder import (
     eos_ids_of,
     num_experts_of,
     read_config,
     token_limit,
     vocab_size_of,
 )
-from workers.engines.model import FLOAT32, configure_torch, load_model
-from workers.engines.scheduler import End, Held, Item, Scheduler
-from workers.engines.selfcheck import check_decoding
-from workers.engines.validation import check_request
-from workers.weights.channel import Pulled, WeightChannel
-from workers.weights.layout import size_bytes
+from rlstreams.workers.model.model import FLOAT32, configure_torch, load_model
+from rlstreams.workers.weights.channel import Pulled, WeightChannel
+from rlstreams.workers.weights.layout import size_bytes
 
 T = TypeVar("T")
 _Listener = tuple[asyncio.AbstractEventLoop, "asyncio.Queue[Item]"]

@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from schemas.events import PolicyPublished
-from workers.engines.base import CPU, EngineError, Scores, TokenSequence
-from workers.engines.folder import token_limit, vocab_size_of
-from workers.engines.model import (
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.base import Scores, TokenSequence
+from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.engines.validation import check_ids
+from rlstreams.workers.model.base import CPU, EngineError
+from rlstreams.workers.model.folder import token_limit, vocab_size_of
+from rlstreams.workers.model.model import (
     FLOAT32,
     configure_torch,
     load_model,
@@ -26,14 +29,12 @@ from workers.engines.model import (
     read_config,
     right_padded,
 )
-from workers.engines.routes import check_routes, padded_routes
-from workers.engines.routing import Routes
-from workers.engines.routing_check import check_replay
-from workers.engines.selfcheck import check_scoring
-from workers.engines.token_scores import TokenScorer
-from workers.engines.validation import check_ids
-from workers.weights.channel import Pulled, WeightChannel
-from workers.weights.layout import size_bytes
+from rlstreams.workers.model.routes import check_routes, padded_routes
+from rlstreams.workers.model.routing import Routes
+from rlstreams.workers.model.routing_check import check_replay
+from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.weights.channel import Pulled, WeightChannel
+from rlstreams.workers.weights.layout import size_bytes
 
 
 class BuiltinScorer:

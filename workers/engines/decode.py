@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from workers.engines.attention import Mask, attention_of
-from workers.engines.base import EngineError, Experts, SampleRequest
-from workers.engines.experts import RouterCapture, expert_dtype
-from workers.engines.sampling import Draw, sample, uniforms
+from rlstreams.workers.engines.base import Experts, SampleRequest
+from rlstreams.workers.engines.sampling import Draw, sample, uniforms
+from rlstreams.workers.model.attention import Mask, attention_of
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.experts import RouterCapture, expert_dtype
 
 _FIRST_COLUMNS = 64  # of the cache; it grows by doubling
 

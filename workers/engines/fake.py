@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 import torch
 
-from schemas.events import NO_VERSION, PolicyPublished
-from workers.engines.base import (
-    EngineError,
+from rlstreams.schemas.events import NO_VERSION, PolicyPublished
+from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
     Health,
@@ -24,10 +23,11 @@ from workers.engines.base import (
     Scores,
     TokenSequence,
 )
-from workers.engines.sampling import Draw, sample, uniforms
-from workers.engines.validation import check_ids, check_request
-from workers.weights.channel import Pulled, WeightChannel, WeightError
-from workers.weights.layout import layout_difference, layout_of, size_bytes
+from rlstreams.workers.engines.sampling import Draw, sample, uniforms
+from rlstreams.workers.engines.validation import check_ids, check_request
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
 
 VOCAB_SIZE = 16
 EOS = 2

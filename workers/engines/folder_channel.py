@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.events import PolicyPublished
-from workers.engines.model import FLOAT32, load_model, weights_of
-from workers.weights.channel import WeightError
-from workers.weights.layout import layout_of, size_bytes, weight_hash
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.model.model import FLOAT32, load_model, weights_of
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.layout import layout_of, size_bytes, weight_hash
 
 if TYPE_CHECKING:
     import torch

@@ -15,11 +15,11 @@ from enum import Enum
 import numpy as np
 import torch
 
-from schemas.events import NO_VERSION
-from workers.engines.base import FinishReason, GeneratedSegment, PauseMode
-from workers.engines.decode import Decoder, Generation
-from workers.engines.model import load_weights
-from workers.weights.channel import WeightError
+from rlstreams.schemas.events import NO_VERSION
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, PauseMode
+from rlstreams.workers.engines.decode import Decoder, Generation
+from rlstreams.workers.model.model import load_weights
+from rlstreams.workers.weights.channel import WeightError
 
 _WAVE_SHARE = 8  # of the slots must be free before a wave joins: a prefill costs as much as a step
 _PREFILL_TOKENS = 8192  # padding included, of one wave

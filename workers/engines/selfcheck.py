@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.engines.attention import attention_of
-from workers.engines.base import EngineError, SampleRequest, Sampling
-from workers.engines.decode import Decoder, Generation
-from workers.engines.families import LINEAR
-from workers.engines.model import right_padded
-from workers.engines.token_scores import MakeMask
+from rlstreams.workers.engines.base import SampleRequest, Sampling
+from rlstreams.workers.engines.decode import Decoder, Generation
+from rlstreams.workers.model.attention import attention_of
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.families import LINEAR
+from rlstreams.workers.model.model import right_padded
+from rlstreams.workers.model.token_scores import MakeMask
 
 TOLERANCE = 1e-3  # nats; float32 differs by 1e-5, a wrong mask by 0.1 and more
 TOLERANCE_LOW = 0.2  # in 16 bits, which differ by some hundredths: small mistakes are not seen

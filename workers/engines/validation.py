@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workers.engines.base import EngineError, Int32s, PromptTooLongError, SampleRequest
+from rlstreams.workers.engines.base import Int32s, PromptTooLongError, SampleRequest
+from rlstreams.workers.model.base import EngineError
 
 
 def check_ids(token_ids: Int32s, vocab_size: int, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from workers.engines.base import EngineError
+from rlstreams.workers.model.base import EngineError
 
 T = TypeVar("T")
 S = TypeVar("S")

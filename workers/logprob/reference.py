@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from schemas.events import SegmentScore, Tensor, Trajectory
-from workers.engines.base import Scorer
-from workers.logprob.scoring import Jobs, run_jobs
+from rlstreams.schemas.events import SegmentScore, Tensor, Trajectory
+from rlstreams.workers.engines.base import Scorer
+from rlstreams.workers.logprob.scoring import Jobs, run_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

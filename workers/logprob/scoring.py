@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.events import SegmentScore, Tensor, Trajectory
-from workers.engines.base import Scorer, Scores, TokenSequence
-from workers.logprob.versions import Anchor, choose
+from rlstreams.schemas.events import SegmentScore, Tensor, Trajectory
+from rlstreams.workers.engines.base import Scorer, Scores, TokenSequence
+from rlstreams.workers.logprob.versions import Anchor, choose
 
 Jobs = defaultdict[tuple[int, float], set[int]]  # version and temperature -> places in the window
 

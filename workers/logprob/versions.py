@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from schemas.events import NO_VERSION
+from rlstreams.schemas.events import NO_VERSION
 
 MAX_DISTANCE = 2  # versions
 

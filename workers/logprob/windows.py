@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from schemas.events import Trajectory
-from streams.record import WINDOW_HEADER, RawRecord, Record
+from rlstreams.schemas.events import Trajectory
+from rlstreams.streams.log.record import WINDOW_HEADER, RawRecord, Record
 
 _HEADER = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9]{1,9})")
 

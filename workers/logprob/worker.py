@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     TRAIN,
     Event,
     PolicyPublished,
@@ -15,25 +15,25 @@ from schemas.events import (
     SegmentScore,
     Trajectory,
 )
-from streams.bus import Bus
-from streams.codec import now_ms, outgoing
-from streams.crash_points import CrashPoint, reach
-from streams.record import Outgoing, Partition, Position, RawRecord, Record
-from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
-from workers.context import Context
-from workers.engines.base import Scorer
-from workers.logprob.bisect import score_in_halves
-from workers.logprob.reference import Reference, with_reference
-from workers.logprob.scoring import Load, num_tokens, plan_anchors, score_window
-from workers.logprob.versions import Anchor
-from workers.logprob.windows import is_prescribed, next_window
-from workers.loop.dead_letters import Reason, dead_letter
-from workers.loop.reporter import Reporter
-from workers.loop.stage import Finished, StageLoop
-from workers.loop.validation import check_trajectory
-from workers.policy.pulls import PullLog
-from workers.policy.view import PolicyFollower
-from workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.record import Outgoing, Partition, Position, RawRecord, Record
+from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
+from rlstreams.workers.engines.base import Scorer
+from rlstreams.workers.logprob.bisect import score_in_halves
+from rlstreams.workers.logprob.reference import Reference, with_reference
+from rlstreams.workers.logprob.scoring import Load, num_tokens, plan_anchors, score_window
+from rlstreams.workers.logprob.versions import Anchor
+from rlstreams.workers.logprob.windows import is_prescribed, next_window
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.dead_letters import Reason, dead_letter
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.loop.stage import Finished, StageLoop
+from rlstreams.workers.loop.validation import check_trajectory
+from rlstreams.workers.policy.pulls import PullLog
+from rlstreams.workers.policy.view import PolicyFollower
+from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 Scored = ScoredTrajectory | Exception  # why it could not be scored
 ANNOUNCEMENT_DEADLINE_S = 30.0  # for what is on its way: a version, the rest of a window

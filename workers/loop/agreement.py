@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from schemas.events import TrainerStarted
-from streams.errors import ConfigError
-from workers.config.load import from_json
-from workers.config.run import RunConfig
-from workers.hub import model_folder
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.load import from_json
+from rlstreams.workers.config.run import RunConfig
 
 COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
     "prompts": ("run.seed", "prompts", "trainer.groups_per_step", "trainer.max_staleness"),

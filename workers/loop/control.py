@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from schemas.events import ControlState
-from streams.bus import Bus
-from streams.topics import CONTROL
-from workers.loop.foreign import ForeignRecords
+from rlstreams.schemas.events import ControlState
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.topics import CONTROL
+from rlstreams.workers.loop.foreign import ForeignRecords
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
 EVERY_S = 0.5

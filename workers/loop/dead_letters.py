@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 
-from schemas import DecodeError
-from schemas.events import EVALUATE, TRAIN, DeadLetter, Prompt, ScoredTrajectory, Trajectory
-from streams.codec import now_ms
-from streams.record import ID_HEADER, PURPOSE_HEADER, RawRecord
-from streams.topics import PROMPTS
-from workers.context import Context
+from rlstreams.schemas import DecodeError
+from rlstreams.schemas.events import (
+    EVALUATE,
+    TRAIN,
+    DeadLetter,
+    Prompt,
+    ScoredTrajectory,
+    Trajectory,
+)
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.record import ID_HEADER, PURPOSE_HEADER, RawRecord
+from rlstreams.streams.log.topics import PROMPTS
+from rlstreams.workers.loop.context import Context
 
 MAX_DETAIL = 4000  # characters
 _MAX_ID = 64  # the same; no run's id is as long, and brokers refuse a record with a long key

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from schemas import DecodeError, SchemaTexts
-from schemas.events import Event
-from streams.codec import decoded
-from streams.record import RawRecord, Record
-from workers.log import Log
+from rlstreams.schemas import DecodeError, SchemaTexts
+from rlstreams.schemas.events import Event
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.record import RawRecord, Record
+from rlstreams.workers.loop.log import Log
 
 
 class ForeignRecords:

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streams.bus import Commit, GroupConsumer, Producer
-from streams.errors import AbortedError, BrokerError, RefusedError
-from streams.record import Committed, Outgoing, Partition, Position, RawRecord
-from streams.tracker import Tracker
+from rlstreams.streams.log.bus import Commit, GroupConsumer, Producer
+from rlstreams.streams.log.errors import AbortedError, BrokerError, RefusedError
+from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position, RawRecord
+from rlstreams.streams.log.tracker import Tracker
 
 COMMIT_BYTES = 64_000_000  # of one transaction; one larger record travels alone
 MAX_ABORTS = 5  # in a row, before the process gives up and starts again

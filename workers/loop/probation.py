@@ -1,7 +1,7 @@
 """How to find a record that kills workers: after crashes, start only a few records at a time.
 
 Kafka cannot say how a partition's last owner ended, so each owner leaves a note in the commit
-metadata (`streams.probing`) before it starts any record:
+metadata (`rlstreams.streams.log.probing`) before it starts any record:
 
 1. An owner notes 1 try at the low watermark of each partition that it takes over, works as usual,
    and drops the note with the first commit that advances the watermark. A clean exit removes it.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from streams.record import Partition, RawRecord
+from rlstreams.streams.log.record import Partition, RawRecord
 
 MAX_TRIES = 3  # one among others, two alone
 PATIENCE_S = 10.0

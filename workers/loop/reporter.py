@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from schemas.events import NO_VERSION, WorkerReport
-from streams.codec import now_ms, outgoing
-from streams.record import Outgoing
-from streams.topics import WORKER_EVENTS
-from workers.context import Context
-from workers.host import host_name
-from workers.log import get as get_log
-from workers.loop.stall import StuckWatch, limits
+from rlstreams.schemas.events import NO_VERSION, WorkerReport
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import WORKER_EVENTS
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.loop.log import get as get_log
+from rlstreams.workers.loop.stall import StuckWatch, limits
 
 EVERY_S = 1.0
 

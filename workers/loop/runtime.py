@@ -2,7 +2,7 @@
 
 `run` drives a role, one turn after another. A turn polls, hands work to the compute threads, and
 commits what is ready; it waits at most a few tens of milliseconds.
-`workers.loop.stall` decides when a stuck role ends itself.
+`rlstreams.workers.loop.stall` decides when a stuck role ends itself.
 The thread that calls `run` is the role's I/O thread: it alone touches the bus.
 """
 
@@ -17,16 +17,16 @@ from enum import IntEnum
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from streams.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
+from rlstreams.streams.log.errors import ConfigError, FencedError, StreamsError, TopicMismatchError
 
 if TYPE_CHECKING:
-    from workers.loop.stall import Watchdog
+    from rlstreams.workers.loop.stall import Watchdog
 
 IDLE_S = 0.02  # longest wait of a turn that has work beside it
 
 
 class Exit(IntEnum):
-    """Exit statuses; `workers.supervisor.restart` answers to them."""
+    """Exit statuses; `rlstreams.up.supervisor.restart` answers to them."""
 
     DONE = 0
     FAILED = 1
@@ -104,7 +104,7 @@ def run(role: Role, stop: Stop, watchdog: Watchdog | None = None) -> None:
     """
     draining = False
     if watchdog is None:
-        from workers.loop.stall import Watchdog  # not for `--help`
+        from rlstreams.workers.loop.stall import Watchdog  # not for `--help`
 
         watchdog = Watchdog(0.0)
     with watchdog:

@@ -15,21 +15,21 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Protocol
 
-from schemas import DecodeError
-from schemas.events import Event, Prompt
-from streams.bus import Bus
-from streams.codec import decoded, outgoing
-from streams.crash_points import CrashPoint, reach
-from streams.errors import AbortedError, StreamsError
-from streams.probing import Probing
-from streams.record import Committed, Outgoing, Partition, RawRecord, Record
-from streams.topics import DEAD_LETTERS
-from streams.tracker import Tracker
-from workers.context import Context
-from workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
-from workers.loop.outbox import Finished, Outbox
-from workers.loop.probation import MAX_TRIES, Probation
-from workers.loop.runtime import IDLE_S
+from rlstreams.schemas import DecodeError
+from rlstreams.schemas.events import Event, Prompt
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.errors import AbortedError, StreamsError
+from rlstreams.streams.log.probing import Probing
+from rlstreams.streams.log.record import Committed, Outgoing, Partition, RawRecord, Record
+from rlstreams.streams.log.topics import DEAD_LETTERS
+from rlstreams.streams.log.tracker import Tracker
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
+from rlstreams.workers.loop.outbox import Finished, Outbox
+from rlstreams.workers.loop.probation import MAX_TRIES, Probation
+from rlstreams.workers.loop.runtime import IDLE_S
 
 MAX_POLL = 256  # records of one poll
 IN_HAND_BYTES = 256_000_000  # of inputs and outputs; one poll's fetch may come on top

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Self
 
-from streams.errors import DeadlineError
-from streams.views.hops import PROGRESS
-from workers.config.run import RunConfig
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.views.hops import PROGRESS
+from rlstreams.workers.config.run import RunConfig
 
 TICK_S = 1.0  # a longer pause between two looks is our own: stopped, or the machine slept
 STACK_LINES = 6

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import time
 
-from schemas.events import Event, TrainerHeartbeat, TrainerStarted
-from streams.errors import ConfigError
-from streams.record import Partition, Position
-from streams.topics import STEPS
-from workers.context import Context
-from workers.host import host_name
-from workers.log import get as get_log
-from workers.loop.agreement import disagreement, other_release, out_of_reach
-from workers.loop.foreign import ForeignRecords
-from workers.loop.runtime import Role
-from workers.loop.stage import StageLoop
+from rlstreams.schemas.events import Event, TrainerHeartbeat, TrainerStarted
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.record import Partition, Position
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.loop.agreement import disagreement, other_release, out_of_reach
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.loop.log import get as get_log
+from rlstreams.workers.loop.runtime import Role
+from rlstreams.workers.loop.stage import StageLoop
 
 LOOK_S = 0.5
 TAIL = 64  # offsets: a trainer's last word is not far from the end

@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schemas.events import EVALUATE, NO_VERSION, TRAIN, Prompt, Segment, Tensor, Trajectory
-from streams.group_ids import evaluation_id, issue_number
+from rlstreams.schemas.events import (
+    EVALUATE,
+    NO_VERSION,
+    TRAIN,
+    Prompt,
+    Segment,
+    Tensor,
+    Trajectory,
+)
+from rlstreams.streams.log.group_ids import evaluation_id, issue_number
 
 AUTHORS = ("prompt", "policy", "environment")
 # Differences of rewards go into float32, and times the largest ratio (e^20) and the usual cap of a

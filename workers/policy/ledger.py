@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.events import Event, RedoDrifted, StepCompleted, TrainerStarted
-from streams.bus import Bus, Reader
-from streams.fencing import StepsGate
-from streams.record import Partition
-from streams.topics import STEPS
-from workers.loop.foreign import ForeignRecords
+from rlstreams.schemas.events import Event, RedoDrifted, StepCompleted, TrainerStarted
+from rlstreams.streams.log.bus import Bus, Reader
+from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.loop.foreign import ForeignRecords
 
 MAX_POLL = 1000
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from schemas.events import PolicyLoaded, PolicyPublished, PullRequested
-from streams.codec import now_ms, outgoing
-from streams.record import Outgoing
-from streams.topics import POLICY_PULLS
-from workers.context import Context
-from workers.weights.channel import Pulled, WeightChannel
+from rlstreams.schemas.events import PolicyLoaded, PolicyPublished, PullRequested
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import POLICY_PULLS
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.weights.channel import Pulled, WeightChannel
 
 
 class PullLog:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from schemas.events import NO_VERSION, PolicyPublished
-from streams.bus import Bus
-from streams.record import Partition
-from streams.topics import POLICY_VERSIONS
-from workers.loop.foreign import ForeignRecords
-from workers.policy.ledger import PolicyLedger
+from rlstreams.schemas.events import NO_VERSION, PolicyPublished
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import POLICY_VERSIONS
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.policy.ledger import PolicyLedger
 
 SETTLE_EVERY_S = 1.0
 KEPT = 64  # newest versions that are kept beside those that are served

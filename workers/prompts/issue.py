@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.events import EVALUATE, TRAIN, Prompt, Tensor
-from streams.codec import now_ms
-from streams.errors import ConfigError
-from workers.problems.dataset import Dataset
-from workers.problems.limits import PromptEncoder, encoded
-from workers.problems.row import PromptText, Row
+from rlstreams.schemas.events import EVALUATE, TRAIN, Prompt, Tensor
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.dataset.dataset import Dataset
+from rlstreams.workers.dataset.limits import PromptEncoder, encoded
+from rlstreams.workers.dataset.row import PromptText, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from schemas import SchemaTexts
-from schemas.events import EVALUATE, NO_VERSION, Prompt
-from streams.bus import Bus
-from streams.codec import decoded
-from streams.errors import DeadlineError
-from streams.record import ID_HEADER, PURPOSE_HEADER, Partition, RawRecord
-from streams.topics import PROMPTS
-from workers.problems.order import Order
-from workers.prompts.issue import PlannedGroup
+from rlstreams.schemas import SchemaTexts
+from rlstreams.schemas.events import EVALUATE, NO_VERSION, Prompt
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.record import ID_HEADER, PURPOSE_HEADER, Partition, RawRecord
+from rlstreams.streams.log.topics import PROMPTS
+from rlstreams.workers.dataset.order import Order
+from rlstreams.workers.prompts.issue import PlannedGroup
 
 POLL_S = 0.05
 MAX_POLL = 1000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     NO_VERSION,
     ClosedGroups,
     DroppedGroup,
@@ -19,7 +19,7 @@ from schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
-from streams.fencing import StepsGate
+from rlstreams.streams.log.fencing import StepsGate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from schemas.events import ReplacementRequested
-from streams.bus import Bus
-from streams.topics import DEAD_LETTERS, PROMPTS
-from workers.loop.foreign import ForeignRecords
-from workers.prompts.issue import PlannedGroup
-from workers.prompts.issued import find_prompt
-from workers.prompts.pacing import Ledger, Replacement
+from rlstreams.schemas.events import ReplacementRequested
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.prompts.issue import PlannedGroup
+from rlstreams.workers.prompts.issued import find_prompt
+from rlstreams.workers.prompts.pacing import Ledger, Replacement
 
 MAX_POLL = 100
 

@@ -13,27 +13,27 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 
-from schemas.events import NO_VERSION, Prompt
-from streams.codec import outgoing
-from streams.crash_points import CrashPoint, reach
-from streams.errors import AbortedError, BrokerError, ConfigError
-from streams.record import Outgoing
-from streams.topics import PROMPTS, STEPS
-from workers.context import Context
-from workers.engines.folder import max_tokens_of
-from workers.hub import model_folder
-from workers.log import get as get_log
-from workers.loop.control import RUNNING, ControlFollower
-from workers.loop.foreign import ForeignRecords
-from workers.loop.reporter import Reporter
-from workers.problems.identity import data_hashes
-from workers.problems.limits import PromptEncoder
-from workers.problems.open import open_problems, prompt_encoder
-from workers.problems.order import Order
-from workers.prompts.issue import PlannedGroup, PromptWriter
-from workers.prompts.issued import Issued, read_issued
-from workers.prompts.pacing import Ledger, evaluation_due
-from workers.prompts.replacing import Replacements
+from rlstreams.schemas.events import NO_VERSION, Prompt
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.errors import AbortedError, BrokerError, ConfigError
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import PROMPTS, STEPS
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.dataset.identity import data_hashes
+from rlstreams.workers.dataset.limits import PromptEncoder
+from rlstreams.workers.dataset.open import open_problems, prompt_encoder
+from rlstreams.workers.dataset.order import Order
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.control import RUNNING, ControlFollower
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.log import get as get_log
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.model.folder import max_tokens_of
+from rlstreams.workers.prompts.issue import PlannedGroup, PromptWriter
+from rlstreams.workers.prompts.issued import Issued, read_issued
+from rlstreams.workers.prompts.pacing import Ledger, evaluation_due
+from rlstreams.workers.prompts.replacing import Replacements
 
 POLL_S = 0.05
 MAX_POLL = 1000
@@ -42,7 +42,7 @@ MAX_ABORTS = 5  # in a row, before the process gives up and starts again
 
 
 class PromptsWorker:
-    """One `prompts` worker; implements `workers.loop.runtime.Role`.
+    """One `prompts` worker; implements `rlstreams.workers.loop.runtime.Role`.
 
     Args:
         encoder: the tokenizer; None: the model folder's.

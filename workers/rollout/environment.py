@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.events import Prompt
-from workers.rollout.reward import Judgement
+from rlstreams.schemas.events import Prompt
+from rlstreams.workers.rollout.reward import Judgement
 
 Message = Mapping[str, str]  # role and content
 

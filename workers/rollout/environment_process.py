@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import asyncio
 
-    from workers.rollout import verifier_process as base
+    from rlstreams.workers.rollout import verifier_process as base
 else:
     _spec = importlib.util.spec_from_file_location(
         "_rlstreams_verifier_process", Path(__file__).with_name("verifier_process.py")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from workers.engines.base import FinishReason, GeneratedSegment, Int32s
-from workers.rollout.reward import Judgement
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, Int32s
+from rlstreams.workers.rollout.reward import Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

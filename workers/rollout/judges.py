@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 
-from workers.rollout.reward import Judgement, Metadata, RewardError
+from rlstreams.workers.rollout.reward import Judgement, Metadata, RewardError
 
 # A sign counts only where no number stands before it: the last number of "10-3" is 3.
 _NUMBER = re.compile(r"(?:(?<![0-9.])[-+])?(?:[0-9]+(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streams.errors import ConfigError
-from workers.config.options import resolved
-from workers.config.reward import ENVIRONMENT
-from workers.config.run import RunConfig
-from workers.engines.folder import eos_ids_of
-from workers.hub import model_folder
-from workers.rollout.next_turn import NextTurn
-from workers.rollout.sampling import Turns
-from workers.rollout.user_environment import UserEnvironment
-from workers.rollout.user_verifier import Function, located
-from workers.tokenizer import Tokenizer
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.options import resolved
+from rlstreams.workers.config.reward import ENVIRONMENT
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.model.folder import eos_ids_of
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.next_turn import NextTurn
+from rlstreams.workers.rollout.sampling import Turns
+from rlstreams.workers.rollout.user_environment import UserEnvironment
+from rlstreams.workers.rollout.user_verifier import Function, located
 
 
 def make_turns(

@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from streams.errors import ConfigError
-from workers.config.options import Option, resolved
-from workers.config.reward import ENVIRONMENT, SUM, RewardSection
-from workers.nearest import meant
-from workers.rollout.judges import JUDGES
-from workers.rollout.reward import (
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.nearest import meant
+from rlstreams.workers.config.options import Option, resolved
+from rlstreams.workers.config.reward import ENVIRONMENT, SUM, RewardSection
+from rlstreams.workers.rollout.judges import JUDGES
+from rlstreams.workers.rollout.reward import (
     Ending,
     Judge,
     Judgement,
@@ -23,7 +23,7 @@ from workers.rollout.reward import (
     RuleVerifier,
     Verifier,
 )
-from workers.rollout.user_verifier import Function, UserVerifier, located
+from rlstreams.workers.rollout.user_verifier import Function, UserVerifier, located
 
 _IN_CHILD = Path(__file__).with_name("child_judges.py")
 

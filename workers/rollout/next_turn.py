@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from streams.errors import ConfigError
-from workers.engines.base import Int32s
-from workers.rollout.environment import EpisodeError, Message, Says
-from workers.tokenizer import Tokenizer
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.engines.base import Int32s
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.environment import EpisodeError, Message, Says
 
 _ASKED: list[Message] = [{"role": "user", "content": "QUESTION"}]
 _ASKED_AGAIN: list[Message] = [

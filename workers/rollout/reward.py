@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from workers.loop.validation import check_reward
+from rlstreams.workers.loop.validation import check_reward
 
 STOP = "stop"  # finish reason of an answer that its policy ended (engines.base.FinishReason)
 Metadata = Mapping[str, Any]

@@ -20,18 +20,19 @@ from functools import partial
 
 import numpy as np
 
-from schemas.events import EVALUATE, Prompt
-from workers.config.run import RolloutSection
-from workers.engines.base import (
+from rlstreams.schemas.events import EVALUATE, Prompt
+from rlstreams.workers.config.run import RolloutSection
+from rlstreams.workers.engines.base import (
     Engine,
-    EngineError,
     FinishReason,
     GeneratedSegment,
     PromptTooLongError,
     SampleRequest,
     Sampling,
 )
-from workers.rollout.environment import (
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.environment import (
     Ends,
     Environment,
     Episode,
@@ -40,10 +41,9 @@ from workers.rollout.environment import (
     Says,
     SuspectEpisodeError,
 )
-from workers.rollout.episode import EnvironmentSegment, Played, Progress, Turn, turn_of
-from workers.rollout.next_turn import NextTurn
-from workers.rollout.reward import Judgement, Verifier
-from workers.tokenizer import Tokenizer
+from rlstreams.workers.rollout.episode import EnvironmentSegment, Played, Progress, Turn, turn_of
+from rlstreams.workers.rollout.next_turn import NextTurn
+from rlstreams.workers.rollout.reward import Judgement, Verifier
 
 MOST_PER_TOKEN = 32  # characters; text has about 4
 

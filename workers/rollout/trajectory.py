@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from schemas.events import EVALUATE, NO_VERSION, Prompt, Segment, Tensor, Trajectory
-from streams.codec import now_ms
-from streams.record import Position
-from workers.config.run import RolloutSection
-from workers.context import Context
-from workers.engines.base import Experts, GeneratedSegment
-from workers.rollout.episode import AnySegment, EnvironmentSegment
-from workers.rollout.sampling import Rollout
+from rlstreams.schemas.events import EVALUATE, NO_VERSION, Prompt, Segment, Tensor, Trajectory
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.record import Position
+from rlstreams.workers.config.run import RolloutSection
+from rlstreams.workers.engines.base import Experts, GeneratedSegment
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.rollout.episode import AnySegment, EnvironmentSegment
+from rlstreams.workers.rollout.sampling import Rollout
 
 
 def trajectory_of(

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from schemas.events import Prompt
-from streams.errors import ConfigError, DeadlineError
-from workers.nearest import meant_path
-from workers.rollout.environment import (
+from rlstreams.schemas.events import Prompt
+from rlstreams.streams.log.errors import ConfigError, DeadlineError
+from rlstreams.workers.config.nearest import meant_path
+from rlstreams.workers.rollout.environment import (
     Ends,
     EpisodeError,
     LostEpisodeError,
@@ -31,9 +31,9 @@ from workers.rollout.environment import (
     Says,
     SuspectEpisodeError,
 )
-from workers.rollout.reward import Judgement, check_judgement
-from workers.rollout.user_verifier import Function
-from workers.rollout.verifier_child import (
+from rlstreams.workers.rollout.reward import Judgement, check_judgement
+from rlstreams.workers.rollout.user_verifier import Function
+from rlstreams.workers.rollout.verifier_child import (
     Child,
     GoneError,
     LateError,

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streams.errors import ConfigError, DeadlineError
-from workers.config.options import Option
-from workers.nearest import meant_path
-from workers.rollout.reward import Ending, Judgement, Metadata, RewardError
-from workers.rollout.verifier_child import (
+from rlstreams.streams.log.errors import ConfigError, DeadlineError
+from rlstreams.workers.config.nearest import meant_path
+from rlstreams.workers.config.options import Option
+from rlstreams.workers.rollout.reward import Ending, Judgement, Metadata, RewardError
+from rlstreams.workers.rollout.verifier_child import (
     NONSENSE,
     Child,
     NoAnswerError,

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import asyncio
 
-    from workers.rollout import named_code
+    from rlstreams.workers.rollout import named_code
 else:
     _spec = importlib.util.spec_from_file_location(
         "_rlstreams_named_code", Path(__file__).with_name("named_code.py")

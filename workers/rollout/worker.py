@@ -10,26 +10,27 @@ from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from schemas.events import DeadLetter, Event, PolicyPublished, Prompt
-from streams.bus import Bus
-from streams.codec import outgoing
-from streams.crash_points import CrashPoint, reach
-from streams.record import Outgoing, Partition, Position, RawRecord, Record
-from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
-from workers.context import Context
-from workers.engines.base import Engine, EngineError, PromptTooLongError
-from workers.engines.thread import EngineThread
-from workers.loop.dead_letters import dead_letter
-from workers.loop.reporter import Reporter
-from workers.loop.stage import Finished, StageLoop
-from workers.loop.validation import check_prompt
-from workers.policy.pulls import PullLog
-from workers.policy.view import PolicyFollower
-from workers.rollout.environment import EpisodeError
-from workers.rollout.reward import RewardError
-from workers.rollout.sampling import Rollout, Sampler
-from workers.rollout.trajectory import trajectory_of
-from workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.schemas.events import DeadLetter, Event, PolicyPublished, Prompt
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.record import Outgoing, Partition, Position, RawRecord, Record
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
+from rlstreams.workers.engines.base import Engine, PromptTooLongError
+from rlstreams.workers.engines.thread import EngineThread
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.dead_letters import dead_letter
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.loop.stage import Finished, StageLoop
+from rlstreams.workers.loop.validation import check_prompt
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.policy.pulls import PullLog
+from rlstreams.workers.policy.view import PolicyFollower
+from rlstreams.workers.rollout.environment import EpisodeError
+from rlstreams.workers.rollout.reward import RewardError
+from rlstreams.workers.rollout.sampling import Rollout, Sampler
+from rlstreams.workers.rollout.trajectory import trajectory_of
+from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 PULL_RETRY_S = 1.0
 HEALTH_DEADLINE_S = 10.0

@@ -20,17 +20,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schemas.events import TrainerStarted
-from streams.bus import Bus, Producer, Reader
-from streams.codec import outgoing
-from streams.errors import DeadlineError, FencedError
-from streams.record import Partition, Position
-from streams.topics import STEPS
-from workers.context import Context
-from workers.loop.foreign import ForeignRecords
-from workers.loop.runtime import OwnerAliveError
-from workers.trainer.ledger import Ledger
-from workers.trainer.replaced import unless_replaced
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.log.bus import Bus, Producer, Reader
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import DeadlineError, FencedError
+from rlstreams.streams.log.record import Partition, Position
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.runtime import OwnerAliveError
+from rlstreams.workers.trainer.redo.ledger import Ledger
+from rlstreams.workers.trainer.replaced import unless_replaced
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
 READ_DEADLINE_S = 60.0  # without a single record more: a long ledger may take longer than that

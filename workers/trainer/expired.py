@@ -11,19 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from schemas import DecodeError
-from schemas.events import TRAIN, ClosedGroups, DroppedGroup, Prompt
-from streams.bus import Bus
-from streams.codec import decoded
-from streams.errors import DeadlineError
-from streams.group_ids import issue_number
-from streams.record import Partition
-from streams.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
-from workers.log import Log
-from workers.trainer.closed import ClosedSet
-from workers.trainer.ledger import EXPIRED, Ledger
-from workers.trainer.ledger_writer import LedgerWriter
-from workers.trainer.retention import RetentionError, check_open
+from rlstreams.schemas import DecodeError
+from rlstreams.schemas.events import TRAIN, ClosedGroups, DroppedGroup, Prompt
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.group_ids import issue_number
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.workers.loop.log import Log
+from rlstreams.workers.trainer.intake.closed import ClosedSet
+from rlstreams.workers.trainer.ledger_writer import LedgerWriter
+from rlstreams.workers.trainer.redo.ledger import EXPIRED, Ledger
+from rlstreams.workers.trainer.redo.retention import RetentionError, check_open
 
 READ_DEADLINE_S = 60.0
 _FIRST_LOOK = 1000  # offsets before the end of a partition

@@ -7,21 +7,21 @@ import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from schemas.events import TrainerStarted
-from streams.bus import Bus
-from streams.codec import now_ms
-from streams.errors import ConfigError
-from streams.topics import POLICY_VERSIONS, STEPS, TOPICS
-from workers.config.load import from_json, resolved_json
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.host import host_name
-from workers.loop.agreement import tokenizer_hash
-from workers.problems.identity import data_hashes
-from workers.trainer.ledger import Ledger
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS, TOPICS
+from rlstreams.workers.config.load import from_json, resolved_json
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.dataset.identity import data_hashes
+from rlstreams.workers.loop.agreement import tokenizer_hash
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.trainer.redo.ledger import Ledger
 
 if TYPE_CHECKING:
-    from workers.engines.model import Numerics
+    from rlstreams.workers.model.model import Numerics
 
 _LIBRARIES = ("rlstreams", "torch", "transformers", "numpy", "confluent-kafka")
 _SAME = ("train", "tokenizer", "model")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     ClosedGroups,
     DeadLetter,
     DroppedGroup,
@@ -23,17 +23,17 @@ from schemas.events import (
     StepsRedone,
     TrainerHeartbeat,
 )
-from streams.bus import Producer
-from streams.codec import now_ms, outgoing
-from streams.errors import AbortedError, BrokerError
-from streams.record import Outgoing
-from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
-from workers.context import Context
-from workers.loop.reporter import Reporter
-from workers.trainer.admission import Plan
-from workers.trainer.redo import Redone
-from workers.trainer.training import Trained
-from workers.weights.channel import Manifest, WeightServer
+from rlstreams.streams.log.bus import Producer
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.errors import AbortedError, BrokerError
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.trainer.intake.admission import Plan
+from rlstreams.workers.trainer.redo.redo import Redone
+from rlstreams.workers.trainer.training.training import Trained
+from rlstreams.workers.weights.channel import Manifest, WeightServer
 
 HEARTBEAT_S = 2.0
 POINTED_S = 10.0  # between two heartbeats, whatever else is written: they point to the claim

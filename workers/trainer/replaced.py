@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from streams.errors import BrokerError, FencedError, OutcomeUnknownError
-from workers.loop.stall import StuckError
+from rlstreams.streams.log.errors import BrokerError, FencedError, OutcomeUnknownError
+from rlstreams.workers.loop.stall import StuckError
 
 # To ask once more would not help: a commit failed, or what is reported with it is refused again.
 _FINAL = (FencedError, OutcomeUnknownError, StuckError)

@@ -7,28 +7,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from schemas.events import PartitionPosition, PullRequested, TrainerStarted
-from streams.bus import Bus
-from streams.crash_points import CrashPoint, reach
-from streams.record import Partition
-from streams.topics import POLICY_PULLS
-from workers.context import Context
-from workers.log import get as get_log
-from workers.loop.foreign import ForeignRecords
-from workers.loop.reporter import Reporter
-from workers.trainer.admission import Admission, Plan
-from workers.trainer.claim import claim
-from workers.trainer.expired import drop_expired
-from workers.trainer.facts import make_claim, versions
-from workers.trainer.intake import Intake
-from workers.trainer.ledger import Ledger
-from workers.trainer.ledger_writer import LedgerWriter
-from workers.trainer.payloads import Payload, Payloads
-from workers.trainer.recovery import Recovery
-from workers.trainer.redo import Coroutine, Redone, drift_error
-from workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
-from workers.trainer.training import Trained, Training, UntrainableSample
-from workers.weights.channel import WeightServer
+from rlstreams.schemas.events import PartitionPosition, PullRequested, TrainerStarted
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import POLICY_PULLS
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.log import get as get_log
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.trainer.claim import claim
+from rlstreams.workers.trainer.expired import drop_expired
+from rlstreams.workers.trainer.facts import make_claim, versions
+from rlstreams.workers.trainer.intake.admission import Admission, Plan
+from rlstreams.workers.trainer.intake.intake import Intake
+from rlstreams.workers.trainer.intake.payloads import Payload, Payloads
+from rlstreams.workers.trainer.ledger_writer import LedgerWriter
+from rlstreams.workers.trainer.redo.ledger import Ledger
+from rlstreams.workers.trainer.redo.recovery import Recovery
+from rlstreams.workers.trainer.redo.redo import Coroutine, Redone, drift_error
+from rlstreams.workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
+from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
+from rlstreams.workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
 DROP_EVERY_S = 0.25

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from schemas.events import Endpoint, PolicyPublished, PullRequested
-from workers.weights.link import PROTOCOL
+from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
+from rlstreams.workers.weights.link import PROTOCOL
 
 if TYPE_CHECKING:
     import torch

@@ -14,19 +14,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from schemas.events import Endpoint, PolicyPublished, PullRequested
-from workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
-from workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
-from workers.weights.link.errors import PullError
-from workers.weights.link.handshake import receiver_key
-from workers.weights.members import Listener, LoggedRequest
-from workers.weights.sender import Limits, Log, Sender
-from workers.weights.snapshot import LIVE, PLACES, Snapshots
+from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
+from rlstreams.workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
+from rlstreams.workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.handshake import receiver_key
+from rlstreams.workers.weights.members import Listener, LoggedRequest
+from rlstreams.workers.weights.sender import Limits, Log, Sender
+from rlstreams.workers.weights.snapshot import LIVE, PLACES, Snapshots
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.weights.link.receiver import Receiver
+    from rlstreams.workers.weights.link.receiver import Receiver
 
 BACKENDS = ("gloo", "nccl")
 HOLD_S = 10.0
@@ -224,7 +224,7 @@ class CollectiveWeightChannel:
         self, published: PolicyPublished, deadline_s: float
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors in name order, received beside the old ones; see `WeightChannel`."""
-        from workers.weights.link.target import FreshTensors
+        from rlstreams.workers.weights.link.target import FreshTensors
 
         until_s = time.monotonic() + deadline_s
         rows = [(n, d, s) for n, (d, s) in parse_layout(published.layout).items()]
@@ -253,7 +253,7 @@ class CollectiveWeightChannel:
 
     def _receiver_of(self, published: PolicyPublished) -> Receiver:
         """The standing link, or a new one where the trainer or its epoch changed."""
-        from workers.weights.link.receiver import Address, Receiver
+        from rlstreams.workers.weights.link.receiver import Address, Receiver
 
         address = Address(
             address=self._address(published),

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.events import Endpoint, PolicyPublished, PullRequested
-from workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
-from workers.weights.layout import (
+from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
+from rlstreams.workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
+from rlstreams.workers.weights.layout import (
     dtype_name,
     layout_of,
     parse_layout,
@@ -204,7 +204,7 @@ class FileWeightChannel:
         """Names and tensors in name order, mapped from the file; see `WeightChannel.pull`."""
         from safetensors import SafetensorError, safe_open
 
-        from workers.weights.link.weight_hash import WeightHash
+        from rlstreams.workers.weights.link.weight_hash import WeightHash
 
         until_s = time.monotonic() + deadline_s
         path = self._find(published)

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workers.weights.link.group import Group
-from workers.weights.members import Member
-from workers.weights.membership import tell
+from rlstreams.workers.weights.link.group import Group
+from rlstreams.workers.weights.members import Member
+from rlstreams.workers.weights.membership import tell
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from workers.weights.channel import WeightError
+from rlstreams.workers.weights.channel import WeightError
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def layout_difference(*, expected: str, found: str) -> str:
 
 def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
     """The hash of a version, as `workers/weights/link/weight_hash.py` defines it."""
-    from workers.weights.link.weight_hash import hash_of
+    from rlstreams.workers.weights.link.weight_hash import hash_of
 
     return hash_of((name, weights[name]) for name in sorted(weights))
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from workers.weights.link.frames import Connection
+from rlstreams.workers.weights.link.frames import Connection
 
 AGAIN_S = 0.1
 _CLOSED = (errno.EINVAL, errno.EBADF)

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workers.weights.link.errors import PullError
-from workers.weights.link.frames import Connection, Frame
-from workers.weights.link.handshake import Hello, admit
-from workers.weights.link.rendezvous import KeyValueStore
-from workers.weights.link.target import Row
-from workers.weights.listening import accept_all
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.frames import Connection, Frame
+from rlstreams.workers.weights.link.handshake import Hello, admit
+from rlstreams.workers.weights.link.rendezvous import KeyValueStore
+from rlstreams.workers.weights.link.target import Row
+from rlstreams.workers.weights.listening import accept_all
 
 HANDSHAKE_S = 5.0
 _BACKLOG = 64

@@ -10,9 +10,9 @@ import json
 import time
 from collections.abc import Iterable
 
-from workers.weights.link.errors import PullError
-from workers.weights.link.frames import Frame
-from workers.weights.members import LoggedRequest, Member, ReceivedFrame
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.frames import Frame
+from rlstreams.workers.weights.members import LoggedRequest, Member, ReceivedFrame
 
 ASKED_KEPT = 1024
 

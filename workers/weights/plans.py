@@ -6,11 +6,11 @@ import hashlib
 import json
 from dataclasses import astuple, dataclass
 
-from workers.weights.layout import parse_layout
-from workers.weights.link.mapping import Plan, make_plan
-from workers.weights.link.pieces import Piece, batches, digest, to_rows
-from workers.weights.link.shards import Part
-from workers.weights.members import Member
+from rlstreams.workers.weights.layout import parse_layout
+from rlstreams.workers.weights.link.mapping import Plan, make_plan
+from rlstreams.workers.weights.link.pieces import Piece, batches, digest, to_rows
+from rlstreams.workers.weights.link.shards import Part
+from rlstreams.workers.weights.members import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from workers.weights.channel import Pulled, WeightError
-from workers.weights.link.errors import PullError
-from workers.weights.link.frames import Connection
-from workers.weights.link.handshake import admit
-from workers.weights.listening import accept_all
+from rlstreams.workers.weights.channel import Pulled, WeightError
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.frames import Connection
+from rlstreams.workers.weights.link.handshake import admit
+from rlstreams.workers.weights.listening import accept_all
 
 HANDSHAKE_S = 5.0
 REPORT_GRACE_S = 10.0  # after the order's deadline
@@ -103,7 +103,7 @@ class ReportListener:
 
 def describe(deadline_s: float = DESCRIBE_S) -> dict[str, object]:
     """An order that asks a server what it is; touches nothing."""
-    from workers.weights.link import PROTOCOL
+    from rlstreams.workers.weights.link import PROTOCOL
 
     return {"rlstreams": PROTOCOL, "deadline_s": deadline_s}
 

@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from workers.weights.channel import WeightError
+from rlstreams.workers.weights.channel import WeightError
 
 FILE = "weights.secret"
 

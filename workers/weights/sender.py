@@ -14,17 +14,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from workers.weights.channel import WeightError
-from workers.weights.groups import Groups
-from workers.weights.link.errors import PullError
-from workers.weights.link.group import gpu_of
-from workers.weights.link.rendezvous import KeyValueStore
-from workers.weights.members import Event, Listener, LoggedRequest, Member, Withdraw
-from workers.weights.membership import Membership, apart, refuse
-from workers.weights.plans import Planner, Prepared
-from workers.weights.snapshot import Snapshots
-from workers.weights.transfer import BrokenError, Delivery, SilentError, Transfer
-from workers.weights.window import Window
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.groups import Groups
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.group import gpu_of
+from rlstreams.workers.weights.link.rendezvous import KeyValueStore
+from rlstreams.workers.weights.members import Event, Listener, LoggedRequest, Member, Withdraw
+from rlstreams.workers.weights.membership import Membership, apart, refuse
+from rlstreams.workers.weights.plans import Planner, Prepared
+from rlstreams.workers.weights.snapshot import Snapshots
+from rlstreams.workers.weights.transfer import BrokenError, Delivery, SilentError, Transfer
+from rlstreams.workers.weights.window import Window
 
 if TYPE_CHECKING:
     import torch

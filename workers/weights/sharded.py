@@ -25,8 +25,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from workers.weights.channel import WeightError
-from workers.weights.layout import LazyWeights, layout_of
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.layout import LazyWeights, layout_of
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +158,7 @@ class ShardedWeights(LazyWeights):
 def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and kept buffers by the names of `state_dict()`, in name order, tied ones once.
 
-    As `workers.engines.model.weights_of`, which tells tied tensors by their storage; a shard may be
+    As `workers.model.model.weights_of`, which tells tied tensors by their storage; a shard may be
     empty and have none, so here the parameter itself tells.
     """
     own = dict(model.named_parameters(remove_duplicate=False))

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from workers.weights.layout import layout_of, size_bytes
+from rlstreams.workers.weights.layout import layout_of, size_bytes
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.weights.link.pieces import Piece
-    from workers.weights.link.shards import Part
+    from rlstreams.workers.weights.link.pieces import Piece
+    from rlstreams.workers.weights.link.shards import Part
 
 LIVE = "none"
 PLACES = ("auto", "device", "pinned", LIVE)

@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workers.weights.link.checksum import Checksum
-from workers.weights.link.errors import PullError
-from workers.weights.link.group import Group, Pending
-from workers.weights.link.receiver import AHEAD
-from workers.weights.link.rendezvous import KeyValueStore, LocalStore
-from workers.weights.link.side_streams import SideStreams
-from workers.weights.link.watch import LOOK_EVERY_S
-from workers.weights.members import Member
-from workers.weights.membership import tell
-from workers.weights.plans import Prepared
-from workers.weights.snapshot import Snapshot
+from rlstreams.workers.weights.link.checksum import Checksum
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.group import Group, Pending
+from rlstreams.workers.weights.link.receiver import AHEAD
+from rlstreams.workers.weights.link.rendezvous import KeyValueStore, LocalStore
+from rlstreams.workers.weights.link.side_streams import SideStreams
+from rlstreams.workers.weights.link.watch import LOOK_EVERY_S
+from rlstreams.workers.weights.members import Member
+from rlstreams.workers.weights.membership import tell
+from rlstreams.workers.weights.plans import Prepared
+from rlstreams.workers.weights.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import torch

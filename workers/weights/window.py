@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from workers.weights.link.errors import PullError
-from workers.weights.members import Member
-from workers.weights.membership import Membership
-from workers.weights.plans import Planner
-from workers.weights.snapshot import Snapshots
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.members import Member
+from rlstreams.workers.weights.membership import Membership
+from rlstreams.workers.weights.plans import Planner
+from rlstreams.workers.weights.snapshot import Snapshots
 
 PATIENCE_S = 2.0  # at most, for one that asked and does not get ready
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import ClosedGroups
-from streams import crash_points
-from streams.crash_points import CrashPoint, Hook
-from streams.errors import OutcomeUnknownError
-from streams.memory.log import Fault
-from streams.topics import DEAD_LETTERS
+from rlstreams.schemas.events import ClosedGroups
+from rlstreams.streams.log import crash_points
+from rlstreams.streams.log.crash_points import CrashPoint, Hook
+from rlstreams.streams.log.errors import OutcomeUnknownError
+from rlstreams.streams.log.topics import DEAD_LETTERS
+from rlstreams.streams.memory.log import Fault
 from tests.factories import dropped_group, groups_dropped, replacement_requested
 from tests.unit.prompts.world import World, started, step, turns
 

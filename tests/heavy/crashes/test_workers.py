@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from streams.catalogue import Catalogue
-from streams.codec import outgoing
-from streams.crash_points import CrashPoint
-from streams.errors import DeadlineError
-from streams.topics import TRAJECTORIES
+from rlstreams.streams.log.catalogue import Catalogue
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.crash_points import CrashPoint
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.topics import TRAJECTORIES
+from rlstreams.workers.engines.base import Scores, TokenSequence
+from rlstreams.workers.engines.fake import FakeScorer
+from rlstreams.workers.loop.probation import MAX_TRIES
+from rlstreams.workers.model.base import EngineError
 from tests.newer_release import newer, publish
 from tests.unit.roles.stand import turn_until
 from tests.unit.roles.test_logprob import segment, trajectory
 from tests.unit.workers.crashing import Killed, MortalBus, Site, kill_at
-from workers.engines.base import EngineError, Scores, TokenSequence
-from workers.engines.fake import FakeScorer
-from workers.loop.probation import MAX_TRIES
 
 POINTS = [point for point in CrashPoint if not point.startswith("checkpoint")]
 

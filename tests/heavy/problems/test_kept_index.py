@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.dataset.files import REMEMBERED_BYTES
 from tests.unit.problems.rows import dataset, everything, problems
-from workers.problems.files import REMEMBERED_BYTES
 
 LARGE = "x" * (REMEMBERED_BYTES // 2)
 

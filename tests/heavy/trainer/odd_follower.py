@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from workers.trainer.parallel.wire import Link
+from rlstreams.workers.trainer.parallel.wire import Link
 
 
 def main(descriptor: int) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from schemas.events import ScoredTrajectory, Tensor
+from rlstreams.schemas.events import ScoredTrajectory, Tensor
+from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
+from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.parallel.team import PROGRAM, Team
+from rlstreams.workers.trainer.training.training import Training
 from tests import families
 from tests.unit.trainer.trainer_builders import random_samples
-from workers.config.trainer import OptimizerSection, TrainerSection
-from workers.trainer.advantage import group_advantages
-from workers.trainer.packing import Batch, pack
-from workers.trainer.parallel.team import PROGRAM, Team
-from workers.trainer.training import Training
 
 SECTION = TrainerSection(
     optimizer=OptimizerSection(lr=1e-2, warmup_steps=0, max_grad_norm=0.2),

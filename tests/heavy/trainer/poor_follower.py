@@ -4,9 +4,9 @@ import sys
 
 import torch
 
-from workers.trainer.packing import MicroBatch
-from workers.trainer.parallel.follower import main
-from workers.trainer.parallel.rank_learner import RankLearner
+from rlstreams.workers.trainer.learn.packing import MicroBatch
+from rlstreams.workers.trainer.parallel.follower import main
+from rlstreams.workers.trainer.parallel.rank_learner import RankLearner
 
 ROWS = 8
 _accumulate = RankLearner._accumulate

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.events import ScoredTrajectory, Segment, SegmentScore, Tensor
-from streams.codec import outgoing
-from streams.record import Position, RawRecord
-from streams.topics import SCORED
+from rlstreams.schemas.events import ScoredTrajectory, Segment, SegmentScore, Tensor
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Position, RawRecord
+from rlstreams.streams.log.topics import SCORED
+from rlstreams.workers.trainer.intake.payloads import payload_of
+from rlstreams.workers.trainer.intake.validation import check_routing, validate
+from rlstreams.workers.trainer.training.training import Training
 from tests import factories
 from tests.heavy.trainer.trainer_stand import make_config
-from workers.trainer.payloads import payload_of
-from workers.trainer.training import Training
-from workers.trainer.validation import check_routing, validate
 
 LAYERS, EXPERTS, TOP_K = 2, 8, 2  # of the demo's model
 CODECS = st.sampled_from(["raw", "zstd"])

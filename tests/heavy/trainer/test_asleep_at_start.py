@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import BrokerError, FencedError, OffsetGoneError
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.record import Partition
-from streams.topics import POLICY_VERSIONS, SCORED, STEPS
+from rlstreams.streams.log.errors import BrokerError, FencedError, OffsetGoneError
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.runtime import Exit, exit_status
 from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
@@ -21,8 +23,6 @@ from tests.heavy.trainer.trainer_stand import (
     send,
     turn_until,
 )
-from workers.config.run import RunConfig
-from workers.loop.runtime import Exit, exit_status
 
 
 class Asleep(MemoryBus):

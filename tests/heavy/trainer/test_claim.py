@@ -8,14 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from schemas.events import TrainerStarted
-from streams.bus import Producer, Reader
-from streams.codec import outgoing
-from streams.errors import ConfigError, DeadlineError, FencedError
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.record import Outgoing, Partition, RawRecord
-from streams.topics import SCORED, STEPS
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.log.bus import Producer, Reader
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import ConfigError, DeadlineError, FencedError
+from rlstreams.streams.log.record import Outgoing, Partition, RawRecord
+from rlstreams.streams.log.topics import SCORED, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.runtime import OwnerAliveError
+from rlstreams.workers.trainer import claim as protocol
+from rlstreams.workers.trainer.claim import STEPS_PARTITION, Claimed, claim, read_to_end
+from rlstreams.workers.trainer.redo.ledger import Ledger
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -30,13 +37,6 @@ from tests.heavy.trainer.trainer_stand import (
     turn_until,
 )
 from tests.logs import made_log
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.loop.foreign import ForeignRecords
-from workers.loop.runtime import OwnerAliveError
-from workers.trainer import claim as protocol
-from workers.trainer.claim import STEPS_PARTITION, Claimed, claim, read_to_end
-from workers.trainer.ledger import Ledger
 
 
 class InterposedBus(MemoryBus):

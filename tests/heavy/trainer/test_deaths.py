@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import DeadLetter, GroupsDropped, PolicyPublished, StepsRedone
-from streams.crash_points import CrashPoint, arm
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
+from rlstreams.debug.rerun.recompute import recompute
+from rlstreams.schemas.events import DeadLetter, GroupsDropped, PolicyPublished, StepsRedone
+from rlstreams.streams.log.crash_points import CrashPoint, arm
+from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -25,10 +29,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.config.run import RunConfig
-from workers.trainer.checkpoint import CheckpointStore
-from workers.trainer.recompute import recompute
-from workers.weights.file import FileWeightChannel
 
 NUM_STEPS = 3
 # The trainer commits no positions of a group: OFFSETS_* are not on its way.

@@ -10,7 +10,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from schemas.events import ScoredTrajectory
+from rlstreams.schemas.events import ScoredTrajectory
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.trainer.intake.validation import check_reference
+from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.kl import KL_LIMIT, kl_terms
+from rlstreams.workers.trainer.learn.optimizer import Learner, StepResult
+from rlstreams.workers.trainer.learn.packing import pack
 from tests.unit.trainer.trainer_builders import (
     TinyModel,
     floats,
@@ -20,13 +27,6 @@ from tests.unit.trainer.trainer_builders import (
     score,
     scored,
 )
-from workers.config.loss import LossSection
-from workers.config.trainer import OptimizerSection
-from workers.trainer.advantage import group_advantages
-from workers.trainer.kl import KL_LIMIT, kl_terms
-from workers.trainer.optimizer import Learner, StepResult
-from workers.trainer.packing import pack
-from workers.trainer.validation import check_reference
 
 Floats = npt.NDArray[np.float64]
 Estimator = Literal["k3", "k2"]

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.model.model import configure_torch
+from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.loss import policy_losses
+from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, lr_at
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+from rlstreams.workers.trainer.learn.packing import pack
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.layout import weight_hash
 from tests.unit.trainer.trainer_builders import TinyModel, random_samples
-from workers.config.loss import LossSection
-from workers.config.trainer import OptimizerSection
-from workers.engines.model import configure_torch
-from workers.trainer.advantage import group_advantages
-from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.loss import policy_losses
-from workers.trainer.optimizer import Learner, NumericsError, lr_at
-from workers.trainer.out_of_memory import OutOfMemoryError
-from workers.trainer.packing import pack
-from workers.weights.channel import WeightError
-from workers.weights.layout import weight_hash
 
 configure_torch(1)
 SECTION = OptimizerSection(lr=1e-2, warmup_steps=4, weight_decay=0.01)

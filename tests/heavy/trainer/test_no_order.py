@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.model import one_order
+from rlstreams.workers.trainer.training.training import Training
 from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
@@ -18,8 +20,6 @@ from tests.heavy.trainer.trainer_stand import (
     send,
     turn_until,
 )
-from workers.engines import one_order
-from workers.trainer.training import Training
 
 
 class Unordered(Training):

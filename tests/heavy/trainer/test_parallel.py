@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.parallel_stand import SECTION, batch_of, make_model, two_ranks
 from tests.heavy.trainer.poor_follower import ROWS
-from workers.config.trainer import TrainerSection
-from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.out_of_memory import OutOfMemoryError
-from workers.trainer.training import Training
-from workers.weights.layout import weight_hash
 
 
 @pytest.fixture(scope="module")

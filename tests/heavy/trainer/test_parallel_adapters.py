@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlstreams.workers.config.trainer import LoraSection
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
-from workers.config.trainer import LoraSection
-from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.weights.layout import weight_hash
 
 LORA = LoraSection(rank=2, alpha=4.0, targets="q_proj")
 

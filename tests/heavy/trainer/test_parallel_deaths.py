@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.trainer import LoraSection, TrainerSection
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.one_order import NoOrderError
+from rlstreams.workers.trainer.parallel.team import FollowerError, Team
+from rlstreams.workers.trainer.training.training import Training
 from tests.heavy.trainer.parallel_stand import batch_of, make_model, two_ranks
-from workers.config.trainer import LoraSection, TrainerSection
-from workers.engines.base import EngineError
-from workers.engines.one_order import NoOrderError
-from workers.trainer.parallel.team import FollowerError, Team
-from workers.trainer.training import Training
 
 STOPPED_S = 10.0
 ODD = "tests.heavy.trainer.odd_follower"

@@ -11,11 +11,18 @@ from typing import Any, ClassVar
 
 import pytest
 
-from schemas.events import ClosedGroups, DeadLetter, ScoredTrajectory, Trajectory
-from streams.memory.bus import MemoryBus
-from streams.memory.consumer import MemoryReader
-from streams.record import Partition, Position, RawRecord
-from streams.topics import SCORED
+from rlstreams.schemas.events import ClosedGroups, DeadLetter, ScoredTrajectory, Trajectory
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.topics import SCORED
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.consumer import MemoryReader
+from rlstreams.workers.loop.stall import StuckError
+from rlstreams.workers.trainer.intake.fetch import PollSize, fetch
+from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash, payload_of
+from rlstreams.workers.trainer.learn.packing import MicroBatch
+from rlstreams.workers.trainer.redo.redo import read_step
+from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
+from rlstreams.workers.trainer.worker import TrainerWorker
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
@@ -29,13 +36,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.loop.stall import StuckError
-from workers.trainer.fetch import PollSize, fetch
-from workers.trainer.packing import MicroBatch
-from workers.trainer.payloads import Payload, batch_hash, payload_of
-from workers.trainer.redo import read_step
-from workers.trainer.training import Trained, Training, UntrainableSample
-from workers.trainer.worker import TrainerWorker
 
 LIMIT_BYTES = 1_000_000
 NUM_GROUPS = 60
@@ -200,7 +200,7 @@ def test_a_redo_holds_one_step_s_samples_at_a_time(
         counts.append(sum(isinstance(found, Trajectory) for found in living()))
         return read_step(*args)
 
-    monkeypatch.setattr("workers.trainer.redo.read_step", counted)
+    monkeypatch.setattr("rlstreams.workers.trainer.redo.redo.read_step", counted)
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
     for group in range(3):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.events import (
+from rlstreams.debug.rerun.rerun import rerun
+from rlstreams.schemas.events import (
     DeadLetter,
     GroupsDropped,
     MaskedSegment,
@@ -20,10 +21,16 @@ from schemas.events import (
     StepCompleted,
     Tensor,
 )
-from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.topics import DEAD_LETTERS, SCORED, STEPS
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.trainer.intake.payloads import payload_of
+from rlstreams.workers.trainer.intake.validation import validate
+from rlstreams.workers.trainer.learn.optimizer import NumericsError
+from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
+from rlstreams.workers.weights.channel import Manifest
+from rlstreams.workers.weights.file import FileWeightServer
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
     bury,
@@ -37,13 +44,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.trainer.optimizer import NumericsError
-from workers.trainer.payloads import payload_of
-from workers.trainer.rerun import rerun
-from workers.trainer.training import Trained, Training, UntrainableSample
-from workers.trainer.validation import validate
-from workers.weights.channel import Manifest
-from workers.weights.file import FileWeightServer
 
 BAD = 101  # a token that the samples of `scored` never have
 LONG = 40  # tokens

@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
+from rlstreams.workers.engines.base import TokenSequence
+from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.model.attention import attention_of
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.model import load_model, right_padded
+from rlstreams.workers.model.recompute import recompute_activations
+from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.trainer.learn.adam import halves, joined
+from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
+from rlstreams.workers.weights.layout import layout_of, weight_hash
 from tests import families
 from tests.contract.engine_rigs import announced
 from tests.unit.trainer.trainer_builders import random_samples
-from workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
-from workers.engines.attention import attention_of
-from workers.engines.base import EngineError, TokenSequence
-from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.model import load_model, right_padded
-from workers.engines.recompute import recompute_activations
-from workers.engines.token_scores import TokenScorer
-from workers.trainer.adam import halves, joined
-from workers.trainer.advantage import group_advantages
-from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.packing import Batch, pack
-from workers.trainer.training import Training
-from workers.weights.file import FileWeightChannel, FileWeightServer
-from workers.weights.layout import layout_of, weight_hash
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 

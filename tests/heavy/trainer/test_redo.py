@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import PolicyPublished, RedoDrifted, StepsRedone
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.topics import POLICY_VERSIONS, STEPS
+from rlstreams.debug.rerun.recompute import recompute
+from rlstreams.schemas.events import PolicyPublished, RedoDrifted, StepsRedone
+from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.runtime import Exit, exit_status
+from rlstreams.workers.trainer.redo.redo import RedoError, differences
+from rlstreams.workers.trainer.worker import TrainerWorker
 from tests.heavy.trainer.trainer_stand import (
     OtherHardware,
     bury,
@@ -23,11 +28,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.config.run import RunConfig
-from workers.loop.runtime import Exit, exit_status
-from workers.trainer.recompute import recompute
-from workers.trainer.redo import RedoError, differences
-from workers.trainer.worker import TrainerWorker
 
 
 def killed_after(num: int, log: MemoryLog, config: RunConfig) -> None:

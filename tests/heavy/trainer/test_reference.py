@@ -9,10 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
-from streams.errors import ConfigError
-from streams.memory.bus import MemoryBus
-from streams.topics import DEAD_LETTERS, STEPS
+from rlstreams.debug.replay.change import changed_config
+from rlstreams.debug.rerun.rerun import RerunError, rerun
+from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.engines.folder_channel import FolderChannel
+from rlstreams.workers.logprob.reference import Reference, with_reference
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -25,11 +30,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.engines.builtin_scorer import BuiltinScorer
-from workers.engines.folder_channel import FolderChannel
-from workers.logprob.reference import Reference, with_reference
-from workers.replay.change import changed_config
-from workers.trainer.rerun import RerunError, rerun
 
 COEF = 0.5
 

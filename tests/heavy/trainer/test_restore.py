@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.events import StepsRedone, TrainerStarted
-from streams.record import Position
-from streams.topics import STEPS
+from rlstreams.schemas.events import StepsRedone, TrainerStarted
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.trainer.redo.ledger import Ledger
+from rlstreams.workers.trainer.redo.restore import objection
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -24,9 +27,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.trainer.checkpoint import CheckpointStore, Manifest
-from workers.trainer.ledger import Ledger
-from workers.trainer.restore import objection
 
 HASHES = {1: "a" * 64, 2: "b" * 64, 3: "c" * 64}
 

@@ -8,10 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import GroupsDropped, PartitionPosition
-from streams.codec import outgoing
-from streams.record import Partition, Position, RawRecord
-from streams.topics import PROMPTS, SCORED, STEPS
+from rlstreams.schemas.events import GroupsDropped, PartitionPosition
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS
+from rlstreams.workers.loop.runtime import Exit, exit_status
+from rlstreams.workers.trainer.redo.ledger import StepFact
+from rlstreams.workers.trainer.redo.retention import (
+    Limits,
+    Oldest,
+    RedoSpan,
+    RetentionError,
+    check_open,
+    check_redo,
+    needs_checkpoint,
+)
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -23,18 +35,6 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     turn_until,
-)
-from workers.loop.runtime import Exit, exit_status
-from workers.trainer.checkpoint import CheckpointStore
-from workers.trainer.ledger import StepFact
-from workers.trainer.retention import (
-    Limits,
-    Oldest,
-    RedoSpan,
-    RetentionError,
-    check_open,
-    check_redo,
-    needs_checkpoint,
 )
 
 P0, P1 = Partition(SCORED.name, 0), Partition(SCORED.name, 1)

@@ -7,8 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schemas.events import ScoredTrajectory, Tensor
-from streams.errors import ConfigError
+from rlstreams.schemas.events import ScoredTrajectory, Tensor
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
+from rlstreams.workers.trainer.intake.validation import check_routing
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.optimizer import Learner
+from rlstreams.workers.trainer.learn.packing import MicroBatch, pack
 from tests.unit.trainer.trainer_builders import (
     TinyModel,
     policy_segment,
@@ -16,14 +24,6 @@ from tests.unit.trainer.trainer_builders import (
     score,
     scored,
 )
-from workers.config.load import load
-from workers.config.loss import LossSection
-from workers.config.trainer import OptimizerSection
-from workers.engines.routes import RouterShape, check_routes, padded_routes
-from workers.trainer.loss_totals import LossTotals
-from workers.trainer.optimizer import Learner
-from workers.trainer.packing import MicroBatch, pack
-from workers.trainer.validation import check_routing
 
 SHAPE = RouterShape(num_layers=1, top_k=2, num_experts=8)
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.topics import DEAD_LETTERS, STEPS
+from rlstreams.debug.replay.change import changed_config
+from rlstreams.debug.rerun.rerun import rerun
+from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
+from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -23,8 +25,6 @@ from tests.heavy.trainer.trainer_stand import (
     send,
     steps,
 )
-from workers.replay.change import changed_config
-from workers.trainer.rerun import rerun
 
 LAYERS, EXPERTS, TOP_K = 2, 8, 2  # of the demo's model
 ROWS = 7  # of a sample of three and five tokens

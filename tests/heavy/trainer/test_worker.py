@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     DeadLetter,
     GroupsDropped,
     PolicyPublished,
@@ -19,12 +19,19 @@ from schemas.events import (
     TrainerStarted,
     WorkerReport,
 )
-from streams.codec import outgoing
-from streams.errors import FencedError
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.record import Outgoing
-from streams.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS, WORKER_EVENTS
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import FencedError
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, SCORED, STEPS, WORKER_EVENTS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.runtime import OwnerAliveError
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.trainer.worker import TrainerWorker
+from rlstreams.workers.weights.channel import Manifest
+from rlstreams.workers.weights.file import FileWeightServer
+from rlstreams.workers.weights.layout import weight_hash
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
@@ -39,13 +46,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.context import Context
-from workers.loop.runtime import OwnerAliveError
-from workers.trainer.training import Training
-from workers.trainer.worker import TrainerWorker
-from workers.weights.channel import Manifest
-from workers.weights.file import FileWeightServer
-from workers.weights.layout import weight_hash
 
 
 def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) -> None:

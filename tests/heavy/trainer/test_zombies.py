@@ -10,11 +10,20 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from schemas.events import PolicyPublished
-from streams.crash_points import CrashPoint, arm
-from streams.errors import BrokerError, FencedError, OffsetGoneError
-from streams.memory.log import MemoryLog
-from streams.topics import POLICY_VERSIONS, STEPS
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.streams.log.crash_points import CrashPoint, arm
+from rlstreams.streams.log.errors import BrokerError, FencedError, OffsetGoneError
+from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.runtime import Exit, exit_status
+from rlstreams.workers.loop.stall import StuckError
+from rlstreams.workers.trainer.intake.fetch import RecordGoneError
+from rlstreams.workers.trainer.redo.redo import RedoError
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
+from rlstreams.workers.trainer.worker import TrainerWorker
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
@@ -25,15 +34,6 @@ from tests.heavy.trainer.trainer_stand import (
     steps,
     turn_until,
 )
-from workers.config.run import RunConfig
-from workers.loop.runtime import Exit, exit_status
-from workers.loop.stall import StuckError
-from workers.trainer.checkpoint import CheckpointStore
-from workers.trainer.fetch import RecordGoneError
-from workers.trainer.redo import RedoError
-from workers.trainer.worker import TrainerWorker
-from workers.weights.channel import WeightError
-from workers.weights.file import FileWeightChannel
 
 WAIT_S = 20.0
 

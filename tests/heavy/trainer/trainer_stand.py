@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     DeadLetter,
     Event,
     ScoredTrajectory,
@@ -20,23 +20,23 @@ from schemas.events import (
     StepCompleted,
     Tensor,
 )
-from streams.bus import Bus
-from streams.codec import decoded, outgoing
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.record import Outgoing
-from streams.topics import DEAD_LETTERS, SCORED, STEPS
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.trainer.training.training import Trained, Training
+from rlstreams.workers.trainer.worker import TrainerWorker
+from rlstreams.workers.weights.channel import WeightServer
+from rlstreams.workers.weights.file import FileWeightServer
+from rlstreams.workers.weights.layout import weight_hash
 from tests import factories
 from tests.logs import made_log
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.config.trainer import TrainerSection
-from workers.context import Context
-from workers.trainer.training import Trained, Training
-from workers.trainer.worker import TrainerWorker
-from workers.weights.channel import WeightServer
-from workers.weights.file import FileWeightServer
-from workers.weights.layout import weight_hash
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
 DEADLINE_S = 240.0

@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from schemas.events import Event
-from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
-from streams.topic import Topic
-from streams.topics import STEPS, WORKER_EVENTS
+from rlstreams.schemas.events import Event
+from rlstreams.start.chaos import injector as module
+from rlstreams.start.chaos.injector import FaultInjector
+from rlstreams.start.chaos.journal import BrokerOutage
+from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind
+from rlstreams.start.chaos.servers import kill_server
+from rlstreams.start.chaos.sweep import Sweep
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.up.supervisor.fault_hook import FaultHook, FaultTargets
+from rlstreams.up.supervisor.fleet import Fleet
+from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.served.process import pid_file
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.processes.supervisor.small import DEADLINE_S, Scripts, all_up, until
-from workers.chaos import injector as module
-from workers.chaos.injector import FaultInjector
-from workers.chaos.journal import BrokerOutage
-from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
-from workers.chaos.servers import kill_server
-from workers.chaos.sweep import Sweep
-from workers.config.run import RunConfig
-from workers.engines.served.process import pid_file
-from workers.supervisor.fault_hook import FaultHook, FaultTargets
-from workers.supervisor.fleet import Fleet
-from workers.supervisor.watcher import Watcher
 
 if TYPE_CHECKING:
-    from workers.supervisor.broker import BrokerKeeper
+    from rlstreams.up.supervisor.broker import BrokerKeeper
 
 WAITS = (
     "import signal, sys; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); "

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.recording import Recording, RecordingError, RecordingWriter
-from streams.recording.manifest import save
+from rlstreams.streams.recording import Recording, RecordingError, RecordingWriter
+from rlstreams.streams.recording.manifest import save
 from tests import factories
 from tests.unit.recording.recordings import (
     manifest,
@@ -25,7 +25,7 @@ from tests.unit.recording.recordings import (
 HOLD = """
 import sys
 from pathlib import Path
-from streams.recording import RecordingWriter
+from rlstreams.streams.recording import RecordingWriter
 from tests.unit.recording.recordings import manifest
 
 with RecordingWriter(Path(sys.argv[1]), manifest()):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlstreams.workers.rollout.user_environment import UserEnvironment
+from rlstreams.workers.rollout.user_verifier import Function
 from tests.processes.rollout.games import PLAIN, World
-from workers.rollout.user_environment import UserEnvironment
-from workers.rollout.user_verifier import Function
 
 
 @pytest.fixture

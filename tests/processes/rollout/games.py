@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from rlstreams.workers.rollout.environment import PolicyTurn
+from rlstreams.workers.rollout.user_environment import UserEnvironment, UserEpisode
 from tests import factories
-from workers.rollout.environment import PolicyTurn
-from workers.rollout.user_environment import UserEnvironment, UserEpisode
 
 DEADLINE_S = 120.0
 PLAIN = """

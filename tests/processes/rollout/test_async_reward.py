@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.config.reward import RewardSection
-from workers.rollout import verifier_child
-from workers.rollout.make_verifier import make_verifier
-from workers.rollout.reward import Judgement, RewardError, Verifier
+from rlstreams.workers.config.reward import RewardSection
+from rlstreams.workers.rollout import verifier_child
+from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.reward import Judgement, RewardError, Verifier
 
 TOGETHER = 16
 

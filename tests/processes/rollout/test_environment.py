@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.rollout.environment import Ends, EpisodeError, LostEpisodeError, Says
+from rlstreams.workers.rollout.environment_process import Held
 from tests.processes.rollout.games import PLAIN, SLOW, World, begin, drive, turn
 from tests.waiting import until
-from workers.rollout.environment import (
-    Ends,
-    EpisodeError,
-    LostEpisodeError,
-    Says,
-)
-from workers.rollout.environment_process import Held
 
 
 def test_an_episode_keeps_its_state_between_turns(world: World) -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.rollout.games import DEADLINE_S, PLAIN, SLOW, World, begin, drive, turn
-from tests.waiting import until
-from workers.rollout import verifier_child
-from workers.rollout.environment import (
+from rlstreams.workers.rollout import verifier_child
+from rlstreams.workers.rollout.environment import (
     EpisodeError,
     LostEpisodeError,
     Says,
     SuspectEpisodeError,
 )
+from tests.processes.rollout.games import DEADLINE_S, PLAIN, SLOW, World, begin, drive, turn
+from tests.waiting import until
 
 
 def test_a_process_that_ends_costs_who_ended_it(world: World) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.config.reward import RewardPart, RewardSection
-from workers.rollout.make_verifier import make_verifier
-from workers.rollout.reward import Judgement, RewardError, Verifier
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.reward import RewardPart, RewardSection
+from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.reward import Judgement, RewardError, Verifier
 
 
 def verifier(name: str, parts: tuple[RewardPart, ...] = (), **options: Any) -> Verifier:

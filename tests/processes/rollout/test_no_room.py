@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import DeadlineError
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.workers.config.reward import RewardSection
+from rlstreams.workers.rollout import verifier_child
+from rlstreams.workers.rollout.environment import LostEpisodeError, Says
+from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.reward import RewardError
+from rlstreams.workers.rollout.user_environment import UserEnvironment
+from rlstreams.workers.rollout.verifier_child import Child, NoRoomError, started
 from tests.processes.rollout.games import DEADLINE_S, World, begin, drive, turn
 from tests.waiting import until
-from workers.config.reward import RewardSection
-from workers.rollout import verifier_child
-from workers.rollout.environment import LostEpisodeError, Says
-from workers.rollout.make_verifier import make_verifier
-from workers.rollout.reward import RewardError
-from workers.rollout.user_environment import UserEnvironment
-from workers.rollout.verifier_child import Child, NoRoomError, started
 
 TOLD = r"grade\.py:grade has no process: in 2 tries, 0 s apart, none could be started: .*Too many"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.config.reward import RewardPart, RewardSection
-from workers.rollout import verifier_process
-from workers.rollout.make_verifier import make_verifier
-from workers.rollout.reward import Judgement, RewardError, Verifier
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.reward import RewardPart, RewardSection
+from rlstreams.workers.rollout import verifier_process
+from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.reward import Judgement, RewardError, Verifier
 
 
 def verifier(name: str, *, require_stop: bool = True, timeout_s: float = 60.0) -> Verifier:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from workers.supervisor.child import Child, ChildSpec, log_tail
-from workers.supervisor.fleet import Fleet, ProcessProgress
+from rlstreams.up.supervisor.child import Child, ChildSpec, log_tail
+from rlstreams.up.supervisor.fleet import Fleet, ProcessProgress
 
 OBEDIENT = """
 import signal, sys, time

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from streams.broker.embedded import BrokerState
-from streams.errors import BrokerError, ConfigError
-from workers.supervisor import broker
-from workers.supervisor.broker import BrokerKeeper, outlasting
+from rlstreams.streams.broker.embedded import BrokerState
+from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.up.supervisor import broker
+from rlstreams.up.supervisor.broker import BrokerKeeper, outlasting
 
 CHECK_S = 0.005
 WAIT_S = 120.0

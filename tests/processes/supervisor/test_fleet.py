@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.up.supervisor import drain as drain_module
+from rlstreams.up.supervisor import restart
+from rlstreams.up.supervisor.child import log_tail
+from rlstreams.up.supervisor.drain import Drain
+from rlstreams.up.supervisor.fleet import DRAIN_ORDER
 from tests.processes.supervisor.small import DEAF, OBEDIENT, Log, all_up, fleet_of, until
-from workers.supervisor import drain as drain_module
-from workers.supervisor import restart
-from workers.supervisor.child import log_tail
-from workers.supervisor.drain import Drain
-from workers.supervisor.fleet import DRAIN_ORDER
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.supervisor.interrupts import Interrupts
+from rlstreams.up.supervisor.interrupts import Interrupts
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,8 +88,8 @@ if not child:
     os.setpgid(0, 0)
     while {is_front} and os.tcgetpgrp(0) != os.getpgrp():
         pass
-    from workers.supervisor.keyboard import Keyboard
-    from workers.supervisor.interrupts import Interrupts
+    from rlstreams.up.supervisor.keyboard import Keyboard
+    from rlstreams.up.supervisor.interrupts import Interrupts
     with Keyboard() as keyboard, Interrupts() as interrupts:
         {middle}
         keyboard.pressed()

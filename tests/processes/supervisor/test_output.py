@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.up.live.screen import LiveInput
+from rlstreams.up.supervisor import output
+from rlstreams.up.supervisor.output import lasting
 from tests.unit.report.test_live import live_input
-from workers.live.screen import LiveInput
-from workers.supervisor import output
-from workers.supervisor.output import lasting
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[3]
 _UP = """
 import sys
 from pathlib import Path
-from workers.live.screen import LiveView
-from workers.supervisor.interrupts import Interrupts
-from workers.supervisor import output
-from workers.supervisor.output import lasting
-from workers.supervisor.summary import show
+from rlstreams.up.live.screen import LiveView
+from rlstreams.up.supervisor.interrupts import Interrupts
+from rlstreams.up.supervisor import output
+from rlstreams.up.supervisor.output import lasting
+from rlstreams.up.supervisor.summary import show
 from tests.processes.supervisor.test_output import step
 with lasting(Path({log!r})):
     with LiveView() as view:
@@ -235,7 +235,7 @@ def test_a_run_that_ends_unread_ends_all_the_same(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from workers.supervisor import output\n"
+        "from rlstreams.up.supervisor import output\n"
         "output.PATIENCE_S = 0.3\n"
         f"with output.lasting(Path({str(log)!r})):\n"
         "    print('x' * 100_000)\n"
@@ -256,7 +256,7 @@ def test_a_terminal_that_is_halted_shows_the_screen_again(tmp_path: Path) -> Non
     """Ctrl-S: the run goes on, its lines are in the file and no picture; Ctrl-Q: there it is."""
     log = tmp_path / "logs/up.log"
     ours, theirs = pty.openpty()
-    lead = "from workers.supervisor import output\noutput.PATIENCE_S = 0.3\n"
+    lead = "from rlstreams.up.supervisor import output\noutput.PATIENCE_S = 0.3\n"
     process = started(log, stdout=theirs, stderr=theirs, lead=lead)
     os.close(theirs)
     turn(process)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.up.supervisor import output
+from rlstreams.up.supervisor.output import lasting
 from tests.processes.supervisor.test_output import (
     ROOT,
     SECONDS,
@@ -21,8 +23,6 @@ from tests.processes.supervisor.test_output import (
     read_until,
     wait_until_read,
 )
-from workers.supervisor import output
-from workers.supervisor.output import lasting
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,8 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from rich.live import Live
-from workers.supervisor import output
-from workers.supervisor.keyboard import Keyboard
+from rlstreams.up.supervisor import output
+from rlstreams.up.supervisor.keyboard import Keyboard
 output.PATIENCE_S = 0.3
 with output.lasting(Path({log!r})):
     console = Console(force_terminal=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streams.topics import STEPS
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.up.supervisor.fleet import Worker
+from rlstreams.up.supervisor.interrupts import Interrupts
+from rlstreams.up.supervisor.keyboard import Keyboard
+from rlstreams.up.supervisor.run import Supervisor, _info
+from rlstreams.workers.config.run import RunConfig
 from tests.factories import step_completed, trainer_started
 from tests.processes.supervisor.small import OBEDIENT, Log, fleet_of
 from tests.unit.supervisor.test_watcher import make_bus, say, watching
-from workers.config.run import RunConfig
-from workers.supervisor.fleet import Worker
-from workers.supervisor.interrupts import Interrupts
-from workers.supervisor.keyboard import Keyboard
-from workers.supervisor.run import Supervisor, _info
 
 
 def test_the_last_checkpoint_has_a_name(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.__main__ import main
+from rlstreams.__main__ import main
 
 DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
 LONG = json.dumps({"prompt": "1+" * 100 + "1=", "answer": "101"})

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.__main__ import main
-from workers.cli.ending import told_file_error, unwound_by_signals
+from rlstreams.__main__ import main
+from rlstreams.cli.ending import told_file_error, unwound_by_signals
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,7 +79,7 @@ def test_a_reader_that_left_is_no_success():
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "workers", "config", "fields"],
+        [sys.executable, "-m", "rlstreams", "config", "fields"],
         stdout=writing,
         stderr=subprocess.PIPE,
         cwd=ROOT,
@@ -95,7 +95,7 @@ def test_text_that_the_terminal_cannot_spell_is_escaped(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[run]\ndir = 'läufe'\n", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "workers", "config", "show", str(file)],
+        [sys.executable, "-m", "rlstreams", "config", "show", str(file)],
         capture_output=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.config.load import load
-from workers.doctor.model import read_model
-from workers.nearest import meant, meant_path
-from workers.rollout.make_verifier import make_verifier
+from rlstreams.start.doctor.model import read_model
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.nearest import meant, meant_path
+from rlstreams.workers.rollout.make_verifier import make_verifier
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
 

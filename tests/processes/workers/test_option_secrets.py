@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.load import check_secrets, load, load_with_origins, resolved_json
+from rlstreams.workers.rollout.environment import Ends
+from rlstreams.workers.rollout.make_environment import make_environment
+from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.reward import Judgement
 from tests.processes.rollout.games import begin, drive, turn
 from tests.unit.roles.stand import EXAMPLE
-from workers.config.load import check_secrets, load, load_with_origins, resolved_json
-from workers.rollout.environment import Ends
-from workers.rollout.make_environment import make_environment
-from workers.rollout.make_verifier import make_verifier
-from workers.rollout.reward import Judgement
 
 GRADE = """
 def grade(prompt, completion, answer, metadata, *, api_key="", hint=""):

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.crash_points import CrashPoint, arm, arm_from
-from workers.chaos.plan import (
+from rlstreams.start.chaos.plan import (
     BROKER,
     ROLES,
     SERVER,
@@ -20,6 +19,7 @@ from workers.chaos.plan import (
     points_of,
     sweep,
 )
+from rlstreams.streams.log.crash_points import CrashPoint, arm, arm_from
 
 COUNTS = {"prompts": 1, "rollout": 2, "logprob": 1, "trainer": 1, BROKER: 1}
 ALL = FaultSpace(counts=COUNTS, has_points=True)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from streams import crash_points
-from streams.errors import ConfigError
-from workers.bootstrap import arm_crash_point, await_broker
-from workers.chaos.run import ChaosOptions, chaos, victims
-from workers.config.run import (
+from rlstreams.start.chaos.run import ChaosOptions, chaos, victims
+from rlstreams.streams.log import crash_points
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.up.supervisor.up import UpOptions
+from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker
+from rlstreams.workers.config.run import (
     BrokerSection,
     EngineSection,
     LogprobSection,
@@ -19,7 +20,6 @@ from workers.config.run import (
     RunConfig,
     RunSection,
 )
-from workers.supervisor.up import UpOptions
 
 OURS = RunConfig(rollout=RolloutSection(workers=2), logprob=LogprobSection(workers=3))
 THEIRS = RunConfig(broker=BrokerSection(bootstrap="127.0.0.1:9"))

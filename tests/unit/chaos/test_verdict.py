@@ -6,8 +6,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from streams.audit.report import AuditReport
-from streams.views.feed import RunState
+from rlstreams.start.chaos.journal import BrokerOutage, Injection, Journal, Wakeup
+from rlstreams.start.chaos.outputs import Outputs
+from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind
+from rlstreams.start.chaos.verdict import RunObservations, report
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.views.feed import RunState
+from rlstreams.up.supervisor.fleet import Exited
 from tests.factories import (
     policy_loaded,
     prompt,
@@ -17,11 +22,6 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
-from workers.chaos.journal import BrokerOutage, Injection, Journal, Wakeup
-from workers.chaos.outputs import Outputs
-from workers.chaos.plan import BROKER, SERVER, Fault, FaultKind
-from workers.chaos.verdict import RunObservations, report
-from workers.supervisor.fleet import Exited
 
 EPOCH_MS = 1_000_000  # of the log's clock, where the monotonic one is 0
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from streams.codec import outgoing
-from streams.kafka.facts import BrokerFacts, OpenTransaction, TopicFacts
-from streams.memory.bus import MemoryBus
-from streams.redo_needs import LogRange
-from streams.topics import STEPS, TOPICS
+from rlstreams.start.doctor import broker, replicas
+from rlstreams.start.doctor.check import Check, Level
+from rlstreams.start.doctor.kept import kept_check
+from rlstreams.streams.kafka.facts import BrokerFacts, OpenTransaction, TopicFacts
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.redo_needs import LogRange
+from rlstreams.streams.log.topics import STEPS, TOPICS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.bootstrap.parts import topic_plan
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
 from tests.factories import step_completed
 from tests.logs import made_log
-from workers.bootstrap import topic_plan
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.doctor import broker, replicas
-from workers.doctor.check import Check, Level
-from workers.doctor.kept import kept_check
 
 HANGING = OpenTransaction(
     partition="run.steps[0]", producer_id=9, first_offset=7, age_s=36.0, transactional_id="t"

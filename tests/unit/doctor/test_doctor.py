@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from streams.broker.jars import num_missing
-from streams.errors import BrokerError, ConfigError
-from workers.__main__ import main
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.doctor import machine
-from workers.doctor.check import Level, probed
-from workers.doctor.diagnose import diagnose, preflight
-from workers.doctor.memory import estimate
-from workers.doctor.model import check_routers, read_model
-from workers.doctor.plan import plan_checks
-from workers.doctor.weight_files import tensors_in
+from rlstreams.__main__ import main
+from rlstreams.start.doctor import machine
+from rlstreams.start.doctor.check import Level, probed
+from rlstreams.start.doctor.diagnose import diagnose, preflight
+from rlstreams.start.doctor.memory import estimate
+from rlstreams.start.doctor.model import check_routers, read_model
+from rlstreams.start.doctor.plan import plan_checks
+from rlstreams.start.doctor.weight_files import tensors_in
+from rlstreams.streams.broker.jars import num_missing
+from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"

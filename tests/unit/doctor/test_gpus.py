@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.doctor.check import Check, Level
-from workers.doctor.gpu_memory import gpu_memory_checks
-from workers.doctor.gpus import VISIBLE, Gpu, GpuInventory, gpu_checks, gpu_inventory, visible
-from workers.doctor.host import EVERYTHING, Host
-from workers.doctor.memory import estimate
-from workers.doctor.model import ModelFolder, read_model
+from rlstreams.start.doctor.check import Check, Level
+from rlstreams.start.doctor.gpu_memory import gpu_memory_checks
+from rlstreams.start.doctor.gpus import (
+    VISIBLE,
+    Gpu,
+    GpuInventory,
+    gpu_checks,
+    gpu_inventory,
+    visible,
+)
+from rlstreams.start.doctor.host import EVERYTHING, Host
+from rlstreams.start.doctor.memory import estimate
+from rlstreams.start.doctor.model import ModelFolder, read_model
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "infra/examples"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.doctor.check import Level
-from workers.doctor.memory import RoleMemory, cache_mb, estimate, memory_check, table
-from workers.doctor.model import model_checks, read_model
+from rlstreams.start.doctor.check import Level
+from rlstreams.start.doctor.memory import RoleMemory, cache_mb, estimate, memory_check, table
+from rlstreams.start.doctor.model import model_checks, read_model
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "infra/examples/demo/model"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from streams.kafka.facts import BrokerFacts, Copies, TopicFacts
-from streams.topics import TOPICS
-from workers.config.load import load
-from workers.doctor.check import Level
-from workers.doctor.replicas import replication_check
+from rlstreams.start.doctor.check import Level
+from rlstreams.start.doctor.replicas import replication_check
+from rlstreams.streams.kafka.facts import BrokerFacts, Copies, TopicFacts
+from rlstreams.streams.log.topics import TOPICS
+from rlstreams.workers.config.load import load
 
 THREE = load([], ["--broker.replication=3", "--broker.bootstrap=a:1"])
 ALL = (1, 2, 3)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from workers.__main__ import main
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.doctor.alone import alone_checks
-from workers.doctor.check import Check, Level
-from workers.doctor.host import EVERYTHING, Host
-from workers.doctor.memory import estimate, of_host
-from workers.doctor.model import read_model
-from workers.doctor.secrets import secrets_check
+from rlstreams.__main__ import main
+from rlstreams.start.doctor.alone import alone_checks
+from rlstreams.start.doctor.check import Check, Level
+from rlstreams.start.doctor.host import EVERYTHING, Host
+from rlstreams.start.doctor.memory import estimate, of_host
+from rlstreams.start.doctor.model import read_model
+from rlstreams.start.doctor.secrets import secrets_check
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"

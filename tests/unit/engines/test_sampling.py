@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.engines.sampling import Draw, sample, uniforms
+from rlstreams.workers.engines.sampling import Draw, sample, uniforms
 
 
 def draw(uniform: list[float], *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0):

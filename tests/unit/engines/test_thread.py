@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from workers.engines.thread import EngineThread
+from rlstreams.workers.engines.thread import EngineThread
 
 DEADLINE_S = 60.0
 

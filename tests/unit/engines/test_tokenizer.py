@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.tokenizer import Tokenizer, TokenizerError, encode_prompt
+from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError, encode_prompt
 
 ROOT = Path(__file__).parents[3]
 DEMO_MODEL = ROOT / "infra" / "examples" / "demo" / "model"

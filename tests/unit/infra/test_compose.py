@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from streams.broker.config import server_properties
-from streams.broker.jars import KAFKA_VERSION
+from rlstreams.streams.broker.config import server_properties
+from rlstreams.streams.broker.jars import KAFKA_VERSION
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = (ROOT / "infra/compose.yaml").read_text("utf-8")

@@ -10,9 +10,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from rlstreams.__main__ import parser_of_all, split_overrides
+from rlstreams.workers.config.run import RunConfig
 from tests import families
-from workers.__main__ import parser_of_all, split_overrides
-from workers.config.run import RunConfig
 
 DOCS = Path(__file__).parents[3] / "infra" / "docs"
 PAGES = [DOCS.parents[1] / "README.md", *sorted(DOCS.glob("*.md"))]

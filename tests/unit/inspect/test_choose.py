@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.errors import ConfigError
-from streams.recorded_log import RecordedLog
-from streams.run_log import BusLog, RunLog
+from rlstreams.debug.inspect.choose import Measure, Query, choose
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.run.recorded_log import RecordedLog
+from rlstreams.streams.run.run_log import BusLog, RunLog
 from tests.unit.inspect import told_run
-from workers.inspect.choose import Measure, Query, choose
 
 MISMATCH, REWARD, STALENESS = Measure.MISMATCH, Measure.REWARD, Measure.STALENESS
 

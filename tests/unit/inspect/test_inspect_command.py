@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.__main__ import main
 from tests.unit.inspect import told_run
-from workers.__main__ import main
 
 
 @pytest.fixture(scope="module")

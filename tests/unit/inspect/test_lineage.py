@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
-from streams.lineage.fold import Lineage, LineageFold, Outcome, SampleId, is_group
-from streams.lineage.hops import hops, staleness
-from streams.lineage.read import read_lineages
-from streams.topics import TOPICS
+from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
+from rlstreams.streams.lineage.fold import Lineage, LineageFold, Outcome, SampleId, is_group
+from rlstreams.streams.lineage.hops import hops, staleness
+from rlstreams.streams.lineage.read import read_lineages
+from rlstreams.streams.log.topics import TOPICS
 from tests.unit.inspect import told_run
 
 FATES = {

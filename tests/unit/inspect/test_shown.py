@@ -11,20 +11,20 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console, RenderableType
 
-from schemas.events import Tensor, Trajectory
-from streams.lineage.fold import SampleId
-from streams.lineage.read import read_lineages
+from rlstreams.debug.inspect.as_json import json_line
+from rlstreams.debug.inspect.page import render
+from rlstreams.debug.inspect.page_style import CSS, SCRIPT
+from rlstreams.debug.inspect.page_tokens import WAYS
+from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
+from rlstreams.debug.inspect.terminal import seconds_text, table, whole
+from rlstreams.debug.inspect.timeline import timeline
+from rlstreams.debug.inspect.words import NUMBERS, Spelling
+from rlstreams.schemas.events import Tensor, Trajectory
+from rlstreams.streams.lineage.fold import SampleId
+from rlstreams.streams.lineage.read import read_lineages
 from tests import factories as f
 from tests.html_pages import Balance
 from tests.unit.inspect import told_run
-from workers.inspect.as_json import json_line
-from workers.inspect.page import render
-from workers.inspect.page_style import CSS, SCRIPT
-from workers.inspect.page_tokens import WAYS
-from workers.inspect.sample_detail import SampleDetail, sample_detail
-from workers.inspect.terminal import seconds_text, table, whole
-from workers.inspect.timeline import timeline
-from workers.inspect.words import NUMBERS, Spelling
 
 SPELLING = Spelling(decode=told_run.decode, plain=told_run.decode, hash=f.HASH)
 SAMPLES = ("0/0", "1/0", "2/0", "3/0", "4/0", "4/1", "e1-7/0")

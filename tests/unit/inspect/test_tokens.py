@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from schemas.events import ScoredTrajectory, TensorError, Trajectory
-from streams.lineage.tokens import mismatch, token_table
+from rlstreams.debug.inspect.scale import DIFFERENCE_BOUNDS, level, signed_level
+from rlstreams.debug.inspect.words import NUMBERS, Spelling, words
+from rlstreams.schemas.events import ScoredTrajectory, TensorError, Trajectory
+from rlstreams.streams.lineage.tokens import mismatch, token_table
 from tests import factories as f
 from tests.unit.inspect import told_run
-from workers.inspect.scale import DIFFERENCE_BOUNDS, level, signed_level
-from workers.inspect.words import NUMBERS, Spelling, words
 
 
 def scored_of(*versions: int, **changes: object) -> ScoredTrajectory:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from schemas.events import AbsentSample, Event, Tensor
-from streams.bus import Bus
-from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.record import Outgoing, Partition
-from streams.recording import Manifest, RecordedTopic, RecordingWriter
-from streams.run_log import BusLog, topic_of
-from streams.topics import PROMPTS, TOPICS, TRAJECTORIES
+from rlstreams.schemas.events import AbsentSample, Event, Tensor
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topics import PROMPTS, TOPICS, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.streams.recording import Manifest, RecordedTopic, RecordingWriter
+from rlstreams.streams.run.run_log import BusLog, topic_of
 from tests import factories as f
 
 RUN = "told"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.events import ClosedGroups, ReplacementRequested
-from streams.codec import decoded, outgoing
-from streams.memory.bus import MemoryBus
-from streams.topics import DEAD_LETTERS, PROMPTS, STEPS
+from rlstreams.debug.letters.read import read_letters
+from rlstreams.debug.letters.requeue import request, select, select_by_reason
+from rlstreams.schemas.events import ClosedGroups, ReplacementRequested
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -17,8 +19,6 @@ from tests.factories import (
     trainer_started,
 )
 from tests.logs import made_log
-from workers.letters.read import read_letters
-from workers.letters.requeue import request, select, select_by_reason
 
 MAX_REPLACEMENTS = 3
 DEADLINE_S = 60.0

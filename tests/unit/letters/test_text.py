@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from schemas import encode
-from schemas.events import DeadLetter, Event
-from streams.views.letters import LettersView
+from rlstreams.debug.letters.text import hex_dump, json_line, table, whole
+from rlstreams.schemas import encode
+from rlstreams.schemas.events import DeadLetter, Event
+from rlstreams.streams.views.letters import LettersView
 from tests.factories import NOW_MS, dead_letter, dropped_group, groups_dropped, trajectory
-from workers.letters.text import hex_dump, json_line, table, whole
 
 
 def bytes_of(event: Event) -> bytes:

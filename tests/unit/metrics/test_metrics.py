@@ -13,20 +13,20 @@ from socketserver import BaseServer
 
 import pytest
 
-from schemas.events import EVALUATE, Event
-from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.topic import Topic
-from streams.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
-from streams.views.feed import Feed, Views
+from rlstreams.schemas.events import EVALUATE, Event
+from rlstreams.show.metrics import reading
+from rlstreams.show.metrics.prometheus import families, served
+from rlstreams.show.metrics.reading import read_rows
+from rlstreams.show.metrics.rows import Row
+from rlstreams.show.metrics.tables import CsvTable, JsonLines
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.streams.views.feed import Feed, Views
 from tests import factories
 from tests.logs import made_log
-from workers.metrics import reading
-from workers.metrics.prometheus import families, served
-from workers.metrics.reading import read_rows
-from workers.metrics.rows import Row
-from workers.metrics.tables import CsvTable, JsonLines
 
 EVALUATED = {"group_id": "e2-0", "purpose": EVALUATE}
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_told_before_a_broker_starts(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what to do instead."""
-    from workers.__main__ import main
+    from rlstreams.__main__ import main
 
     assert 78 == main(["metrics", str(tmp_path), *words])
     assert said in capsys.readouterr().err

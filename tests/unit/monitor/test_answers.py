@@ -6,18 +6,18 @@ import sys
 
 import pytest
 
-from schemas.events import Event
-from streams.codec import outgoing
-from streams.errors import ConfigError
-from streams.parts import Message, whole
-from streams.record import Partition
-from streams.topic import Retention
-from streams.topics import STEPS
+from rlstreams.schemas.events import Event
+from rlstreams.show.monitor.answers import SMALL, Monitor
+from rlstreams.show.monitor.app import serve
+from rlstreams.show.monitor.health import HealthWatch
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.parts import Message, whole
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topic import Retention
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.config.run import RunConfig, RunSection
 from tests import factories
-from workers.config.run import RunConfig, RunSection
-from workers.monitor.answers import SMALL, Monitor
-from workers.monitor.app import serve
-from workers.monitor.health import HealthWatch
 
 
 def message(event: Event, offset: int) -> Message:
@@ -53,7 +53,7 @@ def test_topics_with_payloads_are_not_read() -> None:
 
 def test_without_faust_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """What to install, instead of an ImportError."""
-    monkeypatch.delitem(sys.modules, "workers.monitor.reader", raising=False)
+    monkeypatch.delitem(sys.modules, "rlstreams.show.monitor.reader", raising=False)
     monkeypatch.setitem(sys.modules, "faust", None)
     config = RunConfig(run=RunSection(id="run"))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.events import Event
-from streams.stalls import START_S
+from rlstreams.schemas.events import Event
+from rlstreams.show.monitor.health import HealthWatch
+from rlstreams.streams.views.stalls import START_S
+from rlstreams.workers.config.operation import DeadLettersSection, DeadlinesSection
+from rlstreams.workers.config.run import PromptsSection, RunConfig, TrainerSection
 from tests import factories
-from workers.config.operation import DeadLettersSection, DeadlinesSection
-from workers.config.run import PromptsSection, RunConfig, TrainerSection
-from workers.monitor.health import HealthWatch
 
 STALL_S = 30.0
 CONFIG = RunConfig(

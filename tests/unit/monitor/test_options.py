@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.monitor.options import Login, login
+from rlstreams.show.monitor.options import Login, login
+from rlstreams.streams.log.errors import ConfigError
 
 
 def test_a_login_is_mapped() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.events import DroppedGroup, Event
-from streams.views.run import RunView
-from streams.views.workers import PullsView
+from rlstreams.schemas.events import DroppedGroup, Event
+from rlstreams.show.monitor.windows import MINUTE_S, TEN_MINUTES_S, WindowsView, start_of
+from rlstreams.streams.views.run import RunView
+from rlstreams.streams.views.workers import PullsView
 from tests import factories
-from workers.monitor.windows import MINUTE_S, TEN_MINUTES_S, WindowsView, start_of
 
 MINUTE_MS = 60_000
 BEGIN_MS = start_of(factories.NOW_MS, TEN_MINUTES_S)

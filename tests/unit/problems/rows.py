@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workers.config.data import DataSection
-from workers.problems.dataset import Dataset
-from workers.problems.open import Problems, open_problems
-from workers.problems.row import PromptText
+from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.dataset.dataset import Dataset
+from rlstreams.workers.dataset.open import Problems, open_problems
+from rlstreams.workers.dataset.row import PromptText
 
 
 class Characters:

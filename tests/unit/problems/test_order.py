@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.problems import order as orders
-from workers.problems.order import Order
+from rlstreams.workers.dataset import order as orders
+from rlstreams.workers.dataset.order import Order
 
 
 @pytest.fixture(params=[orders.SORTED_ROWS, 4], ids=["sorted", "feistel"])

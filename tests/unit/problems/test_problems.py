@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import ColumnsSection, DataSection, Example
+from rlstreams.workers.dataset.files import REMEMBERED_BYTES, content_hash
+from rlstreams.workers.dataset.open import FileWatch, first_rows
 from tests.unit.problems.rows import dataset, everything, problems, write
-from workers.config.data import ColumnsSection, DataSection, Example
-from workers.problems.files import REMEMBERED_BYTES, content_hash
-from workers.problems.open import FileWatch, first_rows
 
 CHAT = [{"role": "user", "content": "?"}]
 

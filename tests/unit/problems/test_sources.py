@@ -12,11 +12,11 @@ import pyarrow.json
 import pyarrow.parquet
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import ColumnsSection, DataSection
+from rlstreams.workers.dataset.identity import data_hashes
+from rlstreams.workers.dataset.open import first_rows
 from tests.unit.problems.rows import problems, write
-from workers.config.data import ColumnsSection, DataSection
-from workers.problems.identity import data_hashes
-from workers.problems.open import first_rows
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(20)]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
 from tests.unit.problems.rows import everything, problems, write
 
 ROWS = [{"prompt": f"problem {number}"} for number in range(40)]

@@ -14,17 +14,17 @@ import pyarrow.json
 import pyarrow.parquet
 import pytest
 
-from streams.errors import ConfigError
-from workers.__main__ import main
-from workers.config.data import DataSection
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.problems.open import first_rows
-from workers.project.columns import guess_columns
-from workers.project.scaffold import run_id
-from workers.project.start import SMALL_MODEL, from_demo, from_file, from_gsm8k, read_rows
-from workers.rollout.make_verifier import make_verifier
-from workers.rollout.reward import STOP
+from rlstreams.__main__ import main
+from rlstreams.start.project.columns import guess_columns
+from rlstreams.start.project.scaffold import run_id
+from rlstreams.start.project.start import SMALL_MODEL, from_demo, from_file, from_gsm8k, read_rows
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.dataset.open import first_rows
+from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.reward import STOP
 
 ROOT = Path(__file__).parents[3]
 

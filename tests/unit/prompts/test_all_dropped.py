@@ -8,14 +8,14 @@ from typing import Literal
 
 import pytest
 
-from schemas.events import TRAIN, Prompt, RedoDrifted
-from streams.codec import decoded
-from streams.record import Position
-from streams.topics import PROMPTS, SCORED
+from rlstreams.schemas.events import TRAIN, Prompt, RedoDrifted
+from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.topics import PROMPTS, SCORED
+from rlstreams.workers.trainer.intake.admission import Admission
+from rlstreams.workers.trainer.intake.groups import PolicySegment, SeenSample
 from tests.factories import groups_dropped, redo_drifted, step_completed
 from tests.unit.prompts.world import World, started, turns
-from workers.trainer.admission import Admission
-from workers.trainer.groups import PolicySegment, SeenSample
 
 STEPS = 6
 MAX_TURNS = 100

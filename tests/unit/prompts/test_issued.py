@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from schemas.events import Event
-from streams.codec import outgoing
-from streams.record import Outgoing
-from streams.topic import Topic
-from streams.topics import PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.schemas.events import Event
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import PROMPTS, STEPS, TRAJECTORIES
 from tests.factories import prompt, trajectory
 from tests.unit.prompts.world import World, started, step, turns
 

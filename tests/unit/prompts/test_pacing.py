@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from schemas.events import NO_VERSION, ClosedGroups, Event, GroupsDropped, StepCompleted
+from rlstreams.schemas.events import NO_VERSION, ClosedGroups, Event, GroupsDropped, StepCompleted
+from rlstreams.workers.prompts.pacing import Ledger, evaluation_due
 from tests.factories import dropped_group, groups_dropped, step_completed, trainer_started
-from workers.prompts.pacing import Ledger, evaluation_due
 
 
 def dropped(group: str, epoch: int = 1, watermark: int = 0, **changes: Any) -> GroupsDropped:

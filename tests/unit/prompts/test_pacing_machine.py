@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from schemas.events import ClosedGroups, Event
+from rlstreams.schemas.events import ClosedGroups, Event
+from rlstreams.workers.prompts.pacing import Ledger
 from tests.factories import dropped_group, groups_dropped, step_completed, trainer_started
-from workers.prompts.pacing import Ledger
 
 MAX_OPEN = 6
 GROUPS_PER_STEP = 2

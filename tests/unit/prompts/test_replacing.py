@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from schemas.events import ClosedGroups, Event
-from streams.codec import outgoing
-from streams.record import Outgoing, Partition
-from streams.topics import DEAD_LETTERS, PROMPTS
+from rlstreams.schemas.events import ClosedGroups, Event
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
 from tests.factories import dead_letter, dropped_group, groups_dropped, replacement_requested
 from tests.unit.prompts.world import PARTITIONS, World, started, step, turns
 

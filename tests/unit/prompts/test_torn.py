@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import EVALUATE, ClosedGroups, Prompt
-from streams.codec import outgoing
-from streams.record import Partition
-from streams.topics import PROMPTS
+from rlstreams.schemas.events import EVALUATE, ClosedGroups, Prompt
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import PROMPTS
+from rlstreams.workers.dataset.order import Order
 from tests.factories import dropped_group, groups_dropped
 from tests.unit.prompts.world import ROWS, World, started, step, turns
-from workers.problems.order import Order
 
 
 def torn(folder: Path, is_kept: Callable[[Prompt], bool], **prompts: int) -> World:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import TRAIN, ClosedGroups
-from streams.codec import outgoing
-from streams.errors import ConfigError, FencedError
-from streams.memory.log import Fault
-from streams.topics import CONTROL, PROMPTS
+from rlstreams.schemas.events import TRAIN, ClosedGroups
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import ConfigError, FencedError
+from rlstreams.streams.log.topics import CONTROL, PROMPTS
+from rlstreams.streams.memory.log import Fault
 from tests.factories import control_state, dropped_group, groups_dropped
 from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, turns, until
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.events import EVALUATE, TRAIN, ClosedGroups, Event, Prompt
-from streams.codec import decoded, outgoing
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.topic import Topic
-from streams.topics import PROMPTS, STEPS, TOPICS
+from rlstreams.schemas.events import EVALUATE, TRAIN, ClosedGroups, Event, Prompt
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import PROMPTS, STEPS, TOPICS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.config.run import ModelSection, PromptsSection, RunConfig
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.dataset.row import ChatMessages
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.prompts.worker import PromptsWorker
 from tests.factories import step_completed, trainer_started
-from workers.config.data import DataSection
-from workers.config.run import ModelSection, PromptsSection, RunConfig
-from workers.config.trainer import TrainerSection
-from workers.context import Context
-from workers.problems.row import ChatMessages
-from workers.prompts.worker import PromptsWorker
 
 PARTITIONS = 3
 ROWS = 10

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from schemas import encode
-from schemas.events import Event
-from streams.record import Partition, Position, RawRecord
-from streams.recording import Manifest, RecordedTopic, RecordingWriter
+from rlstreams.schemas import encode
+from rlstreams.schemas.events import Event
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.recording import Manifest, RecordedTopic, RecordingWriter
 from tests import factories
 
 TOPIC_OF = {

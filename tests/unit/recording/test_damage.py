@@ -9,10 +9,11 @@ from pathlib import Path
 import fastavro
 import pytest
 
-from streams.recording import DamagedError, ForeignFileError, Recording
-from streams.recording.container import ContainerReader
-from streams.recording.manifest import save
-from streams.recording.verify import verify
+from rlstreams.__main__ import main
+from rlstreams.streams.recording import DamagedError, ForeignFileError, Recording
+from rlstreams.streams.recording.container import ContainerReader
+from rlstreams.streams.recording.manifest import save
+from rlstreams.streams.recording.verify import verify
 from tests import factories
 from tests.unit.recording.recordings import (
     change_manifest,
@@ -21,7 +22,6 @@ from tests.unit.recording.recordings import (
     record,
     trajectories,
 )
-from workers.__main__ import main
 
 
 def one_file(folder: Path) -> Path:
@@ -189,7 +189,7 @@ def test_events_of_a_newer_release_are_read_as_far_as_we_know_them(tmp_path: Pat
 
 def _with_a_new_field(path: Path) -> str:
     """Rewrite a file of heartbeats as a later release would write it; its new name."""
-    from schemas import fingerprint
+    from rlstreams.schemas import fingerprint
 
     with path.open("rb") as file:
         reader = fastavro.reader(file, return_record_name=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from schemas.varint import long_bytes
-from streams.record import Position
-from streams.recording import DamagedError, ForeignFileError, Recording, RecordingError
-from streams.recording.container import MAGIC, ContainerReader, read_header
-from streams.recording.verify import verify
+from rlstreams.schemas.varint import long_bytes
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.recording import DamagedError, ForeignFileError, Recording, RecordingError
+from rlstreams.streams.recording.container import MAGIC, ContainerReader, read_header
+from rlstreams.streams.recording.verify import verify
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record, trajectories
 

@@ -8,32 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     Event,
     PolicyPublished,
     StepCompleted,
     TrainerStarted,
     Trajectory,
 )
-from schemas.tensor import Tensor
-from streams.audit.auditor import audit
-from streams.bus import Bus
-from streams.codec import outgoing
-from streams.errors import DeadlineError, OffsetGoneError, TopicMismatchError
-from streams.memory.bus import MemoryBus
-from streams.record import Partition, Position, RawRecord
-from streams.recording import (
+from rlstreams.schemas.tensor import Tensor
+from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import DeadlineError, OffsetGoneError, TopicMismatchError
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.topics import STEPS, TOPICS, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.recording import (
     Manifest,
     RecordedTopic,
     Recording,
     RecordingError,
     RecordingWriter,
 )
-from streams.recording.bus import RecordingBus
-from streams.recording.facts import mismatch_of
-from streams.recording.recorder import DONE, ORDER, Recorder, groups_of_steps
-from streams.recording.selection import Range, Selection
-from streams.topics import STEPS, TOPICS, TRAJECTORIES
+from rlstreams.streams.recording.bus import RecordingBus
+from rlstreams.streams.recording.facts import mismatch_of
+from rlstreams.streams.recording.recorder import DONE, ORDER, Recorder, groups_of_steps
+from rlstreams.streams.recording.selection import Range, Selection
 from tests import factories
 from tests.logs import made_log
 from tests.newer_release import newer, publish

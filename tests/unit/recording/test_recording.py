@@ -11,15 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import schema_text
-from schemas.events import Event, StepCompleted, Trajectory
-from streams.record import Partition, Position, RawRecord
-from streams.recording import (
-    NotRecordedError,
-    Recording,
-    RecordingError,
-    RecordingWriter,
-)
+from rlstreams.schemas import schema_text
+from rlstreams.schemas.events import Event, StepCompleted, Trajectory
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.recording import NotRecordedError, Recording, RecordingError, RecordingWriter
 from tests import factories
 from tests.unit.recording.recordings import (
     manifest,

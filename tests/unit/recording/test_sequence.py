@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from streams.record import PART_HEADER, Partition, Position, RawRecord
-from streams.recording import DamagedError, Recording, RecordingWriter
-from streams.recording.container import ContainerReader
-from streams.recording.verify import verify
+from rlstreams.__main__ import main
+from rlstreams.streams.log.record import PART_HEADER, Partition, Position, RawRecord
+from rlstreams.streams.recording import DamagedError, Recording, RecordingWriter
+from rlstreams.streams.recording.container import ContainerReader
+from rlstreams.streams.recording.verify import verify
 from tests import factories
 from tests.unit.recording.recordings import manifest, raw_of, record
-from workers.__main__ import main
 
 STEPS = Partition("steps", 0)
 

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from schemas.binary import MARKER
-from schemas.events import StepCompleted
-from streams.audit.auditor import audit
-from streams.audit.report import AuditReport
-from streams.bus import Bus
-from streams.codec import decoded, outgoing
-from streams.memory.bus import MemoryBus
-from streams.record import REPLAY_HEADER, Outgoing, Partition, Position, RawRecord
-from streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
-from streams.recording.recorder import ORDER, Recorder
-from streams.recording.selection import Selection
-from streams.topics import SCORED, STEPS
+from rlstreams.debug.replay.player import Pace, Player, outgoing_of
+from rlstreams.schemas.binary import MARKER
+from rlstreams.schemas.events import StepCompleted
+from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, Partition, Position, RawRecord
+from rlstreams.streams.log.topics import SCORED, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
+from rlstreams.streams.recording.recorder import ORDER, Recorder
+from rlstreams.streams.recording.selection import Selection
 from tests.logs import made_log
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
-from workers.replay.player import Pace, Player, outgoing_of
 
 ALL = NUM_GROUPS * SIZE
 

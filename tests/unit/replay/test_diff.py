@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from schemas.events import Event
-from streams.recording import Recording
+from rlstreams.debug.replay.diff import Summary, diff, lines
+from rlstreams.debug.replay.fields import differing
+from rlstreams.schemas.events import Event
+from rlstreams.streams.recording import Recording
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record
-from workers.replay.diff import Summary, diff, lines
-from workers.replay.fields import differing
 
 
 def summaries(

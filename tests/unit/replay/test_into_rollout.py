@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streams.recording import Recording
-from streams.recording.selection import Selection
+from rlstreams.debug.replay.into_rollout import RolloutReplay, fed_by_version
+from rlstreams.streams.recording import Recording
+from rlstreams.streams.recording.selection import Selection
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record
-from workers.replay.into_rollout import RolloutReplay, fed_by_version
 
 
 def test_what_cannot_be_sampled_again_is_skipped_and_counted(tmp_path: Path) -> None:

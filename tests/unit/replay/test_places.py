@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from streams.recorded_log import is_recording
-from workers.__main__ import main
-from workers.runs.places import RECORDINGS, RUNS, check_checkpoints, check_place
+from rlstreams.__main__ import main
+from rlstreams.runs.places import RECORDINGS, RUNS, check_checkpoints, check_place
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.run.recorded_log import is_recording
 
 
 @pytest.fixture(autouse=True)

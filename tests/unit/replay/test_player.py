@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import StepCompleted, Trajectory
-from streams.errors import AbortedError, BrokerError
-from streams.memory.bus import MemoryBus, MemoryProducer
-from streams.memory.log import MemoryLog
-from streams.record import Outgoing, RawRecord
-from streams.recording import NotRecordedError, Recording
-from streams.recording.selection import Range, Selection
-from streams.topics import TOPICS
+from rlstreams.debug.replay.filters import ONLY, WITHOUT, RecordFilter, chosen, moment, resolve
+from rlstreams.debug.replay.keys import press
+from rlstreams.debug.replay.player import REPLAY_HEADER, Pace, Player
+from rlstreams.schemas.events import StepCompleted, Trajectory
+from rlstreams.streams.log.errors import AbortedError, BrokerError
+from rlstreams.streams.log.record import Outgoing, RawRecord
+from rlstreams.streams.log.topics import TOPICS
+from rlstreams.streams.memory.bus import MemoryBus, MemoryProducer
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.streams.recording import NotRecordedError, Recording
+from rlstreams.streams.recording.selection import Range, Selection
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record, trajectories
-from workers.replay.filters import ONLY, WITHOUT, RecordFilter, chosen, moment, resolve
-from workers.replay.keys import press
-from workers.replay.player import REPLAY_HEADER, Pace, Player
 
 
 class Clock:

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from schemas.binary import MARKER
-from schemas.events import Event, TrainerHeartbeat, TrainerStarted
-from streams.codec import outgoing
-from streams.errors import BrokerError
-from streams.memory.bus import MemoryBus
-from streams.memory.consumer import MemoryReader
-from streams.record import Outgoing, Partition
-from streams.recording import Recording
-from streams.recording.recorder import DONE
-from streams.recording.selection import Selection
-from streams.topics import STEPS, TOPICS
+from rlstreams.debug.replay import record as module
+from rlstreams.debug.replay.record import Copies, RecordingOptions, RecordingResult, record
+from rlstreams.schemas.binary import MARKER
+from rlstreams.schemas.events import Event, TrainerHeartbeat, TrainerStarted
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topics import STEPS, TOPICS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.consumer import MemoryReader
+from rlstreams.streams.recording import Recording
+from rlstreams.streams.recording.recorder import DONE
+from rlstreams.streams.recording.selection import Selection
+from rlstreams.workers.config.run import RunConfig, RunSection
 from tests import factories
 from tests.logs import made_log
 from tests.newer_release import newer, publish
 from tests.unit.recording.recordings import TOPIC_OF
-from workers.config.run import RunConfig, RunSection
-from workers.replay import record as module
-from workers.replay.record import Copies, RecordingOptions, RecordingResult, record
 
 BY_NAME = {topic.name: topic for topic in TOPICS}
 
@@ -193,7 +193,7 @@ def test_a_schema_that_was_recorded_is_not_asked_for(
     with world.bus.producer("newer") as producer:
         producer.commit([newer(outgoing(STEPS, factories.heartbeat(state=DONE)))])
     publish(world.bus)
-    monkeypatch.setattr("workers.replay.record.QUIET_S", 0.2)
+    monkeypatch.setattr("rlstreams.debug.replay.record.QUIET_S", 0.2)
     monkeypatch.setattr(world.bus, "schemas", Away)
     made = world.record()
     assert not made.unasked

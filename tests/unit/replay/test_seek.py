@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import StepCompleted, TrainerStarted
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.record import RawRecord
-from streams.recording import NotRecordedError, Recording
-from streams.recording.selection import Range, Selection
-from streams.topics import TOPICS
+from rlstreams.debug.replay.filters import chosen
+from rlstreams.debug.replay.keys import Keys, press
+from rlstreams.debug.replay.player import REPLAY_HEADER, Pace, Player
+from rlstreams.debug.replay.seek import Seeker
+from rlstreams.schemas.events import StepCompleted, TrainerStarted
+from rlstreams.streams.log.record import RawRecord
+from rlstreams.streams.log.topics import TOPICS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.streams.recording import NotRecordedError, Recording
+from rlstreams.streams.recording.selection import Range, Selection
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record
-from workers.replay.filters import chosen
-from workers.replay.keys import Keys, press
-from workers.replay.player import REPLAY_HEADER, Pace, Player
-from workers.replay.seek import Seeker
 
 SECOND_MS = 1000
 

@@ -8,22 +8,22 @@ from typing import Any, cast
 
 import pytest
 
-from schemas.events import Event
-from streams.recording import Manifest
-from streams.recording.recorder import Progress
-from streams.recording.selection import Selection
+from rlstreams.__main__ import main
+from rlstreams.cli import record as record_command
+from rlstreams.cli import replay as replay_command
+from rlstreams.cli import replay_into
+from rlstreams.debug.replay.into_logprob import ScoreReplay
+from rlstreams.debug.replay.into_trainer import ReplayedStep, TrainerReplay
+from rlstreams.debug.replay.player import Played
+from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
+from rlstreams.debug.replay.target import Target
+from rlstreams.schemas.events import Event
+from rlstreams.streams.recording import Manifest
+from rlstreams.streams.recording.recorder import Progress
+from rlstreams.streams.recording.selection import Selection
+from rlstreams.workers.config.run import RunConfig
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record
-from workers.__main__ import main
-from workers.cli import record as record_command
-from workers.cli import replay as replay_command
-from workers.cli import replay_into
-from workers.config.run import RunConfig
-from workers.replay.into_logprob import ScoreReplay
-from workers.replay.into_trainer import ReplayedStep, TrainerReplay
-from workers.replay.player import Played
-from workers.replay.record import RecordingOptions, RecordingResult
-from workers.replay.target import Target
 
 Said = pytest.CaptureFixture[str]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from streams.recording import NotRecordedError, Recording
+from rlstreams.debug.replay.change import changed_config
+from rlstreams.debug.replay.history import eras, history_of
+from rlstreams.debug.replay.steps import differences
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.recording import NotRecordedError, Recording
+from rlstreams.workers.config.load import load, resolved_json
 from tests import factories
 from tests.unit.recording.recordings import raw_of, record
-from workers.config.load import load, resolved_json
-from workers.replay.change import changed_config
-from workers.replay.history import eras, history_of
-from workers.replay.steps import differences
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
 

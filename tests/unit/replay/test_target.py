@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.config.load import resolved_json
-from workers.config.run import RunConfig, RunSection
-from workers.replay.target import fresh_run
-from workers.supervisor.run_lock import locked_run
+from rlstreams.debug.replay.target import fresh_run
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.up.supervisor.run_lock import locked_run
+from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.run import RunConfig, RunSection
 
 NOWHERE = "127.0.0.1:9"  # nobody listens: what is refused before, is refused without a broker
 

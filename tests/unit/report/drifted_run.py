@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.events import EVALUATE
-from streams.views.feed import Views, ViewState
+from rlstreams.schemas.events import EVALUATE
+from rlstreams.streams.views.feed import Views, ViewState
 from tests.factories import (
     NOW_MS,
     prompt,

@@ -7,9 +7,11 @@ from functools import cache
 
 import numpy as np
 
-from schemas.events import Segment, Tensor
-from streams.audit.report import AuditReport
-from streams.views.feed import Views, ViewState
+from rlstreams.schemas.events import Segment, Tensor
+from rlstreams.show.report.page import ReportInput
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.views.feed import Views, ViewState
+from rlstreams.up.live.words import KillMark
 from tests.factories import (
     NOW_MS,
     groups_dropped,
@@ -21,8 +23,6 @@ from tests.factories import (
     trajectory,
     worker_report,
 )
-from workers.live.words import KillMark
-from workers.report.page import ReportInput
 
 STEP_MS = 1500
 WORDS = ["<pad>", "<eos>", "=", "+", ",", "~", *(str(n) for n in range(100))]

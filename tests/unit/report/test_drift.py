@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from streams.views.feed import ViewState
+from rlstreams.show.report.page import render
+from rlstreams.streams.views.feed import ViewState
+from rlstreams.up.live.panels import learning
 from tests.unit.report.drifted_run import DRIFTS, STEPS, views_after
 from tests.unit.report.sample_run import report_input
 from tests.unit.report.test_live import live_input
-from workers.live.panels import learning
-from workers.report.page import render
 
 
 def page(views: ViewState) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streams.views.feed import EvaluationState, ViewState
+from rlstreams.streams.views.feed import EvaluationState, ViewState
+from rlstreams.up.live.curve import Line, chart
+from rlstreams.up.live.input import LiveInput, ProcessInfo, TopicLag
+from rlstreams.up.live.panels import axis_label, learning
+from rlstreams.up.live.screen import LiveView, PlainLines, Screen
+from rlstreams.up.live.words import KillMark, clock, spelled
 from tests.unit.report.sample_run import decode, views_at
-from workers.live.curve import Line, chart
-from workers.live.input import LiveInput, ProcessInfo, TopicLag
-from workers.live.panels import axis_label, learning
-from workers.live.screen import LiveView, PlainLines, Screen
-from workers.live.words import KillMark, clock, spelled
 
 WORKERS = ("prompts-0", "rollout-0", "rollout-1", "logprob-0", "trainer-0")
 

@@ -10,21 +10,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from schemas.events import NO_VERSION
-from streams.audit.report import Breach, BreachKind
-from streams.errors import ConfigError
-from streams.views.evaluation import SamplesState, TokenRun
-from streams.views.feed import Restart, ViewState
+from rlstreams.runs.attach import attached
+from rlstreams.runs.configuration import configuration
+from rlstreams.schemas.events import NO_VERSION
+from rlstreams.show.report.collect import kill_marks
+from rlstreams.show.report.page import render
+from rlstreams.show.report.svg import Frame, Series, bars, line_chart, number, ticks
+from rlstreams.streams.audit.report import Breach, BreachKind
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.views.evaluation import SamplesState, TokenRun
+from rlstreams.streams.views.feed import Restart, ViewState
+from rlstreams.up.live.words import KillMark
+from rlstreams.workers.config.load import load
 from tests.factories import NOW_MS
 from tests.html_pages import Balance
 from tests.unit.report.sample_run import audit_report, report_input, views_at
-from workers.cli.report import configuration
-from workers.config.load import load
-from workers.live.words import KillMark
-from workers.report.collect import kill_marks
-from workers.report.page import render
-from workers.report.svg import Frame, Series, bars, line_chart, number, ticks
-from workers.runs.attach import attached
 
 
 @pytest.mark.parametrize("views", [views_at(20), ViewState()], ids=["a run", "nothing yet"])

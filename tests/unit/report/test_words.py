@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.events import PassedOverCheckpoint, StepsRedone
+from rlstreams.schemas.events import PassedOverCheckpoint, StepsRedone
+from rlstreams.up.live.words import redone_lines
 from tests import factories
-from workers.live.words import redone_lines
 
 
 def redone(first_step: int, last_step: int, *passed: str) -> StepsRedone:

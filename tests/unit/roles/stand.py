@@ -9,24 +9,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from schemas.events import Event, PolicyPublished, Prompt, Tensor
-from streams.bus import Bus
-from streams.codec import decoded, outgoing
-from streams.memory.bus import MemoryBus
-from streams.record import Outgoing
-from streams.topics import POLICY_VERSIONS, PROMPTS
+from rlstreams.schemas.events import Event, PolicyPublished, Prompt, Tensor
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import POLICY_VERSIONS, PROMPTS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.engines.fake import FakeEngine, fake_weights
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.runtime import Role
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.reward import Judgement, RewardError, Transcript
+from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.weights.file import FileWeightServer
 from tests import factories
 from tests.logs import made_log
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.engines.base import Sampling
-from workers.engines.fake import FakeEngine, fake_weights
-from workers.loop.runtime import Role
-from workers.rollout.reward import Judgement, RewardError, Transcript
-from workers.rollout.sampling import Sampler
-from workers.tokenizer import Tokenizer
-from workers.weights.file import FileWeightServer
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
 DEADLINE_S = 120.0

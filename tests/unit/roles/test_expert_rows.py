@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.engines.base import FinishReason, GeneratedSegment
-from workers.rollout.episode import EnvironmentSegment
-from workers.rollout.trajectory import stitch_experts
+from rlstreams.workers.engines.base import FinishReason, GeneratedSegment
+from rlstreams.workers.rollout.episode import EnvironmentSegment
+from rlstreams.workers.rollout.trajectory import stitch_experts
 
 
 def sampled(num_tokens: int, version: int, start: int = 0, rows: int | None = None):

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from schemas.events import EVALUATE, Prompt
+from rlstreams.schemas.events import EVALUATE, Prompt
+from rlstreams.workers.engines.fake import FakeEngine
+from rlstreams.workers.rollout.reward import Judgement, Transcript
+from rlstreams.workers.rollout.sampling import Sampler, sampling_of
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.unit.roles.stand import DEADLINE_S, LengthVerifier, Stand, make_prompt, make_sampler
 from tests.waiting import until
-from workers.engines.fake import FakeEngine
-from workers.rollout.reward import Judgement, Transcript
-from workers.rollout.sampling import Sampler, sampling_of
-from workers.weights.file import FileWeightChannel
 
 LIMIT_S = 10.0  # missed, a thread was held up
 

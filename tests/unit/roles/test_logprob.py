@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import DeadLetter, ScoredTrajectory, Segment, Tensor, Trajectory
-from streams.codec import outgoing
-from streams.done_set import covered
-from streams.record import Partition
-from streams.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
+from rlstreams.schemas.events import DeadLetter, ScoredTrajectory, Segment, Tensor, Trajectory
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.done_set import covered
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
+from rlstreams.workers.engines.base import Scores, TokenSequence
+from rlstreams.workers.engines.fake import FakeScorer
+from rlstreams.workers.logprob import worker as module
+from rlstreams.workers.logprob.reference import Reference
+from rlstreams.workers.logprob.worker import make_worker
+from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
 from tests.unit.roles.stand import Stand, turn_until
-from workers.engines.base import Scores, TokenSequence
-from workers.engines.fake import FakeScorer
-from workers.logprob import worker as module
-from workers.logprob.reference import Reference
-from workers.logprob.worker import make_worker
-from workers.loop.stage import StageLoop
-from workers.weights.file import FileWeightChannel
 
 
 def make_logprob(stand: Stand, scorer: FakeScorer | None = None) -> StageLoop:

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import ClosedGroups, DeadLetter
-from streams.codec import outgoing
-from streams.record import Outgoing, Partition
-from streams.topics import (
-    CONTROL,
-    DEAD_LETTERS,
-    PROMPTS,
-    SCHEMAS,
-    SCORED,
-    STEPS,
-)
+from rlstreams.schemas.events import ClosedGroups, DeadLetter
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topics import CONTROL, DEAD_LETTERS, PROMPTS, SCHEMAS, SCORED, STEPS
+from rlstreams.workers.loop.control import ControlFollower
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.policy.ledger import PolicyLedger
+from rlstreams.workers.trainer.claim import read_ledger
+from rlstreams.workers.trainer.expired import open_groups
+from rlstreams.workers.trainer.intake.payloads import Payloads
 from tests import factories
 from tests.newer_release import hand_over, newer, publish
 from tests.unit.prompts.world import World, started, step, turns
@@ -26,12 +25,6 @@ from tests.unit.roles.test_logprob import make_logprob, scored, segment, send, t
 from tests.unit.roles.test_rollout import make_rollout, trajectories
 from tests.unit.trainer.test_intake import Site
 from tests.unit.trainer.test_intake import scored as scored_sample
-from workers.loop.control import ControlFollower
-from workers.loop.foreign import ForeignRecords
-from workers.policy.ledger import PolicyLedger
-from workers.trainer.claim import read_ledger
-from workers.trainer.expired import open_groups
-from workers.trainer.payloads import Payloads
 
 
 @pytest.fixture

@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import DeadLetter, PolicyLoaded, PullRequested, Trajectory, WorkerReport
-from streams.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES, WORKER_EVENTS
+from rlstreams.schemas.events import (
+    DeadLetter,
+    PolicyLoaded,
+    PullRequested,
+    Trajectory,
+    WorkerReport,
+)
+from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES, WORKER_EVENTS
+from rlstreams.workers.engines.fake import FakeEngine
+from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.rollout import worker
+from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
-from workers.engines.fake import FakeEngine
-from workers.loop.stage import StageLoop
-from workers.rollout import worker
-from workers.rollout.worker import make_worker
-from workers.weights.file import FileWeightChannel
 
 
 class StandsAfterOne(FakeEngine):
@@ -123,7 +129,7 @@ def test_what_cannot_be_rolled_out_is_dead_lettered_with_its_reason(tmp_path: Pa
     rollout = make_rollout(stand)
     long = np.zeros(200, np.int32) + 3
     outside = np.array([3, 99], np.int32)
-    from schemas.events import Tensor
+    from rlstreams.schemas.events import Tensor
 
     stand.issue("0", 1, token_ids=Tensor.of(long))
     stand.issue("1", 1, token_ids=Tensor.of(outside))

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from schemas.events import DeadLetter, Trajectory
-from streams.codec import outgoing
-from streams.done_set import covered
-from streams.record import Outgoing, Partition
-from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
+from rlstreams.schemas.events import DeadLetter, Trajectory
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.done_set import covered
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
+from rlstreams.workers.engines.fake import FakeEngine
+from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.unit.roles.stand import Stand, make_prompt, make_sampler, turn_until
-from workers.engines.fake import FakeEngine
-from workers.loop.stage import StageLoop
-from workers.rollout.worker import make_worker
-from workers.weights.file import FileWeightChannel
 
 
 def make_rollout(stand: Stand, *, step_s: float = 0.0, deadline_s: float = 120.0) -> StageLoop:

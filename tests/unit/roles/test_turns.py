@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import NO_VERSION, DeadLetter, Prompt, Trajectory
-from streams.record import Partition
-from streams.topics import DEAD_LETTERS, TRAJECTORIES
-from tests.unit.roles.stand import Stand, make_sampler, turn_until
-from workers.engines.base import SampleRequest
-from workers.engines.fake import EOS, MAX_TOKENS, FakeEngine
-from workers.loop.stage import StageLoop
-from workers.loop.validation import check_trajectory
-from workers.rollout.environment import (
+from rlstreams.schemas.events import NO_VERSION, DeadLetter, Prompt, Trajectory
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, TRAJECTORIES
+from rlstreams.workers.engines.base import SampleRequest
+from rlstreams.workers.engines.fake import EOS, MAX_TOKENS, FakeEngine
+from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.loop.validation import check_trajectory
+from rlstreams.workers.rollout.environment import (
     Ends,
     EpisodeError,
     LostEpisodeError,
@@ -27,11 +26,12 @@ from workers.rollout.environment import (
     Says,
     SuspectEpisodeError,
 )
-from workers.rollout.next_turn import NextTurn
-from workers.rollout.reward import Judgement
-from workers.rollout.sampling import Turns
-from workers.rollout.worker import make_worker
-from workers.weights.file import FileWeightChannel
+from rlstreams.workers.rollout.next_turn import NextTurn
+from rlstreams.workers.rollout.reward import Judgement
+from rlstreams.workers.rollout.sampling import Turns
+from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.weights.file import FileWeightChannel
+from tests.unit.roles.stand import Stand, make_sampler, turn_until
 
 Reply = Callable[[str, PolicyTurn], Says | Ends]
 

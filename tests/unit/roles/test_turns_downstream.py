@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.events import PolicyPublished, ScoredTrajectory, Segment, Trajectory
-from streams.lineage.tokens import token_table
+from rlstreams.debug.inspect.words import Spelling
+from rlstreams.schemas.events import PolicyPublished, ScoredTrajectory, Segment, Trajectory
+from rlstreams.show.export.sample_table import turns_of
+from rlstreams.streams.lineage.tokens import token_table
+from rlstreams.workers.engines.fake import FakeScorer
+from rlstreams.workers.logprob.scoring import Load, plan_anchors, score_window
+from rlstreams.workers.loop.validation import check_trajectory
+from rlstreams.workers.trainer.intake.groups import is_truncated
+from rlstreams.workers.trainer.intake.validation import check_versions, validate
+from rlstreams.workers.trainer.learn.packing import pack
+from rlstreams.workers.trainer.training.batch_metrics import _turns
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories as f
 from tests.unit.roles.stand import Stand
-from workers.engines.fake import FakeScorer
-from workers.export.sample_table import turns_of
-from workers.inspect.words import Spelling
-from workers.logprob.scoring import Load, plan_anchors, score_window
-from workers.loop.validation import check_trajectory
-from workers.trainer.batch_metrics import _turns
-from workers.trainer.groups import is_truncated
-from workers.trainer.packing import pack
-from workers.trainer.validation import check_versions, validate
-from workers.weights.file import FileWeightChannel
 
 VOCAB_SIZE = 16
 LOADS = {version: Load(weight_hash=f.HASH, load_id=f"l{version}") for version in (1, 2)}

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import ScoredTrajectory
-from streams.codec import outgoing
-from streams.record import Outgoing, Position, RawRecord, Record
-from streams.topics import SCORED, TRAJECTORIES
+from rlstreams.schemas.events import ScoredTrajectory
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing, Position, RawRecord, Record
+from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
+from rlstreams.workers.engines.fake import FakeScorer
+from rlstreams.workers.logprob import worker as module
+from rlstreams.workers.logprob.windows import header_of, next_window, prescribed
+from rlstreams.workers.logprob.worker import make_worker
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
 from tests.unit.roles.stand import Stand, turn_until
-from workers.engines.fake import FakeScorer
-from workers.logprob import worker as module
-from workers.logprob.windows import header_of, next_window, prescribed
-from workers.logprob.worker import make_worker
-from workers.weights.file import FileWeightChannel
 
 
 def sample(number: int, version: int = 1) -> Outgoing:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.model.tokenizer import Tokenizer
+from rlstreams.workers.rollout.environment import EpisodeError, Says
+from rlstreams.workers.rollout.next_turn import NextTurn
 from tests.unit.roles.stand import EXAMPLE
-from workers.rollout.environment import EpisodeError, Says
-from workers.rollout.next_turn import NextTurn
-from workers.tokenizer import Tokenizer
 
 MODEL = EXAMPLE.parent / "demo/model"
 EOS = 2

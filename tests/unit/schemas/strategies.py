@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from schemas import EVENTS
-from schemas.shapes import fields_of, shape_of
+from rlstreams.schemas import EVENTS
+from rlstreams.schemas.shapes import fields_of, shape_of
 
 _SCALARS = {
     "string": st.text(max_size=90),

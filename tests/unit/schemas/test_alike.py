@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from schemas import DecodeError, decode, encode
-from schemas.alike import Alike, is_plain
-from schemas.binary import _CORRUPT
-from schemas.decoder import compile_decoder
-from schemas.events import DroppedGroup, MaskedSegment, SampleRef, Segment, StepCompleted
+from rlstreams.schemas import DecodeError, decode, encode
+from rlstreams.schemas.alike import Alike, is_plain
+from rlstreams.schemas.binary import _CORRUPT
+from rlstreams.schemas.decoder import compile_decoder
+from rlstreams.schemas.events import DroppedGroup, MaskedSegment, SampleRef, Segment, StepCompleted
 from tests.factories import sample_ref, step_completed
 
 BORDERS = (0, 1, 63, 64, 8191, 8192, 1 << 20, 1 << 27, 1 << 40, -1, -64, -65, -8193, -(1 << 50))

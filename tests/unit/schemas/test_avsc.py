@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import schemas
-from schemas import EVENTS, fingerprint, schema_text
-from schemas.avro import FOLDER, parsing_form, schema_file
-from schemas.shapes import fields_of, shape_of
+from rlstreams import schemas
+from rlstreams.schemas import EVENTS, fingerprint, schema_text
+from rlstreams.schemas.avro import FOLDER, parsing_form, schema_file
+from rlstreams.schemas.shapes import fields_of, shape_of
 
 
 def avro_of(kind: Any, defined: set[type]) -> Any:

@@ -12,7 +12,7 @@ from fastavro import schemaless_reader, schemaless_writer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas import (
+from rlstreams.schemas import (
     DecodeError,
     Trajectory,
     UnknownSchemaError,
@@ -21,9 +21,9 @@ from schemas import (
     fingerprint,
     schema_text,
 )
-from schemas.avro import parsing_form
-from schemas.shapes import to_plain
-from schemas.varint import long_bytes
+from rlstreams.schemas.avro import parsing_form
+from rlstreams.schemas.shapes import to_plain
+from rlstreams.schemas.varint import long_bytes
 from tests.factories import int32s, one_of_each, prompt, scored, trajectory
 from tests.unit.schemas.strategies import events
 

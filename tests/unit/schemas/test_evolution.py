@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from schemas import EVENTS, compatibility_errors, fingerprint, schema_text
-from schemas.avro import HISTORY, schema_file
+from rlstreams.schemas import EVENTS, compatibility_errors, fingerprint, schema_text
+from rlstreams.schemas.avro import HISTORY, schema_file
 
 BASE: dict[str, Any] = {
     "type": "record",

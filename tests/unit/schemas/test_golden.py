@@ -15,8 +15,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from schemas import EVENTS, Tensor, decode, encode
-from schemas.shapes import fields_of, shape_of
+from rlstreams.schemas import EVENTS, Tensor, decode, encode
+from rlstreams.schemas.shapes import fields_of, shape_of
 from tests.factories import one_of_each
 
 FOLDER = Path(__file__).parents[2] / "golden" / "schemas"

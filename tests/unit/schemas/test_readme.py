@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from schemas import encode
-from schemas.avro import FOLDER
-from schemas.shapes import to_plain
+from rlstreams.schemas import encode
+from rlstreams.schemas.avro import FOLDER
+from rlstreams.schemas.shapes import to_plain
 from tests.factories import one_of_each
 from tests.newer_release import newer_text, newer_value
 

@@ -13,13 +13,13 @@ from fastavro import schemaless_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import DecodeError, decode, encode
-from schemas.avro import parsing_form, schema_text
-from schemas.binary import HEADER_BYTES
-from schemas.events import EVENTS, Prompt, ScoredTrajectory, StepCompleted, Trajectory
-from schemas.shapes import fields_of, shape_of, to_plain
-from schemas.skim import Skim, Skimmer
-from schemas.varint import long_bytes
+from rlstreams.schemas import DecodeError, decode, encode
+from rlstreams.schemas.avro import parsing_form, schema_text
+from rlstreams.schemas.binary import HEADER_BYTES
+from rlstreams.schemas.events import EVENTS, Prompt, ScoredTrajectory, StepCompleted, Trajectory
+from rlstreams.schemas.shapes import fields_of, shape_of, to_plain
+from rlstreams.schemas.skim import Skim, Skimmer
+from rlstreams.schemas.varint import long_bytes
 from tests.factories import one_of_each, policy_segment, prompt, scored, trajectory
 from tests.unit.schemas.strategies import values
 

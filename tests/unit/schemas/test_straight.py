@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 
-from schemas import DecodeError, StepCompleted, Tensor, Trajectory, decode, encode
-from schemas.binary import HEADER_BYTES, _decode_any
-from schemas.encoder import Runs
-from schemas.outlines import Outlines
-from schemas.runs import OtherOutlineError, Run
-from schemas.straight import compile_straight, outline_of
+from rlstreams.schemas import DecodeError, StepCompleted, Tensor, Trajectory, decode, encode
+from rlstreams.schemas.binary import HEADER_BYTES, _decode_any
+from rlstreams.schemas.encoder import Runs
+from rlstreams.schemas.outlines import Outlines
+from rlstreams.schemas.runs import OtherOutlineError, Run
+from rlstreams.schemas.straight import compile_straight, outline_of
 from tests.factories import (
     one_of_each,
     policy_segment,

@@ -8,14 +8,14 @@ import struct
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from schemas import encode
-from schemas.avro import fingerprint, schema_text
-from schemas.binary import MARKER
-from schemas.encoder import compile_encoder
-from schemas.outlines import Outlines
-from schemas.runs import OtherOutlineError
-from schemas.straight import outline_of
-from schemas.straight_encoder import compile_straight_encoder
+from rlstreams.schemas import encode
+from rlstreams.schemas.avro import fingerprint, schema_text
+from rlstreams.schemas.binary import MARKER
+from rlstreams.schemas.encoder import compile_encoder
+from rlstreams.schemas.outlines import Outlines
+from rlstreams.schemas.runs import OtherOutlineError
+from rlstreams.schemas.straight import outline_of
+from rlstreams.schemas.straight_encoder import compile_straight_encoder
 from tests.factories import one_of_each, policy_segment, trajectory
 from tests.unit.schemas.strategies import events
 from tests.unit.schemas.test_straight import ENOUGH, variants

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from schemas import Tensor, TensorError, decode, encode
-from schemas.tensor import CODECS, DTYPES
+from rlstreams.schemas import Tensor, TensorError, decode, encode
+from rlstreams.schemas.tensor import CODECS, DTYPES
 from tests.factories import prompt
 
 

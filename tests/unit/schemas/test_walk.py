@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.varint import long_bytes, read_long
-from schemas.walk import Walk
+from rlstreams.schemas.varint import long_bytes, read_long
+from rlstreams.schemas.walk import Walk
 
 LONGS = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-70, 70)
 

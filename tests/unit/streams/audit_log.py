@@ -6,20 +6,20 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from schemas import decode, encode
-from schemas.events import (
+from rlstreams.schemas import decode, encode
+from rlstreams.schemas.events import (
     ClosedGroups,
     Event,
     PartitionPosition,
     SampleRef,
     StepCompleted,
 )
-from streams.audit.classes import Classes, Coverage, Reached
-from streams.audit.fold import AuditFold
-from streams.audit.report import AuditReport
-from streams.audit.rows import Sieve
-from streams.done_set import encode_done
-from streams.record import Committed, Partition, Position, RawRecord, batches_of
+from rlstreams.streams.audit.classes import Classes, Coverage, Reached
+from rlstreams.streams.audit.fold import AuditFold
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.audit.rows import Sieve
+from rlstreams.streams.log.done_set import encode_done
+from rlstreams.streams.log.record import Committed, Partition, Position, RawRecord, batches_of
 from tests.factories import (
     dropped_group,
     groups_dropped,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from schemas.events import ClosedGroups, Event, PartitionPosition, Trajectory
-from streams.bus import Bus, GroupConsumer
-from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
-from streams.record import ID_HEADER, Outgoing, Position, RawRecord
-from streams.topic import Topic
-from streams.topics import (
+from rlstreams.schemas.events import ClosedGroups, Event, PartitionPosition, Trajectory
+from rlstreams.streams.log.bus import Bus, GroupConsumer
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import ID_HEADER, Outgoing, Position, RawRecord
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import (
     POLICY_PULLS,
     POLICY_VERSIONS,
     PROMPTS,
@@ -19,7 +18,8 @@ from streams.topics import (
     STEPS,
     TRAJECTORIES,
 )
-from streams.tracker import Tracker
+from rlstreams.streams.log.tracker import Tracker
+from rlstreams.streams.memory.bus import MemoryBus
 from tests.factories import (
     policy_loaded,
     policy_published,

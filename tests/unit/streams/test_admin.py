@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from streams.errors import TopicMismatchError
-from streams.kafka.admin import refuse_other_counts, version_warning
-from streams.topic_plan import TopicPlan
-from streams.topics import CONTROL, PROMPTS, SCORED, STEPS, TOPICS, TRAJECTORIES, WORKER_EVENTS
+from rlstreams.streams.kafka.admin import refuse_other_counts, version_warning
+from rlstreams.streams.log.errors import TopicMismatchError
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import (
+    CONTROL,
+    PROMPTS,
+    SCORED,
+    STEPS,
+    TOPICS,
+    TRAJECTORIES,
+    WORKER_EVENTS,
+)
 
 
 def make_plan(**changes: int) -> TopicPlan:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kafka.admin import KafkaAdminClient
 
-from streams.broker.config import FSYNC, server_properties
-from streams.kafka.admin_options import _NAMES, admin_settings
-from streams.topic_plan import TopicPlan
-from streams.topics import TOPICS
+from rlstreams.streams.broker.config import FSYNC, server_properties
+from rlstreams.streams.kafka.admin_options import _NAMES, admin_settings
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.log.topics import TOPICS
 
 
 def test_tls_and_sasl_options_are_translated() -> None:

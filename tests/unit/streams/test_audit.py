@@ -7,12 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.events import (
-    ClosedGroups,
-    MaskedSegment,
-    PartitionPosition,
-)
-from streams.audit.report import BreachKind
+from rlstreams.schemas.events import ClosedGroups, MaskedSegment, PartitionPosition
+from rlstreams.streams.audit.report import BreachKind
 from tests.factories import (
     policy_segment,
     prompt_segment,

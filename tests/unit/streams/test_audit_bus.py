@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from streams.audit.auditor import audit
-from streams.errors import TopicMismatchError
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog, State
-from streams.parts import Message
-from streams.record import Partition
+from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.log.errors import TopicMismatchError
+from rlstreams.streams.log.parts import Message
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog, State
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
 
 

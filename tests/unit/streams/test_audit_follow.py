@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.audit.auditor import Auditor, audit
-from streams.audit.report import AuditReport, Breach, BreachKind
-from streams.topics import PROMPTS, STEPS
+from rlstreams.cli.audit import follow
+from rlstreams.streams.audit.auditor import Auditor, audit
+from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
+from rlstreams.streams.log.topics import PROMPTS, STEPS
 from tests.factories import heartbeat, prompt
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
-from workers.cli.audit import follow
 
 
 def in_flight(report: AuditReport) -> dict[str, int]:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.events import ClosedGroups, Prompt, ScoredTrajectory, Trajectory
-from streams.audit.classes import Classes
-from streams.audit.fold import AuditFold
-from streams.audit.report import EXAMPLES_PER_KIND
-from streams.audit.rows import Sieve
-from streams.record import ID_HEADER, Partition, Position, RawRecord, batches_of
+from rlstreams.schemas.events import ClosedGroups, Prompt, ScoredTrajectory, Trajectory
+from rlstreams.streams.audit.classes import Classes
+from rlstreams.streams.audit.fold import AuditFold
+from rlstreams.streams.audit.report import EXAMPLES_PER_KIND
+from rlstreams.streams.audit.rows import Sieve
+from rlstreams.streams.log.record import ID_HEADER, Partition, Position, RawRecord, batches_of
 from tests.factories import (
     dead_letter,
     dropped_group,

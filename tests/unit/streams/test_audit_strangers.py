@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from schemas.events import ClosedGroups, MaskedSegment
-from streams.audit.classes import Classes
-from streams.audit.fold import AuditFold
-from streams.audit.rows import Sieve
-from streams.record import ID_HEADER, batches_of
+from rlstreams.schemas.events import ClosedGroups, MaskedSegment
+from rlstreams.streams.audit.classes import Classes
+from rlstreams.streams.audit.fold import AuditFold
+from rlstreams.streams.audit.rows import Sieve
+from rlstreams.streams.log.record import ID_HEADER, batches_of
 from tests.factories import (
     dead_letter,
     policy_segment,

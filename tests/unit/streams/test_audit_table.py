@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.audit.table import Table, group_key, group_name, place_of, position_at
+from rlstreams.streams.audit.table import Table, group_key, group_name, place_of, position_at
 
 
 def test_a_group_that_turns_out_larger_keeps_what_is_known() -> None:

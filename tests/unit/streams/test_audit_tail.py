@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from streams.audit.tail import BATCH, BATCH_BYTES, Tail
-from streams.bus import Bus
-from streams.errors import DeadlineError
-from streams.record import Batch, Partition, Position, RawRecord, batches_of
-from streams.topics import PROMPTS
+from rlstreams.streams.audit.tail import BATCH, BATCH_BYTES, Tail
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.record import Batch, Partition, Position, RawRecord, batches_of
+from rlstreams.streams.log.topics import PROMPTS
 
 ONE, TWO = Partition(PROMPTS.name, 0), Partition(PROMPTS.name, 1)
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.events import SampleRef
-from streams.audit.ledger import Ledger
-from streams.audit.report import Breaches
-from streams.audit.table import NOWHERE, TRAINED, Table, place_of
+from rlstreams.schemas.events import SampleRef
+from rlstreams.streams.audit.ledger import Ledger
+from rlstreams.streams.audit.report import Breaches
+from rlstreams.streams.audit.table import NOWHERE, TRAINED, Table, place_of
 from tests.factories import sample_ref, step_completed, trainer_started
 from tests.unit.streams.audit_log import CONFIG
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from schemas.avro import fingerprint
-from schemas.binary import MARKER
-from schemas.events import ClosedGroups, PartitionPosition
-from streams.audit.auditor import Auditor, audit
-from streams.audit.report import AuditReport
-from streams.codec import outgoing
-from streams.record import Outgoing, Position
-from streams.topics import STEPS
+from rlstreams.schemas.avro import fingerprint
+from rlstreams.schemas.binary import MARKER
+from rlstreams.schemas.events import ClosedGroups, PartitionPosition
+from rlstreams.streams.audit.auditor import Auditor, audit
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing, Position
+from rlstreams.streams.log.topics import STEPS
 from tests.factories import policy_published, sample_ref, step_completed
 from tests.newer_release import newer, newer_text, publish, schema_record
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from schemas.events import Trajectory
-from streams.audit.report import BreachKind
+from rlstreams.schemas.events import Trajectory
+from rlstreams.streams.audit.report import BreachKind
 from tests.factories import (
     policy_loaded,
     policy_published,

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from schemas import DecodeError, UnknownEventError, UnknownSchemaError, decode, encode
-from schemas.avro import HISTORY, fingerprint, fingerprint_of_foreign, schema_text
-from schemas.binary import MARKER
-from schemas.events import EVENTS, Prompt, StepCompleted
-from streams.catalogue import MAX_MISSING, Catalogue, publish_missing
-from streams.errors import DeadlineError
-from streams.memory.bus import MemoryBus
-from streams.memory.consumer import MemoryReader
-from streams.memory.log import MemoryLog
-from streams.record import Outgoing, Partition
-from streams.topics import SCHEMAS
+from rlstreams.schemas import DecodeError, UnknownEventError, UnknownSchemaError, decode, encode
+from rlstreams.schemas.avro import HISTORY, fingerprint, fingerprint_of_foreign, schema_text
+from rlstreams.schemas.binary import MARKER
+from rlstreams.schemas.events import EVENTS, Prompt, StepCompleted
+from rlstreams.streams.log.catalogue import MAX_MISSING, Catalogue, publish_missing
+from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topics import SCHEMAS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.consumer import MemoryReader
+from rlstreams.streams.memory.log import MemoryLog
 from tests.factories import heartbeat, prompt, step_completed
 from tests.logs import made_log
 from tests.newer_release import newer_text, newer_value, publish, schema_record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.crash_points import CrashPoint, arm, arm_from, reach
-from streams.errors import ConfigError
+from rlstreams.streams.log.crash_points import CrashPoint, arm, arm_from, reach
+from rlstreams.streams.log.errors import ConfigError
 
 
 def test_a_point_that_is_not_armed_does_nothing():

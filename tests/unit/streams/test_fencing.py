@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import Event
-from streams.fencing import EpochGate, StepsGate
-from streams.record import Position
-from streams.topics import STEPS
-from streams.views.run import RunView
+from rlstreams.schemas.events import Event
+from rlstreams.streams.log.fencing import EpochGate, StepsGate
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.views.run import RunView
+from rlstreams.workers.policy.ledger import VersionHashes
+from rlstreams.workers.prompts.pacing import Ledger as Pacing
+from rlstreams.workers.trainer.redo.ledger import Ledger
 from tests.factories import groups_dropped, step_completed, trainer_started
-from workers.policy.ledger import VersionHashes
-from workers.prompts.pacing import Ledger as Pacing
-from workers.trainer.ledger import Ledger
 
 
 def step(number: int, epoch: int) -> Event:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from streams.broker.jars import Jar, cache_folder, check, classpath, lock_file, locked
-from streams.broker.java import java_version
-from streams.errors import BrokerError, ConfigError
+from rlstreams.streams.broker.jars import Jar, check, classpath, lock_file, locked
+from rlstreams.streams.broker.java import java_version
+from rlstreams.streams.log.cache import cache_folder
+from rlstreams.streams.log.errors import BrokerError, ConfigError
 
 
 def make_jar(content: bytes) -> Jar:

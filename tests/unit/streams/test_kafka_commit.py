@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from streams.errors import FencedError, OutcomeUnknownError
-from streams.kafka.commit import KafkaCommit
+from rlstreams.streams.kafka.commit import KafkaCommit
+from rlstreams.streams.log.errors import FencedError, OutcomeUnknownError
 
 ENOUGH_S = 60.0
 

@@ -7,19 +7,19 @@ import time
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.errors import (
-    AbortedError,
-    BrokerError,
-    FencedError,
-    OutcomeUnknownError,
-    RefusedError,
-)
-from streams.kafka.errors import (
+from rlstreams.streams.kafka.errors import (
     Outage,
     aborted_transaction,
     broker_error,
     lost_transaction,
     until,
+)
+from rlstreams.streams.log.errors import (
+    AbortedError,
+    BrokerError,
+    FencedError,
+    OutcomeUnknownError,
+    RefusedError,
 )
 
 TRANSPORT = KafkaError(KafkaError._TRANSPORT, "refused")

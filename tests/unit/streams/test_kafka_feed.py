@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from streams.errors import BrokerError, OffsetGoneError
-from streams.kafka.consumer import KafkaGroupConsumer
-from streams.kafka.errors import Outage
-from streams.kafka.feed import Feed
-from streams.kafka.reader import KafkaReader
-from streams.parts import part_headers
-from streams.record import Partition, Position, RawRecord
+from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
+from rlstreams.streams.kafka.errors import Outage
+from rlstreams.streams.kafka.feed import Feed
+from rlstreams.streams.kafka.reader import KafkaReader
+from rlstreams.streams.log.errors import BrokerError, OffsetGoneError
+from rlstreams.streams.log.parts import part_headers
+from rlstreams.streams.log.record import Partition, Position, RawRecord
 
 P0, P1, OTHER = Partition("t", 0), Partition("t", 1), Partition("u", 1)
 NOISE = KafkaError._TRANSPORT

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from streams.errors import BrokerError, FencedError, StreamsError
-from streams.kafka.bus import KafkaBus
+from rlstreams.streams.kafka.bus import KafkaBus
+from rlstreams.streams.log.errors import BrokerError, FencedError, StreamsError
 
 
 class Refused:

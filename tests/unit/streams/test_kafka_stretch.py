@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from streams.kafka.stretch import Stretches
-from streams.parts import PART_BYTES
-from streams.record import Outgoing
+from rlstreams.streams.kafka.stretch import Stretches
+from rlstreams.streams.log.parts import PART_BYTES
+from rlstreams.streams.log.record import Outgoing
 
 
 class Message:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from streams.errors import BrokerError
-from streams.kafka import feed as module
-from streams.kafka.errors import Outage
-from streams.kafka.feed import Feed
-from streams.parts import Message, part_headers
-from streams.record import Partition
+from rlstreams.streams.kafka import feed as module
+from rlstreams.streams.kafka.errors import Outage
+from rlstreams.streams.kafka.feed import Feed
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.parts import Message, part_headers
+from rlstreams.streams.log.record import Partition
 
 P = Partition("t", 0)
 

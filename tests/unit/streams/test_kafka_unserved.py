@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from streams.errors import BrokerError
-from streams.kafka import consumer as module
-from streams.kafka.consumer import KafkaGroupConsumer
-from streams.kafka.errors import Outage
-from streams.kafka.feed import Feed
-from streams.record import Committed, Partition
+from rlstreams.streams.kafka import consumer as module
+from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
+from rlstreams.streams.kafka.errors import Outage
+from rlstreams.streams.kafka.feed import Feed
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.record import Committed, Partition
 
 Callback = Callable[[object, list[TopicPartition]], None]
 GIVEN = [TopicPartition("run.prompts", 3)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from streams.errors import AbortedError, OutcomeUnknownError
-from streams.memory.bus import MemoryBus
-from streams.memory.log import Fault, MemoryLog
-from streams.record import Outgoing, Partition
+from rlstreams.streams.log.errors import AbortedError, OutcomeUnknownError
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import Fault, MemoryLog
 
 P0 = Partition("t", 0)
 

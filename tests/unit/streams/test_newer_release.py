@@ -7,32 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import StepCompleted
-from streams.audit.auditor import audit
-from streams.codec import outgoing
-from streams.errors import BrokerError
-from streams.memory.bus import MemoryBus
-from streams.parts import Message
-from streams.record import Partition
-from streams.recording import Recording
-from streams.recording.bus import RecordingBus
-from streams.recording.index import INDEX_FILE
-from streams.recording.recorder import groups_of_steps
-from streams.recording.selection import Range, Selection
-from streams.replay import BusLog, RecordedLog
-from streams.topics import DEAD_LETTERS, STEPS, TRAJECTORIES
-from streams.views.feed import Feed, Views
+from rlstreams.debug.letters.read import read_letters
+from rlstreams.debug.letters.text import whole
+from rlstreams.schemas.events import StepCompleted
+from rlstreams.show.monitor.answers import Monitor
+from rlstreams.show.monitor.health import HealthWatch
+from rlstreams.start.chaos.outputs import read_outputs
+from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.lineage.replay import BusLog, RecordedLog
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.parts import Message
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.recording import Recording
+from rlstreams.streams.recording.bus import RecordingBus
+from rlstreams.streams.recording.index import INDEX_FILE
+from rlstreams.streams.recording.recorder import groups_of_steps
+from rlstreams.streams.recording.selection import Range, Selection
+from rlstreams.streams.views.feed import Feed, Views
+from rlstreams.workers.config.run import RunConfig
 from tests import factories
 from tests.logs import made_log
 from tests.newer_release import hand_over, newer, newer_value, publish
 from tests.unit.recording.test_recorder import World
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
-from workers.chaos.outputs import read_outputs
-from workers.config.run import RunConfig
-from workers.letters.read import read_letters
-from workers.letters.text import whole
-from workers.monitor.answers import Monitor
-from workers.monitor.health import HealthWatch
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka import TopicPartition
 
-from streams.kafka.open_transactions import idle_transactions
+from rlstreams.streams.kafka.open_transactions import idle_transactions
 
 P = TopicPartition("run.steps", 0)
 

@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import decode, encode
-from schemas.events import Prompt
-from schemas.tensor import Buffer, Tensor
-from streams.parts import Assembler, Message, RecordKey, num_parts, part_headers, split
-from streams.record import Partition, RawRecord
+from rlstreams.schemas import decode, encode
+from rlstreams.schemas.events import Prompt
+from rlstreams.schemas.tensor import Buffer, Tensor
+from rlstreams.streams.log.parts import (
+    Assembler,
+    Message,
+    RecordKey,
+    num_parts,
+    part_headers,
+    split,
+)
+from rlstreams.streams.log.record import Partition, RawRecord
 
 P = Partition("t", 0)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas import StepCompleted
-from streams.errors import ConfigError
-from streams.replay import hops, lineage, open_log
-from streams.run_folder import RunFolder
+from rlstreams.schemas import StepCompleted
+from rlstreams.streams.lineage.replay import hops, lineage, open_log
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.run.run_folder import RunFolder
 from tests.unit.inspect import told_run
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.events import ClosedGroups, Event
-from streams.record import Committed, Partition, Position
-from streams.stalls import START_S, Blocked, Evidence, Limits, blocked
-from streams.views.hops import HopsView
-from streams.views.workers import SILENT_S
+from rlstreams.schemas.events import ClosedGroups, Event
+from rlstreams.streams.log.record import Committed, Partition, Position
+from rlstreams.streams.views.hops import HopsView
+from rlstreams.streams.views.stalls import START_S, Blocked, Evidence, Limits, blocked
+from rlstreams.streams.views.workers import SILENT_S
 from tests.factories import (
     NOW_MS,
     control_state,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streams.bus import Polled
-from streams.done_set import (
+from rlstreams.streams.log.bus import Polled
+from rlstreams.streams.log.done_set import (
     MAX_CHARACTERS,
     MAX_SPAN,
     DoneSetError,
@@ -18,8 +18,8 @@ from streams.done_set import (
     encode_done,
     note_of,
 )
-from streams.record import Committed, Partition, Position, RawRecord
-from streams.tracker import PartitionTracker, Tracker
+from rlstreams.streams.log.record import Committed, Partition, Position, RawRecord
+from rlstreams.streams.log.tracker import PartitionTracker, Tracker
 
 P = Partition("prompts", 0)
 

@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streams.done_set import MAX_CHARACTERS, covered, note_of
-from streams.probing import Probing
-from streams.record import Committed, Position, RawRecord
-from streams.tracker import PartitionTracker
+from rlstreams.streams.log.done_set import MAX_CHARACTERS, covered, note_of
+from rlstreams.streams.log.probing import Probing
+from rlstreams.streams.log.record import Committed, Position, RawRecord
+from rlstreams.streams.log.tracker import PartitionTracker
 
 
 class TrackerMachine(RuleBasedStateMachine):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tracemalloc
 from dataclasses import replace
 
-from schemas.events import Event
-from streams.views.feed import EvaluationView
+from rlstreams.schemas.events import Event
+from rlstreams.streams.views.feed import EvaluationView
 from tests.factories import dead_letter, prompt, trajectory
 from tests.unit.streams.test_views import answer
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from schemas.events import ClosedGroups, Event
-from streams.views.letters import Fate, LettersView
+from rlstreams.schemas.events import ClosedGroups, Event
+from rlstreams.streams.views.letters import Fate, LettersView
 from tests.factories import (
     dead_letter,
     dropped_group,

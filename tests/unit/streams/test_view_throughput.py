@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from streams.views.feed import (
-    ThroughputView,
-)
+from rlstreams.streams.views.feed import ThroughputView
 from tests.factories import (
     NOW_MS,
     worker_report,

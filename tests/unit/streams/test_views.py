@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.events import AbsentSample, ClosedGroups, Trajectory
-from schemas.tensor import Tensor
-from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
-from streams.topics import TRAJECTORIES
-from streams.views.feed import (
+from rlstreams.schemas.events import AbsentSample, ClosedGroups, Trajectory
+from rlstreams.schemas.tensor import Tensor
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.topics import TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.views.feed import (
     Feed,
     FlowView,
     PullsView,

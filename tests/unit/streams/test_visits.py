@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.broker.visits import keep, owned, visited
-from streams.errors import ConfigError
+from rlstreams.streams.broker.visits import keep, owned, visited
+from rlstreams.streams.log.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streams.errors import BrokerError
-from workers.supervisor.background_call import BackgroundCall
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.up.supervisor.background_call import BackgroundCall
 
 WAIT_S = 10.0
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from streams.codec import outgoing
-from streams.errors import ConfigError
-from streams.memory.bus import MemoryBus
-from streams.topics import CONTROL, STEPS
+from rlstreams.runs.config_file import configured, refuse_other_run
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import CONTROL, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.up.supervisor import up as module
+from rlstreams.up.supervisor.up import UpOptions, up
+from rlstreams.workers.config.load import load, resolved_json
+from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.factories import step_completed, trainer_started
 from tests.logs import made_log
-from workers.config.load import load, resolved_json
-from workers.config.run import RunConfig, RunSection
-from workers.supervisor import up as module
-from workers.supervisor.config_file import configured, refuse_other_run
-from workers.supervisor.up import UpOptions, up
 
 DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
 

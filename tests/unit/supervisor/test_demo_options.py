@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.__main__ import parser_of_all, split_overrides
-from workers.cli.demo import up_options
-from workers.supervisor.up import UpOptions
+from rlstreams.__main__ import parser_of_all, split_overrides
+from rlstreams.cli.demo import up_options
+from rlstreams.up.supervisor.up import UpOptions
 
 
 def request(*words: str) -> UpOptions:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from streams.record import Partition
-from streams.redo_needs import LogRange, NeedsView, Retention, retention_problems
-from streams.topics import SCORED
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.redo_needs import LogRange, NeedsView, Retention, retention_problems
+from rlstreams.streams.log.topics import SCORED
+from rlstreams.up.supervisor.limits_watch import LOW_BYTES, DiskTrend
 from tests.factories import NOW_MS, sample_ref, step_completed
-from workers.supervisor.limits_watch import LOW_BYTES, DiskTrend
 
 GB = 1_000_000_000
 HOUR_MS = 3_600_000

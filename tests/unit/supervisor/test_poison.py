@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from schemas.events import AbsentSample, ClosedGroups, DeadLetter, GroupsDropped, StepCompleted
+from rlstreams.schemas.events import (
+    AbsentSample,
+    ClosedGroups,
+    DeadLetter,
+    GroupsDropped,
+    StepCompleted,
+)
+from rlstreams.up.supervisor.poison import PoisonWatch
+from rlstreams.workers.config.operation import DeadLettersSection
+from rlstreams.workers.config.run import PromptsSection, RunConfig
+from rlstreams.workers.config.trainer import TrainerSection
 from tests.factories import (
     NOW_MS,
     dead_letter,
@@ -15,10 +25,6 @@ from tests.factories import (
     sample_ref,
     step_completed,
 )
-from workers.config.operation import DeadLettersSection
-from workers.config.run import PromptsSection, RunConfig
-from workers.config.trainer import TrainerSection
-from workers.supervisor.poison import PoisonWatch
 
 GROUP_SIZE = 4
 WINDOW = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.supervisor.restart import Action, Decision, RestartPolicy
+from rlstreams.up.supervisor.restart import Action, Decision, RestartPolicy
 
 
 def ended(policy: RestartPolicy, status: int, now_s: float = 0.0, *, committed: bool) -> Decision:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.config.load import resolved_json
-from workers.config.run import RolloutSection, RunConfig, RunSection
-from workers.supervisor.resume import changes
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.up.supervisor.resume import changes
+from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.run import RolloutSection, RunConfig, RunSection
 
 
 def test_every_change_is_told() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.supervisor.run_lock import locked_run
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.up.supervisor.run_lock import locked_run
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:

@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from schemas.events import ClosedGroups, Event
-from streams.bus import Bus
-from streams.codec import decoded, now_ms, outgoing
-from streams.memory.bus import MemoryBus
-from streams.record import Committed, Outgoing, Partition
-from streams.stalls import Held
-from streams.topic import Topic
-from streams.topics import (
+from rlstreams.schemas.events import ClosedGroups, Event
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded, now_ms, outgoing
+from rlstreams.streams.log.record import Committed, Outgoing, Partition
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import (
     CONTROL,
     POLICY_VERSIONS,
     PROMPTS,
@@ -24,14 +22,16 @@ from streams.topics import (
     TRAJECTORIES,
     WORKER_EVENTS,
 )
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.views.stalls import Held
+from rlstreams.up.live.input import ProcessInfo
+from rlstreams.up.supervisor.stall_facts import StallFacts, positions, worker_of
+from rlstreams.up.supervisor.stall_watch import StallClock, StallWatch
+from rlstreams.workers.config.operation import DeadlinesSection
+from rlstreams.workers.config.run import PromptsSection, RunConfig
+from rlstreams.workers.config.trainer import TrainerSection
 from tests import factories
 from tests.logs import made_log
-from workers.config.operation import DeadlinesSection
-from workers.config.run import PromptsSection, RunConfig
-from workers.config.trainer import TrainerSection
-from workers.live.input import ProcessInfo
-from workers.supervisor.stall_facts import StallFacts, positions, worker_of
-from workers.supervisor.stall_watch import StallClock, StallWatch
 
 STALL_S = 0.1
 CONFIG = RunConfig(

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from streams.views.evaluation import EvaluationPoint, EvaluationState
+from rlstreams.__main__ import parser_of_all, split_overrides
+from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
+from rlstreams.up.supervisor.ended import Ended, Outcome
+from rlstreams.up.supervisor.next_commands import model_lines, next_commands, program_name, without
+from rlstreams.up.supervisor.summary import accuracy_lines
+from rlstreams.up.supervisor.up import UpOptions
+from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.unit.report.sample_run import audit_report
-from workers.__main__ import parser_of_all, split_overrides
-from workers.config.run import RunConfig, RunSection
-from workers.supervisor.ended import Ended, Outcome
-from workers.supervisor.next_commands import model_lines, next_commands, program_name, without
-from workers.supervisor.summary import accuracy_lines
-from workers.supervisor.up import UpOptions
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_name_of_the_program_starts_us(here: Path, monkeypatch: pytest.Monke
     assert "./rlstreams" == program_name()
     monkeypatch.setenv("PATH", str(here))
     assert "rlstreams" == program_name()
-    script(other, f'#!/bin/sh\nexec "{sys.executable}" -m workers "$@"\n')
+    script(other, f'#!/bin/sh\nexec "{sys.executable}" -m rlstreams "$@"\n')
     monkeypatch.setenv("PATH", str(other.parent))
     assert "rlstreams" == program_name()
 
@@ -128,11 +128,11 @@ def test_started_as_a_module_it_is_named_as_one(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file that Python puts into `argv` is no program."""
-    monkeypatch.setattr("sys.argv", [str(script(here / "workers/__main__.py"))])
-    assert f"{sys.executable} -m workers" == program_name()
+    monkeypatch.setattr("sys.argv", [str(script(here / "rlstreams/__main__.py"))])
+    assert f"{sys.executable} -m rlstreams" == program_name()
     script(here / "bin/rlstreams")
     monkeypatch.setenv("PATH", f"{here / 'bin'}:{Path(sys.executable).parent}")
-    assert "python -m workers" == program_name()
+    assert "python -m rlstreams" == program_name()
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from schemas.binary import MARKER
-from schemas.events import EVALUATE, Event, TrainerStarted
-from streams.codec import outgoing
-from streams.errors import BrokerError
-from streams.memory.bus import MemoryBus
-from streams.record import Outgoing, Partition
-from streams.topic import Topic
-from streams.topics import CONTROL, PROMPTS, SCHEMAS, STEPS, TRAJECTORIES
+from rlstreams.schemas.binary import MARKER
+from rlstreams.schemas.events import EVALUATE, Event, TrainerStarted
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCHEMAS, STEPS, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.up.supervisor import schema_lookup
+from rlstreams.up.supervisor.watcher import Progress, Watcher
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import ControlFollower
 from tests.factories import (
     control_state,
     prompt,
@@ -27,10 +31,6 @@ from tests.factories import (
 )
 from tests.logs import made_log
 from tests.newer_release import newer_value, publish
-from workers.config.run import RunConfig
-from workers.loop.control import ControlFollower
-from workers.supervisor import schema_lookup
-from workers.supervisor.watcher import Progress, Watcher
 
 WAIT_S = 20.0
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from schemas.events import DeadLetter, PartitionPosition, ScoredTrajectory
-from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
-from streams.record import Outgoing
-from streams.topics import DEAD_LETTERS, SCORED
+from rlstreams.schemas.events import DeadLetter, PartitionPosition, ScoredTrajectory
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.model.routes import RouterShape
+from rlstreams.workers.trainer.intake.admission import Admission
+from rlstreams.workers.trainer.intake.intake import Intake
+from rlstreams.workers.trainer.intake.payloads import Payloads
 from tests import factories
 from tests.logs import made_log
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.engines.routes import RouterShape
-from workers.loop.reporter import Reporter
-from workers.trainer.admission import Admission
-from workers.trainer.intake import Intake
-from workers.trainer.payloads import Payloads
 
 VOCAB_SIZE = 1000
 MAX_TOKENS = 4096

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from schemas.events import EVALUATE, AbsentSample, ClosedGroups, MaskedSegment
-from streams.record import Partition, Position
+from rlstreams.schemas.events import EVALUATE, AbsentSample, ClosedGroups, MaskedSegment
+from rlstreams.streams.log.record import Partition, Position
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.trainer.intake.admission import Admission
+from rlstreams.workers.trainer.intake.groups import PolicySegment, SeenSample
 from tests.unit.trainer.trainer_builders import dead, scored, seen
-from workers.config.trainer import TrainerSection
-from workers.trainer.admission import Admission
-from workers.trainer.groups import PolicySegment, SeenSample
 
 SCORED = Partition("scored-trajectories", 0)
 DEAD = Partition("dead-letters", 0)

@@ -5,9 +5,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.trainer.intake.admission import Admission
 from tests.unit.trainer.trainer_builders import dead, seen
-from workers.config.trainer import TrainerSection
-from workers.trainer.admission import Admission
 
 SIZE = 2
 MAX_STALENESS = 1

@@ -2,8 +2,10 @@
 
 import dataclasses
 
-from schemas.events import MaskedSegment
-from streams.record import Position
+from rlstreams.schemas.events import MaskedSegment
+from rlstreams.streams.log.record import Position
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.trainer.intake.groups import SeenSample
 from tests.unit.trainer.test_admission import admission, filled, reasons
 from tests.unit.trainer.trainer_builders import (
     dead,
@@ -12,8 +14,6 @@ from tests.unit.trainer.trainer_builders import (
     scored,
     seen,
 )
-from workers.config.loss import LossSection
-from workers.trainer.groups import SeenSample
 
 
 def with_rewards(*rewards, group=0, truncated=(), versions=None):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from workers.loop.validation import MAX_REWARD
-from workers.trainer.advantage import group_advantages
+from rlstreams.workers.loop.validation import MAX_REWARD
+from rlstreams.workers.trainer.learn.advantage import group_advantages
 
 
 def test_relative_to_the_group():

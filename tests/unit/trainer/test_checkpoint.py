@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workers.trainer.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
 OPTIMIZER = {"a:exp_avg": torch.full((2, 3), 0.5), "a:step": torch.tensor(3.0)}

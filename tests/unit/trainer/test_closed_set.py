@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import ClosedGroups
-from workers.trainer.closed import ClosedSet
+from rlstreams.schemas.events import ClosedGroups
+from rlstreams.workers.trainer.intake.closed import ClosedSet
 
 
 @given(st.lists(st.integers(0, 40)))

@@ -6,12 +6,12 @@ import socket
 
 import numpy as np
 
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch, pack
+from rlstreams.workers.trainer.parallel.deal import added, deal, empty
+from rlstreams.workers.trainer.parallel.wire import Link, tasks_in, tasks_out
+from rlstreams.workers.trainer.redo.redo import differences
 from tests.unit.trainer.trainer_builders import random_samples
-from workers.trainer.loss_totals import LossTotals
-from workers.trainer.packing import Batch, MicroBatch, pack
-from workers.trainer.parallel.deal import added, deal, empty
-from workers.trainer.parallel.wire import Link, tasks_in, tasks_out
-from workers.trainer.redo import differences
 
 
 def batch_of(num: int, token_budget: int = 14) -> Batch:

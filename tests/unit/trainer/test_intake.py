@@ -8,10 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.events import DeadLetter, Event, PartitionPosition, Prompt, ScoredTrajectory, Tensor
-from streams.codec import outgoing
-from streams.record import Outgoing, Partition
-from streams.topics import DEAD_LETTERS, PROMPTS, SCORED
+from rlstreams.schemas.events import (
+    DeadLetter,
+    Event,
+    PartitionPosition,
+    Prompt,
+    ScoredTrajectory,
+    Tensor,
+)
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED
 from tests import factories
 from tests.unit.trainer.intake_site import HASHES, Site
 

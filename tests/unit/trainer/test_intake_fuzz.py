@@ -14,16 +14,16 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.events import ScoredTrajectory, Segment, Tensor
-from schemas.tensor import CODECS, DTYPES
-from streams.codec import outgoing
-from streams.record import Outgoing
-from streams.topics import SCORED
+from rlstreams.schemas.events import ScoredTrajectory, Segment, Tensor
+from rlstreams.schemas.tensor import CODECS, DTYPES
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topics import SCORED
+from rlstreams.workers.config.load import load
+from rlstreams.workers.model.routes import RouterShape
+from rlstreams.workers.trainer.learn.packing import pack
 from tests import factories
 from tests.unit.trainer.intake_site import MAX_TOKENS, Site
-from workers.config.load import load
-from workers.engines.routes import RouterShape
-from workers.trainer.packing import pack
 
 SHAPE = RouterShape(num_layers=2, top_k=2, num_experts=64)
 ON, OFF = (load([], [f"trainer.routing_replay={on}"]) for on in ("true", "false"))

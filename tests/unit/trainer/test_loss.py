@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from workers.config.loss import LossSection
-from workers.engines.token_scores import TokenScores, score_tokens
-from workers.trainer.loss import policy_losses
-from workers.trainer.loss_totals import LossTotals
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.model.token_scores import TokenScores, score_tokens
+from rlstreams.workers.trainer.learn.loss import policy_losses
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals
 
 SECTION = LossSection(clip_low=0.2, clip_high=0.28, weight_cap=2.0, clip_dual=0.0)
 

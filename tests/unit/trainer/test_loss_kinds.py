@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.model.token_scores import TokenScores
+from rlstreams.workers.trainer.learn.loss import policy_losses, reduced
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals
 from tests.unit.trainer.test_loss import of, random_tokens
-from workers.config.loss import LossSection
-from workers.engines.token_scores import TokenScores
-from workers.trainer.loss import policy_losses, reduced
-from workers.trainer.loss_totals import LossTotals
 
 COUNTS = [7, 1, 30, 22]
 NUM = sum(COUNTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.trainer.out_of_memory import is_out_of_memory, smaller_borders
+from rlstreams.workers.trainer.learn.out_of_memory import is_out_of_memory, smaller_borders
 
 
 @pytest.mark.parametrize(

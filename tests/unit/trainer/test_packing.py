@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.events import MaskedSegment, Segment
+from rlstreams.schemas.events import MaskedSegment, Segment
+from rlstreams.workers.trainer.learn.packing import micro_batch_borders, pack
 from tests.unit.trainer.trainer_builders import (
     ids,
     policy_segment,
@@ -14,7 +15,6 @@ from tests.unit.trainer.trainer_builders import (
     score,
     scored,
 )
-from workers.trainer.packing import micro_batch_borders, pack
 
 ARRAYS = (
     "token_ids_BT",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from workers.config.trainer import TrainerSection
-from workers.engines.model import Numerics
-from workers.trainer.facts import versions
-from workers.trainer.redo import differences
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.model.model import Numerics
+from rlstreams.workers.trainer.facts import versions
+from rlstreams.workers.trainer.redo.redo import differences
 
 
 @pytest.mark.parametrize(

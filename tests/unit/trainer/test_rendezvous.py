@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workers.trainer.parallel.rendezvous import RendezvousFolder
+from rlstreams.workers.trainer.parallel.rendezvous import RendezvousFolder
 
 TRAINER = """
 import signal, sys
 from pathlib import Path
-from workers.trainer.parallel.rendezvous import RendezvousFolder
+from rlstreams.workers.trainer.parallel.rendezvous import RendezvousFolder
 rendezvous = RendezvousFolder(Path(sys.argv[1]))
 print(rendezvous.folder, flush=True)
 signal.pause()

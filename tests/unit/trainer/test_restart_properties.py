@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schemas.events import DroppedGroup, Event, PartitionPosition
-from streams.record import Partition, Position
+from rlstreams.schemas.events import DroppedGroup, Event, PartitionPosition
+from rlstreams.streams.log.record import Partition, Position
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.trainer.intake.admission import Admission, Plan
+from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
+from rlstreams.workers.trainer.redo.ledger import Ledger
+from rlstreams.workers.trainer.redo.redo import plan_redo
 from tests import factories
 from tests.unit.trainer.trainer_builders import dead, seen
-from workers.config.trainer import TrainerSection
-from workers.trainer.admission import Admission, Plan
-from workers.trainer.groups import DeadSample, SeenSample
-from workers.trainer.ledger import Ledger
-from workers.trainer.redo import plan_redo
 
 SIZE = 2
 NUM_GROUPS = 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.trainer.batch_metrics import MAX_PARTS, part_means
+from rlstreams.workers.trainer.training.batch_metrics import MAX_PARTS, part_means
 
 
 def test_parts_are_means_over_the_batch() -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schemas.events import Segment, Tensor
+from rlstreams.schemas.events import Segment, Tensor
+from rlstreams.workers.trainer.intake.validation import validate
 from tests.unit.trainer.trainer_builders import (
     VOCAB_SIZE,
     floats,
@@ -15,7 +16,6 @@ from tests.unit.trainer.trainer_builders import (
     score,
     scored,
 )
-from workers.trainer.validation import validate
 
 PROMPT = prompt_segment()
 ANSWER = policy_segment([3, 4], [-0.5, -1.0])

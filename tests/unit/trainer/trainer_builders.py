@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from schemas.events import (
+from rlstreams.schemas.events import (
     TRAIN,
     ScoredTrajectory,
     Segment,
@@ -16,8 +16,8 @@ from schemas.events import (
     Tensor,
     Trajectory,
 )
-from streams.record import Position
-from workers.trainer.groups import DeadSample, PolicySegment, SeenSample
+from rlstreams.streams.log.record import Position
+from rlstreams.workers.trainer.intake.groups import DeadSample, PolicySegment, SeenSample
 
 VOCAB_SIZE = 12
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from workers.__main__ import main
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.problems.row import Row
-from workers.rollout.reward import Judgement
-from workers.trial.completion import Completion, Times, TriedRow
-from workers.trial.completions_file import read_completions
-from workers.trial.show import row_lines, summary
-from workers.visible import visible
+from rlstreams.__main__ import main
+from rlstreams.start.trial.completion import Completion, Times, TriedRow
+from rlstreams.start.trial.completions_file import read_completions
+from rlstreams.start.trial.show import row_lines, summary
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.up.live.visible import visible
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.dataset.row import Row
+from rlstreams.workers.rollout.reward import Judgement
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.weights.link.checksum import Checksum
+from rlstreams.workers.weights.link.checksum import Checksum
 
 
 def checksum(*batches: list[torch.Tensor]) -> str:

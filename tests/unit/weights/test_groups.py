@@ -6,10 +6,10 @@ import socket
 
 import torch
 
-from workers.weights.groups import GROUPS_KEPT, Groups
-from workers.weights.link.frames import Connection
-from workers.weights.link.handshake import Hello
-from workers.weights.members import Member
+from rlstreams.workers.weights.groups import GROUPS_KEPT, Groups
+from rlstreams.workers.weights.link.frames import Connection
+from rlstreams.workers.weights.link.handshake import Hello
+from rlstreams.workers.weights.members import Member
 
 
 def rank(number: int) -> Member:

@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from workers.weights.link import PROTOCOL
-from workers.weights.link.errors import PullError
-from workers.weights.link.frames import UNPROVEN_BYTES, Connection
-from workers.weights.link.handshake import Hello, admit, introduce, receiver_key
+from rlstreams.workers.weights.link import PROTOCOL
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.frames import UNPROVEN_BYTES, Connection
+from rlstreams.workers.weights.link.handshake import Hello, admit, introduce, receiver_key
 
 SECRET, EPOCH, WAIT_S = "the run's", 4, 5.0
 HELLO = Hello(receiver="a1b2.0", rank=0, epoch=EPOCH, purpose="member")

@@ -10,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.weights.channel import WeightError
-from workers.weights.layout import (
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.layout import (
     layout_difference,
     layout_of,
     parse_layout,
     size_bytes,
     weight_hash,
 )
-from workers.weights.link.hash_pieces import PIECE_BYTES
-from workers.weights.link.weight_hash import WeightHash
+from rlstreams.workers.weights.link.hash_pieces import PIECE_BYTES
+from rlstreams.workers.weights.link.weight_hash import WeightHash
 
 
 def test_the_hash_is_the_documented_one() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from workers.weights import listening
-from workers.weights.link.frames import Connection
-from workers.weights.listening import accept_all
+from rlstreams.workers.weights import listening
+from rlstreams.workers.weights.link.frames import Connection
+from rlstreams.workers.weights.listening import accept_all
 
 DEADLINE_S = 60.0
 

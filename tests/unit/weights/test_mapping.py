@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from workers.weights.link.errors import PullError
-from workers.weights.link.mapping import Plan, make_plan
-from workers.weights.link.target import FreshTensors, Row, run_of
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.mapping import Plan, make_plan
+from rlstreams.workers.weights.link.target import FreshTensors, Row, run_of
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, EXPERTS, WIDTH, VOCABULARY = 16, 8, 2, 4, 4, 8, 128
 LAYER = "model.layers.0"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 
-from workers.weights.link.frames import Connection
-from workers.weights.link.handshake import Hello
-from workers.weights.members import Member
-from workers.weights.membership import apart
+from rlstreams.workers.weights.link.frames import Connection
+from rlstreams.workers.weights.link.handshake import Hello
+from rlstreams.workers.weights.members import Member
+from rlstreams.workers.weights.membership import apart
 
 
 def member(name: str, gpu: str) -> Member:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from workers.weights.layout import weight_hash
-from workers.weights.link import PROTOCOL
-from workers.weights.link.model_target import Loading, ModelTarget
-from workers.weights.link.orders import Server
-from workers.weights.link.pieces import Piece
-from workers.weights.report_listener import ReportListener
+from rlstreams.workers.weights.layout import weight_hash
+from rlstreams.workers.weights.link import PROTOCOL
+from rlstreams.workers.weights.link.model_target import Loading, ModelTarget
+from rlstreams.workers.weights.link.orders import Server
+from rlstreams.workers.weights.link.pieces import Piece
+from rlstreams.workers.weights.report_listener import ReportListener
 
 SENT = {"bias": torch.ones(2), "weight": torch.arange(6, dtype=torch.float32).view(2, 3)}
 

@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 
-from workers.weights import report_listener as module
-from workers.weights.link.errors import PullError
-from workers.weights.link.frames import dial
-from workers.weights.link.handshake import Hello, introduce
-from workers.weights.report_listener import PendingOrder, ReportListener, ServerPullError, describe
+from rlstreams.workers.weights import report_listener as module
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.frames import dial
+from rlstreams.workers.weights.link.handshake import Hello, introduce
+from rlstreams.workers.weights.report_listener import (
+    PendingOrder,
+    ReportListener,
+    ServerPullError,
+    describe,
+)
 
 LONG_S = 60.0
 ORDER = {"deadline_s": LONG_S, "policy_version": 7, "weight_hash": "ab"}

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from workers.weights.layout import weight_hash
-from workers.weights.link.errors import PullError
-from workers.weights.link.safetensors_file import read, rows
+from rlstreams.workers.weights.layout import weight_hash
+from rlstreams.workers.weights.link.errors import PullError
+from rlstreams.workers.weights.link.safetensors_file import read, rows
 
 WEIGHTS = {
     "a": torch.arange(6, dtype=torch.float32).view(2, 3),

@@ -9,13 +9,13 @@ import time
 
 import torch
 
-from workers.weights.link.frames import Connection
-from workers.weights.link.handshake import Hello
-from workers.weights.members import LoggedRequest, Member
-from workers.weights.membership import Membership
-from workers.weights.plans import Planner
-from workers.weights.snapshot import Snapshots
-from workers.weights.window import PATIENCE_S, Window
+from rlstreams.workers.weights.link.frames import Connection
+from rlstreams.workers.weights.link.handshake import Hello
+from rlstreams.workers.weights.members import LoggedRequest, Member
+from rlstreams.workers.weights.membership import Membership
+from rlstreams.workers.weights.plans import Planner
+from rlstreams.workers.weights.snapshot import Snapshots
+from rlstreams.workers.weights.window import PATIENCE_S, Window
 
 VERSION = 7
 WINDOW_S = 100.0  # the time that a test takes is little beside it

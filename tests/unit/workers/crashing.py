@@ -6,21 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from schemas.events import DeadLetter, ScoredTrajectory, Trajectory
-from streams import crash_points
-from streams.codec import outgoing
-from streams.crash_points import CrashPoint
-from streams.memory.bus import MemoryBus
-from streams.memory.consumer import MemoryGroupConsumer
-from streams.record import Committed, Partition
-from streams.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.schemas.events import DeadLetter, ScoredTrajectory, Trajectory
+from rlstreams.streams.log import crash_points
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.crash_points import CrashPoint
+from rlstreams.streams.log.record import Committed, Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.consumer import MemoryGroupConsumer
+from rlstreams.workers.engines.fake import FakeEngine, FakeScorer
+from rlstreams.workers.logprob.worker import make_worker as make_logprob
+from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.rollout.worker import make_worker as make_rollout
+from rlstreams.workers.weights.file import FileWeightChannel
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 from tests.unit.roles.test_logprob import segment, trajectory
-from workers.engines.fake import FakeEngine, FakeScorer
-from workers.logprob.worker import make_worker as make_logprob
-from workers.loop.stage import StageLoop
-from workers.rollout.worker import make_worker as make_rollout
-from workers.weights.file import FileWeightChannel
 
 INPUTS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
 

@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.errors import ConfigError
-from streams.secrets import resolve_secret
-from workers.config.across import length_warning, start_warning
-from workers.config.load import (
-    from_json,
-    load,
-    load_with_origins,
-    resolved_json,
-)
-from workers.config.run import RunConfig
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.across import length_warning, start_warning
+from rlstreams.workers.config.load import from_json, load, load_with_origins, resolved_json
+from rlstreams.workers.config.run import RunConfig
 
 
 def write(folder: Path, text: str, name: str = "run.toml") -> Path:

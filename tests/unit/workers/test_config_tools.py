@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from streams.errors import ConfigError
+from rlstreams.__main__ import main
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.docs import field_docs, page, unused_symptoms
+from rlstreams.workers.config.load import check_secrets, load, load_with_origins, resolved_json
+from rlstreams.workers.config.schema import json_schema
+from rlstreams.workers.config.toml_places import toml_places
 from tests.unit.workers.test_config_load import write
-from workers.__main__ import main
-from workers.config.docs import field_docs, page, unused_symptoms
-from workers.config.load import check_secrets, load, load_with_origins, resolved_json
-from workers.config.schema import json_schema
-from workers.config.toml_places import toml_places
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "infra" / "examples" / "demo.toml"

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from schemas import DecodeError
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.record import Position, RawRecord
-from streams.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.schemas import DecodeError
+from rlstreams.streams.log.record import Position, RawRecord
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.dead_letters import MAX_DETAIL, Reason, refusal
+from rlstreams.workers.loop.validation import check_prompt, check_trajectory
 from tests.factories import prompt, scored, trajectory
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.loop.dead_letters import MAX_DETAIL, Reason, refusal
-from workers.loop.validation import check_prompt, check_trajectory
 
 CONTEXT = Context(
     config=RunConfig(),

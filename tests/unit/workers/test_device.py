@@ -7,10 +7,10 @@ import os
 import pytest
 import torch
 
-from streams.errors import ConfigError
-from workers.config.load import load
-from workers.device import VISIBLE, claim_device, nearest_device
-from workers.supervisor.child import PlainSpawner, make_spawner
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.up.supervisor.child import PlainSpawner, make_spawner
+from rlstreams.workers.config.load import load
+from rlstreams.workers.model.device import VISIBLE, claim_device, nearest_device
 
 
 @pytest.fixture

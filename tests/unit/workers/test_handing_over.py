@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from streams.done_set import note_of
-from streams.errors import FencedError
-from streams.memory.bus import MemoryBus
-from streams.memory.consumer import MemoryGroupConsumer
-from streams.memory.log import Fault, MemoryLog
-from streams.record import Partition
-from streams.topics import DEAD_LETTERS, PROMPTS
+from rlstreams.streams.log.done_set import note_of
+from rlstreams.streams.log.errors import FencedError
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.consumer import MemoryGroupConsumer
+from rlstreams.streams.memory.log import Fault, MemoryLog
+from rlstreams.workers.loop import probation
+from rlstreams.workers.loop.stage import StageLoop
 from tests.logs import made_log
 from tests.unit.workers.test_stage import HeldStage, issue, make_loop, read
-from workers.loop import probation
-from workers.loop.stage import StageLoop
 
 NUM = 8  # partitions, with three samples each
 

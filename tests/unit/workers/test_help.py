@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.__main__ import main, parser_of_all, split_overrides
-from workers.cli.arguments import EXAMPLES
+from rlstreams.__main__ import main, parser_of_all, split_overrides
+from rlstreams.cli.arguments import EXAMPLES
 
 README = Path(__file__).parents[3] / "README.md"
 COLUMNS = 80

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.__main__ import main
+from rlstreams.__main__ import main
 
 DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
 

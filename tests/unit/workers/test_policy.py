@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.events import NO_VERSION, Event, PolicyPublished
-from streams.codec import outgoing
-from streams.memory.bus import MemoryBus
-from streams.record import Outgoing
-from streams.topic import Topic
-from streams.topics import POLICY_VERSIONS, STEPS
+from rlstreams.schemas.events import NO_VERSION, Event, PolicyPublished
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.topic import Topic
+from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.policy.ledger import VersionHashes
+from rlstreams.workers.policy.view import KEPT, PolicyFollower, PolicyView
 from tests.factories import policy_published, redo_drifted, step_completed, trainer_started
 from tests.logs import made_log
-from workers.policy.ledger import VersionHashes
-from workers.policy.view import KEPT, PolicyFollower, PolicyView
 
 
 class Site:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streams.record import Partition, Position, RawRecord
-from workers.loop.probation import PATIENCE_S, Probation
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.workers.loop.probation import PATIENCE_S, Probation
 
 P0, P1 = Partition("t", 0), Partition("t", 1)
 

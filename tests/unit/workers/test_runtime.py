@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streams.errors import DeadlineError, FencedError
-from workers.loop.runtime import Exit, Stop, exit_status, explain, run
+from rlstreams.streams.log.errors import DeadlineError, FencedError
+from rlstreams.workers.loop.runtime import Exit, Stop, exit_status, explain, run
 
 
 class Falling:

@@ -6,21 +6,21 @@ from collections.abc import Sequence, Set
 
 import pytest
 
-from schemas.events import DeadLetter, Event, Prompt, Trajectory
-from streams.bus import Bus
-from streams.codec import decoded, outgoing
-from streams.done_set import covered
-from streams.errors import FencedError, OutcomeUnknownError
-from streams.memory.bus import MemoryBus
-from streams.memory.log import Fault, MemoryLog
-from streams.record import Outgoing, Partition, RawRecord, Record
-from streams.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
+from rlstreams.schemas.events import DeadLetter, Event, Prompt, Trajectory
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import decoded, outgoing
+from rlstreams.streams.log.done_set import covered
+from rlstreams.streams.log.errors import FencedError, OutcomeUnknownError
+from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import Fault, MemoryLog
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.stage import Finished, StageLoop
 from tests import factories
 from tests.logs import made_log
 from tests.unit.roles.stand import turn_until
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.loop.stage import Finished, StageLoop
 
 P0 = Partition(PROMPTS.name, 0)
 

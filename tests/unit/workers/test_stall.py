@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.loop.stall import StuckError, StuckWatch, limits, turn_limit_s
 from tests.logs import made_log
-from workers.config.load import load
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.loop.reporter import Reporter
-from workers.loop.stall import StuckError, StuckWatch, limits, turn_limit_s
 
 ROOT = Path(__file__).parents[3]
 STALL_S = 5.0
@@ -104,7 +104,7 @@ def test_a_reporter_gives_up_for_its_worker(monkeypatch: pytest.MonkeyPatch) -> 
         ordinal=0, instance="i",
     )  # fmt: skip
     now = iter(range(100))
-    monkeypatch.setattr("workers.loop.reporter.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("rlstreams.workers.loop.reporter.time.monotonic", lambda: float(next(now)))
     reporter = Reporter(context)
     reporter.state("working")
     for _ in range(3):

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from streams.codec import outgoing
-from streams.errors import ConfigError
-from streams.memory.bus import MemoryBus
-from streams.memory.log import MemoryLog
-from streams.topics import STEPS
+from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.log import MemoryLog
+from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop import standalone
+from rlstreams.workers.loop.agreement import check_alone, disagreement, out_of_reach
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.loop.standalone import StandaloneRole
 from tests import factories
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, turns
-from workers.config.load import resolved_json
-from workers.config.run import RunConfig
-from workers.context import Context
-from workers.loop import standalone
-from workers.loop.agreement import check_alone, disagreement, out_of_reach
-from workers.loop.stage import StageLoop
-from workers.loop.standalone import StandaloneRole
 
 OURS = RunConfig()
 COOLER = replace(OURS, rollout=replace(OURS.rollout, temperature=0.7))

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from schemas.avro import fingerprint, schema_text
-from streams.memory.bus import MemoryBus
+from rlstreams.__main__ import main
+from rlstreams.schemas.avro import fingerprint, schema_text
+from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.workers.bootstrap import parts as bootstrap
+from rlstreams.workers.loop import runtime
+from rlstreams.workers.loop.context import Context
 from tests.logs import made_log
-from workers import bootstrap
-from workers.__main__ import main
-from workers.context import Context
-from workers.loop import runtime
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
 PROMPT = schema_text("Prompt")
@@ -34,7 +34,7 @@ def test_a_worker_publishes_its_schemas(
     monkeypatch.setattr(bootstrap, "open_bus", lambda _config: MemoryBus(log, "demo"))
     monkeypatch.setattr(bootstrap, "make_role", make_role)
     monkeypatch.setattr(bootstrap, "await_broker", lambda *_: None)
-    monkeypatch.setattr("workers.loop.agreement.check_alone", lambda _config: None)
+    monkeypatch.setattr("rlstreams.workers.loop.agreement.check_alone", lambda _config: None)
     monkeypatch.setattr(runtime.Stop, "on_signals", lambda _self: None)
     monkeypatch.setattr(runtime.Stop, "when_closed", lambda _self, _fd: None)
     supervised = [] if alone else ["--supervisor-fd", "0"]

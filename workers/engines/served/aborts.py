@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 
-from workers.engines.served.http import ServerError
-from workers.engines.served.running import Requests, Running
-from workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.http import ServerError
+from rlstreams.workers.engines.served.running import Requests, Running
+from rlstreams.workers.engines.served.settings import ServedSettings
 
 _TRIES = 30  # what was told of so often does not end by itself
 _STILL = 3  # times that nothing was answered: what is left will not be

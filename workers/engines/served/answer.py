@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schemas.events import NO_VERSION
-from workers.engines.base import Experts, FinishReason, GeneratedSegment
-from workers.engines.served.wire import Answer, AnswerError, Span
+from rlstreams.schemas.events import NO_VERSION
+from rlstreams.workers.engines.base import Experts, FinishReason, GeneratedSegment
+from rlstreams.workers.engines.served.wire import Answer, AnswerError, Span
 
 _SHOWN = 4  # newest labels in a message
 # Sampling in bfloat16 may round a probability of 1 up; -9999 is vLLM's word for "cannot be".

@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from workers.engines.served.dialect import dialect_of
-from workers.engines.served.facts import TESTED, Kind, ServerFacts, ask_facts
-from workers.engines.served.http import ServerError, ServerHttp
-from workers.engines.served.ranks import ask_ranks
-from workers.engines.served.wire import Answer, AnswerError, GenerateRequest
+from rlstreams.workers.engines.served.dialect import dialect_of
+from rlstreams.workers.engines.served.facts import TESTED, Kind, ServerFacts, ask_facts
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.ranks import ask_ranks
+from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest
 
 ASK_S = 60.0  # the first request of a fresh server compiles
 _PROBE_S = 0.5

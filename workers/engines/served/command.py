@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workers.engines.base import EngineError
-from workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.model.base import EngineError
 
 Value = str | int | float | bool
 

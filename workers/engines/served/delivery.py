@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from schemas.events import PolicyPublished
-from workers.engines.base import PauseMode
-from workers.engines.served.answer import Held
-from workers.engines.served.dialect import Dialect
-from workers.engines.served.facts import ServerFacts, ask_facts
-from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
-from workers.weights.channel import WeightChannel, WeightError
-from workers.weights.link.experts import each_expert
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.answer import Held
+from rlstreams.workers.engines.served.dialect import Dialect
+from rlstreams.workers.engines.served.facts import ServerFacts, ask_facts
+from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+from rlstreams.workers.weights.channel import WeightChannel, WeightError
+from rlstreams.workers.weights.link.experts import each_expert
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +171,7 @@ class FolderDelivery:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        from workers.weights.layout import size_bytes
+        from rlstreams.workers.weights.layout import size_bytes
 
         received = _received(order)
         try:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from workers.engines.base import PauseMode
-from workers.engines.served.facts import Kind, ServerFacts
-from workers.engines.served.http import ServerHttp
-from workers.engines.served.wire import Answer, GenerateRequest
+from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.facts import Kind, ServerFacts
+from rlstreams.workers.engines.served.http import ServerHttp
+from rlstreams.workers.engines.served.wire import Answer, GenerateRequest
 
 
 class Dialect(Protocol):
@@ -77,9 +77,9 @@ class Dialect(Protocol):
 def dialect_of(kind: Kind) -> Dialect:
     """The dialect of `kind`."""
     if kind is Kind.VLLM:
-        from workers.engines.served.vllm import VllmDialect
+        from rlstreams.workers.engines.served.vllm import VllmDialect
 
         return VllmDialect()
-    from workers.engines.served.sglang import SglangDialect
+    from rlstreams.workers.engines.served.sglang import SglangDialect
 
     return SglangDialect()

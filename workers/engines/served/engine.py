@@ -13,26 +13,26 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from schemas.events import NO_VERSION, PolicyPublished
-from workers.engines.base import (
-    EngineError,
+from rlstreams.schemas.events import NO_VERSION, PolicyPublished
+from rlstreams.workers.engines.base import (
     FinishReason,
     GeneratedSegment,
     Health,
     PauseMode,
     SampleRequest,
 )
-from workers.engines.served.answer import Held, ModelShape, empty_segment
-from workers.engines.served.http import ServerError, ServerGoneError
-from workers.engines.served.keeper import ServerKeeper
-from workers.engines.served.process import ServerProcess
-from workers.engines.served.request import room
-from workers.engines.served.router import Router
-from workers.engines.served.routing import Place, choose
-from workers.engines.served.server import Server
-from workers.engines.served.settings import ServedSettings
-from workers.engines.validation import check_request
-from workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.workers.engines.served.answer import Held, ModelShape, empty_segment
+from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
+from rlstreams.workers.engines.served.keeper import ServerKeeper
+from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.request import room
+from rlstreams.workers.engines.served.router import Router
+from rlstreams.workers.engines.served.routing import Place, choose
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.validation import check_request
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 _POLL_S = 0.02
 

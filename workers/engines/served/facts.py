@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 
 TESTED: Mapping[str, tuple[str, ...]] = {
     "vllm": ("0.25.1", "0.32.0"),

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from workers.engines.base import EngineError
+from rlstreams.workers.model.base import EngineError
 
 Json = Any
 _SHOWN = 300  # characters of an answer in a message

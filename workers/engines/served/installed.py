@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from workers.engines.base import EngineError
-from workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.model.base import EngineError
 
 ASK_S = 30.0
 # `vllm` is called otherwise where it was built for another device.

@@ -12,10 +12,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from workers.engines.served.http import ServerError, ServerGoneError
-from workers.engines.served.process import ServerProcess
-from workers.engines.served.server import Server
-from workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
+from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.settings import ServedSettings
 
 MAX_FAILED_STARTS = 3
 

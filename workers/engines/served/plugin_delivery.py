@@ -14,19 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from workers.engines.served.delivery import (
+from rlstreams.workers.engines.served.delivery import (
     PROBE_S,
     Delivery,
     DeliveryError,
     Order,
     before_the_server,
 )
-from workers.engines.served.dialect import Dialect
-from workers.engines.served.facts import Kind, ServerFacts
-from workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
-from workers.engines.served.ranks import ask_ranks, refuse
-from workers.weights import payloads
-from workers.weights.report_listener import (
+from rlstreams.workers.engines.served.dialect import Dialect
+from rlstreams.workers.engines.served.facts import Kind, ServerFacts
+from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+from rlstreams.workers.engines.served.ranks import ask_ranks, refuse
+from rlstreams.workers.weights import payloads
+from rlstreams.workers.weights.report_listener import (
     SILENT,
     PendingOrder,
     Report,

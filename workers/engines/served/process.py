@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.engines.served.command import StartCommand
+from rlstreams.workers.engines.served.command import StartCommand
 
 TAIL_LINES = 15
 TAIL_BYTES = 1 << 16  # that they are looked for in: the log of days is long

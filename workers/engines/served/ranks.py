@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.engines.served.facts import Kind, ServerFacts
-from workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.facts import Kind, ServerFacts
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 
 REPLICAS = "start as many servers instead and name each in engine.urls"
 STAGES = "spread the model by --tensor-parallel-size (SGLang: --tp-size) instead"

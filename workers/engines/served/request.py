@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from workers.engines.base import SampleRequest
-from workers.engines.served.answer import ModelShape
-from workers.engines.served.settings import ServedSettings
-from workers.engines.served.wire import GenerateRequest
+from rlstreams.workers.engines.base import SampleRequest
+from rlstreams.workers.engines.served.answer import ModelShape
+from rlstreams.workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.wire import GenerateRequest
 
 
 def generate_request(

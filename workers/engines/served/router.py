@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 
 if TYPE_CHECKING:
-    from workers.engines.served.answer import Held
-    from workers.engines.served.facts import ServerFacts
+    from rlstreams.workers.engines.served.answer import Held
+    from rlstreams.workers.engines.served.facts import ServerFacts
 
 
 class Router:

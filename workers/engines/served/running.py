@@ -14,9 +14,15 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from workers.engines.base import GeneratedSegment
-from workers.engines.served.answer import Held, ModelShape, RequestFacts, UnknownVersionError, cut
-from workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
+from rlstreams.workers.engines.base import GeneratedSegment
+from rlstreams.workers.engines.served.answer import (
+    Held,
+    ModelShape,
+    RequestFacts,
+    UnknownVersionError,
+    cut,
+)
+from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
 
 _NOBODY = ""  # the label of weights that no version has
 

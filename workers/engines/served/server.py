@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 
-from schemas.events import PolicyPublished
-from workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
-from workers.engines.served.aborts import RequestAborter
-from workers.engines.served.answer import Held, ModelShape, UnknownVersionError
-from workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
-from workers.engines.served.dialect import Dialect, dialect_of
-from workers.engines.served.facts import ServerFacts, ask_usable
-from workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
-from workers.engines.served.request import generate_request
-from workers.engines.served.router import Router
-from workers.engines.served.running import Requests, Running
-from workers.engines.served.settings import ServedSettings
-from workers.engines.served.wire import Answer, AnswerError, joined
-from workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.schemas.events import PolicyPublished
+from rlstreams.workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
+from rlstreams.workers.engines.served.aborts import RequestAborter
+from rlstreams.workers.engines.served.answer import Held, ModelShape, UnknownVersionError
+from rlstreams.workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
+from rlstreams.workers.engines.served.dialect import Dialect, dialect_of
+from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
+from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
+from rlstreams.workers.engines.served.request import generate_request
+from rlstreams.workers.engines.served.router import Router
+from rlstreams.workers.engines.served.running import Requests, Running
+from rlstreams.workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.wire import Answer, AnswerError, joined
+from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 
 class Server:

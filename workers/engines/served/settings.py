@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.engines.base import PauseMode
-from workers.engines.served.facts import Kind
+from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.facts import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from workers.engines.base import PauseMode
-from workers.engines.served.facts import ServerFacts
-from workers.engines.served.http import ServerError, ServerHttp
-from workers.engines.served.wire import (
+from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.facts import ServerFacts
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
+from rlstreams.workers.engines.served.wire import (
     Answer,
     AnswerError,
     GenerateRequest,

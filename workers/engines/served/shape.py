@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.engines.base import EngineError
-from workers.engines.folder import eos_ids_of, num_experts_of, read_config
-from workers.engines.served.answer import ModelShape
+from rlstreams.workers.engines.served.answer import ModelShape
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.folder import eos_ids_of, num_experts_of, read_config
 
 _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 

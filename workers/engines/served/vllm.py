@@ -17,10 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workers.engines.base import PauseMode
-from workers.engines.served.facts import ServerFacts
-from workers.engines.served.http import ServerHttp
-from workers.engines.served.wire import Answer, AnswerError, GenerateRequest, field, spans_of
+from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.facts import ServerFacts
+from rlstreams.workers.engines.served.http import ServerHttp
+from rlstreams.workers.engines.served.wire import (
+    Answer,
+    AnswerError,
+    GenerateRequest,
+    field,
+    spans_of,
+)
 
 _INNER_ID = "generate-tokens-{}"
 _REASONS = frozenset({"stop", "length", "abort"})

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from workers.trainer.loss_totals import LossTotals
-from workers.trainer.packing import Batch, MicroBatch
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 
 MAXIMA = ("ratio_max", "mismatch_max")
 

@@ -1,6 +1,6 @@
 """A follower: one rank of the trainer that is not rank 0. It touches no log and decides nothing.
 
-    python -m workers.trainer.parallel.follower FD
+    python -m rlstreams.workers.trainer.parallel.follower FD
 
 It does what comes over the socket FD, one thing at a time, answers each, and says once a second
 that it is alive. When the socket closes its trainer is gone, however that ended, and so is it.
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workers.trainer.parallel.wire import Arrays, Head, Link, tasks_in
+from rlstreams.workers.trainer.parallel.wire import Arrays, Head, Link, tasks_in
 
 ALIVE_EVERY_S = 1.0
 SEND_LIMIT_S = 60.0
@@ -44,8 +44,8 @@ class Follower:
 
     def _answer(self, head: Head, arrays: Arrays) -> Head:
         """What came of a command. After a failure in a pass others hang until we have left."""
-        from streams.errors import ConfigError
-        from workers.trainer.out_of_memory import OutOfMemoryError
+        from rlstreams.streams.log.errors import ConfigError
+        from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 
         try:
             return {"done": self._execute(head, arrays)}
@@ -84,7 +84,7 @@ class Follower:
 
 def _free() -> None:
     """End the collectives that this process is in, here and where others wait for it."""
-    from workers.trainer.parallel import group
+    from rlstreams.workers.trainer.parallel import group
 
     group.abort()
     group.hang_up()
@@ -94,9 +94,9 @@ def make_share(head: Head) -> Any:  # noqa: ANN401  (imported late)
     """This process as a rank."""
     import msgspec
 
-    from workers.config.trainer import TrainerSection
-    from workers.engines.model import configure_torch
-    from workers.trainer.parallel.rank_learner import RankLearner, RankSpec
+    from rlstreams.workers.config.trainer import TrainerSection
+    from rlstreams.workers.model.model import configure_torch
+    from rlstreams.workers.trainer.parallel.rank_learner import RankLearner, RankSpec
 
     section = msgspec.convert(head["section"], TrainerSection)
     configure_torch(
@@ -119,8 +119,8 @@ def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (i
 
     import msgspec
 
-    from workers.config.loss import LossSection
-    from workers.config.trainer import OptimizerSection
+    from rlstreams.workers.config.loss import LossSection
+    from rlstreams.workers.config.trainer import OptimizerSection
 
     match head["do"]:
         case "gradient":

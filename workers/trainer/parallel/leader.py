@@ -12,25 +12,26 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from workers.config.loss import LossSection
-from workers.config.trainer import OptimizerSection
-from workers.engines.token_scores import MakeMask
-from workers.trainer.loss_totals import LossTotals
-from workers.trainer.out_of_memory import OutOfMemoryError
-from workers.trainer.packing import Batch
-from workers.trainer.parallel import group
-from workers.trainer.parallel.deal import Task, added, deal
-from workers.trainer.parallel.rank_learner import STATE, TRAINED, WEIGHT, RankLearner, RankSpec
-from workers.trainer.parallel.team import Team
-from workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
-from workers.trainer.trainable import VALUE, is_same, merged, rounding
-from workers.weights.channel import WeightError
-from workers.weights.layout import (
-    LazyWeights,
-    dtype_name,
-    layout_difference,
-    layout_of,
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.model.token_scores import MakeMask
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+from rlstreams.workers.trainer.learn.packing import Batch
+from rlstreams.workers.trainer.learn.trainable import VALUE, is_same, merged, rounding
+from rlstreams.workers.trainer.parallel import group
+from rlstreams.workers.trainer.parallel.deal import Task, added, deal
+from rlstreams.workers.trainer.parallel.rank_learner import (
+    STATE,
+    TRAINED,
+    WEIGHT,
+    RankLearner,
+    RankSpec,
 )
+from rlstreams.workers.trainer.parallel.team import Team
+from rlstreams.workers.trainer.parallel.wire import Arrays, Head, plain, tasks_out
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.layout import LazyWeights, dtype_name, layout_difference, layout_of
 
 
 class Gathered(LazyWeights):

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from streams.errors import ConfigError
-from workers.config.trainer import TrainerSection
-from workers.engines.folder import read_config, vocab_size_of
-from workers.engines.model import load_model
-from workers.engines.recompute import recompute_activations
-from workers.engines.selfcheck import check_scoring
-from workers.engines.token_scores import MakeMask, TokenScorer
-from workers.trainer.loss_totals import LossTotals
-from workers.trainer.optimizer import Learner
-from workers.trainer.out_of_memory import OutOfMemoryError, is_out_of_memory
-from workers.trainer.packing import MicroBatch
-from workers.trainer.parallel import group
-from workers.trainer.parallel.deal import Task, empty
-from workers.trainer.parallel.shards import Plan, Shards, gather, scatter
-from workers.trainer.trainable import trainable_of
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.model.folder import read_config, vocab_size_of
+from rlstreams.workers.model.model import load_model
+from rlstreams.workers.model.recompute import recompute_activations
+from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.optimizer import Learner
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
+from rlstreams.workers.trainer.learn.packing import MicroBatch
+from rlstreams.workers.trainer.learn.trainable import trainable_of
+from rlstreams.workers.trainer.parallel import group
+from rlstreams.workers.trainer.parallel.deal import Task, empty
+from rlstreams.workers.trainer.parallel.shards import Plan, Shards, gather, scatter
 
 _SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
 WEIGHT, STATE, TRAINED = "weight", "state", "trained"  # what can be gathered

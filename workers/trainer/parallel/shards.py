@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from streams.errors import ConfigError
-from workers.engines.token_scores import TokenScorer, TokenScores
-from workers.trainer.trainable import Trainable
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.model.token_scores import TokenScorer, TokenScores
+from rlstreams.workers.trainer.learn.trainable import Trainable
 
 _PREFIX = "model."  # of a parameter in the root
 

@@ -21,13 +21,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workers.device import VISIBLE
-from workers.trainer.out_of_memory import OutOfMemoryError
-from workers.trainer.parallel.rendezvous import RendezvousFolder
-from workers.trainer.parallel.wire import Arrays, Head, Link
+from rlstreams.workers.model.device import VISIBLE
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
+from rlstreams.workers.trainer.parallel.rendezvous import RendezvousFolder
+from rlstreams.workers.trainer.parallel.wire import Arrays, Head, Link
 
 T = TypeVar("T")
-PROGRAM = "workers.trainer.parallel.follower"
+PROGRAM = "rlstreams.workers.trainer.parallel.follower"
 LOOPBACK = "127.0.0.1"
 SILENT_S = 30.0  # a follower speaks once a second
 END_S = 10.0
@@ -56,7 +56,9 @@ def closed_on_error(team: Team | None) -> Iterator[None]:
 
 
 def _no_order(told: str) -> Exception:
-    from workers.engines.one_order import NoOrderError  # torch, later than the followers start
+    from rlstreams.workers.model.one_order import (
+        NoOrderError,  # torch, later than the followers start
+    )
 
     return NoOrderError(told)
 
@@ -286,7 +288,7 @@ class Team:
         Raises:
             FollowerError: one does not come out.
         """
-        from workers.trainer.parallel import group
+        from rlstreams.workers.trainer.parallel import group
 
         for follower in self._followers:
             with contextlib.suppress(OSError):

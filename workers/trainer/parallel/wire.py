@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workers.trainer.packing import MicroBatch
-from workers.trainer.parallel.deal import Task
+from rlstreams.workers.trainer.learn.packing import MicroBatch
+from rlstreams.workers.trainer.parallel.deal import Task
 
 Head = dict[str, Any]
 Arrays = dict[str, npt.NDArray[Any]]

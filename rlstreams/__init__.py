@@ -1,0 +1,1 @@
+"""Event-sourced, asynchronous RL post-training of language models over Apache Kafka."""

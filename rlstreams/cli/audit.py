@@ -1,0 +1,142 @@
+"""`rlstreams audit CONFIG...`: where every sample of a run is, from its topics alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import add_run, examples, real, whole
+
+if TYPE_CHECKING:
+    from rlstreams.streams.audit.auditor import Auditor, Hanging
+    from rlstreams.streams.audit.report import Breach
+    from rlstreams.streams.log.bus import Bus
+    from rlstreams.workers.config.run import RunConfig
+
+FOLLOW_EVERY_S = 5.0
+DONE = "done"  # the trainer's last heartbeat says so
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "audit",
+        help="account for every sample of a run, from its topics alone",
+        description="Reads committed offsets and topics, and reports for every issued sample "
+        "whether it was trained, dropped, dead-lettered or evaluated, is in flight, or is lost. "
+        "Exit status 1, with the ids, if the log violates a guarantee.",
+        epilog=examples(
+            "rlstreams audit runs/demo",
+            "rlstreams audit run.toml --follow",
+            "rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092",
+        ),
+    )
+    add_run(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.add_argument(
+        "--bootstrap",
+        default="",
+        metavar="HOST:PORT",
+        help="the broker to read from, instead of the configured one or the run's own",
+    )
+    parser.add_argument(
+        "--settle",
+        type=real(0.0),
+        default=None,
+        metavar="SECONDS",
+        help="how long to wait for a breach to resolve while transactions are open (default: 35)",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="audit a live run repeatedly; ends at the first breach or with the run",
+    )
+    parser.add_argument(
+        "--every",
+        type=real(0.0),
+        default=FOLLOW_EVERY_S,
+        metavar="SECONDS",
+        help=f"pause between the rounds of --follow (default: {FOLLOW_EVERY_S:g})",
+    )
+    parser.add_argument(
+        "--processes",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="split the reading among N child processes, for runs of 100,000 samples and more "
+        "(default: read in this process)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; 0 if the log violates no guarantee, else 1."""
+    from dataclasses import replace
+
+    from rlstreams.runs.attach import attached
+    from rlstreams.runs.configuration import configuration
+    from rlstreams.streams.audit.auditor import SETTLE_S
+    from rlstreams.streams.audit.sources import spare_memory
+
+    settle_s = SETTLE_S if args.settle is None else args.settle
+    config = configuration(args.config, args.overrides)
+    if args.bootstrap:
+        config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
+    spare_memory()
+    with attached(config) as bus, _auditor(bus, config, args.processes) as auditor:
+        if args.follow:
+            return follow(auditor, settle_s, args.every, as_json=args.json)
+        report = auditor.round(settle_s)
+    show(report.to_json() if args.json else report.text())
+    return 0 if report.ok else 1
+
+
+def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) -> int:
+    """Round after round, a line each, until a breach (1), the end of the run or Ctrl-C (0)."""
+    number = 0
+    try:
+        while True:
+            number += 1
+            report = auditor.round(settle_s)
+            line = f"round {number}: {'ok' if report.ok else 'BREACH'}, {report.line()}"
+            show(report.to_json(indent=None) if as_json else line)
+            if not report.ok:
+                if not as_json:
+                    show(report.text())
+                return 1
+            if report.trainer_state == DONE:
+                return 0
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        return 0
+
+
+def show(text: str) -> None:
+    """Print at once, also into a pipe."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _auditor(bus: Bus, config: RunConfig, num_processes: int) -> Auditor:
+    from functools import partial
+
+    from rlstreams.streams.audit.auditor import Auditor, Helpers
+    from rlstreams.workers.bootstrap.parts import open_bus
+
+    helpers = None
+    if num_processes > 0:
+        helpers = Helpers(num_processes=num_processes, open_bus=partial(open_bus, config))
+    return Auditor(bus, hanging=_hanging(config), helpers=helpers)
+
+
+def _hanging(config: RunConfig) -> Hanging:
+    def ask() -> Sequence[Breach]:
+        from rlstreams.streams.audit.hanging import hanging
+        from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
+
+        return hanging(bootstrap_of(config), config.run.id, options=client_options(config))
+
+    return ask

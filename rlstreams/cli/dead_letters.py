@@ -1,0 +1,212 @@
+"""`rlstreams dead-letters list|show|requeue`: what was set aside, and asking for it again."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import add_run, examples
+
+if TYPE_CHECKING:
+    from rlstreams.schemas.events import DeadLetter
+    from rlstreams.streams.log.bus import Bus
+    from rlstreams.workers.config.run import RunConfig
+
+_WHICH = "LETTER: by its sample or its record's offset; "
+_SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
+_PLACE = re.compile(r"(?P<topic>[a-z-]+?)(?:-(?P<a>\d+)|\[(?P<b>\d+)\])@(?P<offset>\d+)")
+_GROUP = re.compile(r"\d+|e\d+-\d+")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "dead-letters",
+        help="list dead letters, show one, requeue its group",
+        description="A record or sample that could not be handled goes to the topic dead-letters, "
+        "with its bytes and their origin; its group is closed, and usually replaced.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_list(actions)
+    _add_show(actions)
+    _add_requeue(actions)
+
+
+def _add_list(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser(
+        "list",
+        help="one line per letter, and totals by reason",
+        epilog=examples(
+            "rlstreams dead-letters list runs/demo",
+            "rlstreams dead-letters list runs/demo --reason reward --json",
+        ),
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--reason", default="", metavar="REASON", help="only this reason: decode, reward, ..."
+    )
+    parser.add_argument("--role", default="", metavar="ROLE", help="only letters from this role")
+    parser.add_argument("--group", default="", metavar="GROUP", help="only this group's")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.set_defaults(run=run_list)
+
+
+def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser(
+        "show",
+        help="show one letter in full, its record decoded if possible",
+        usage="%(prog)s [-h] GROUP/SAMPLE | TOPIC-PARTITION@OFFSET [RUN ...]",
+        epilog=examples(
+            "rlstreams dead-letters show 17/3 runs/demo",
+            "rlstreams dead-letters show trajectories-0@41 runs/demo",
+        ),
+    )
+    add_run(parser, metavar="LETTER | RUN", before=_WHICH)
+    parser.set_defaults(run=run_show)
+
+
+def _add_requeue(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser(
+        "requeue",
+        help="request another group for the same row",
+        description="Exit status 0 only if every group named can be requeued; otherwise nothing "
+        "is written.",
+        usage="%(prog)s [-h] [--reason REASON | --all] [GROUP ...] [RUN ...]",
+        epilog=examples(
+            "rlstreams dead-letters requeue 17 21 runs/demo",
+            "rlstreams dead-letters requeue --reason reward runs/demo",
+        ),
+    )
+    add_run(parser, metavar="GROUP | RUN", before="GROUP: number of a dropped group; ")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--reason", default="", metavar="REASON", help="every dropped group with such a letter"
+    )
+    which.add_argument("--all", action="store_true", help="every dropped group with a letter")
+    parser.set_defaults(run=run_requeue)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print the letters; 0."""
+    import shutil
+
+    from rlstreams.debug.letters.read import read_letters
+    from rlstreams.debug.letters.text import json_line, table
+
+    def print_them(bus: Bus, config: RunConfig) -> int:
+        found = read_letters(bus, config.deadlines.commit_s)
+        letters = [
+            letter
+            for letter in found.view.letters
+            if args.reason in ("", letter.event.reason)
+            and args.role in ("", letter.event.role)
+            and args.group in ("", letter.event.group_id)
+        ]
+        if args.json:
+            for letter in letters:
+                print(json_line(found.view, letter))
+            return 0
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        print(table(found.view, letters, width))
+        if found.num_unreadable:
+            print(_unreadable(found.num_unreadable))
+        return 0
+
+    return _on_bus(args.config, args.overrides, print_them)
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print one letter; 1 if there is none."""
+    from rlstreams.debug.letters.read import read_letters
+    from rlstreams.debug.letters.text import whole
+    from rlstreams.streams.log.errors import ConfigError
+
+    words = [w for w in args.config if _SAMPLE.fullmatch(w) or _PLACE.fullmatch(w)]
+    if len(words) != 1:
+        raise ConfigError(
+            "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
+            f"trajectories-0@41, got {' '.join(words) or 'none'}; "
+            "`rlstreams dead-letters list` has them"
+        )
+    is_wanted = _matcher(words[0])
+
+    def print_it(bus: Bus, config: RunConfig) -> int:
+        found = read_letters(bus, config.deadlines.commit_s, keep_bytes=is_wanted)
+        view = found.view
+        letters = [letter for letter in view.letters if is_wanted(letter.event)]
+        print(
+            "\n\n".join(whole(view, letter, bus.schemas()) for letter in letters)
+            or f"no dead letter of {words[0]}"
+        )
+        if not letters and found.num_unreadable:
+            print(_unreadable(found.num_unreadable))
+        return 0 if letters else 1
+
+    return _on_bus([w for w in args.config if w not in words], args.overrides, print_it)
+
+
+def _unreadable(count: int) -> str:
+    from rlstreams.streams.log.counted import counted
+
+    return f"{counted(count, 'record')} in these topics could not be decoded"
+
+
+def run_requeue(args: argparse.Namespace) -> int:
+    """Ask; 0 only if each group that was named can be answered, and at least one was asked for."""
+    from rlstreams.debug.letters.read import read_letters
+    from rlstreams.debug.letters.requeue import request, select, select_by_reason
+    from rlstreams.streams.log.counted import counted
+    from rlstreams.streams.log.errors import ConfigError
+
+    groups = [w for w in args.config if _GROUP.fullmatch(w)]
+    if bool(groups) == (args.all or bool(args.reason)):
+        raise ConfigError("requeue takes groups by number, or --reason, or --all: one of the three")
+
+    def ask(bus: Bus, config: RunConfig) -> int:
+        view = read_letters(bus, config.deadlines.commit_s).view
+        limit = config.prompts.max_replacements
+        if groups:
+            chosen = select(view, groups, limit)
+        else:
+            chosen = select_by_reason(view, args.reason, limit)
+        for sentence in chosen.refused:
+            print(sentence, file=sys.stderr)
+        if chosen.refused or not chosen.groups:
+            print("nothing was requested", file=sys.stderr)
+            return 1
+        request(bus, config.run.id, chosen.groups, args.reason or "asked by number")
+        print(f"requested {counted(len(chosen.groups), 'group')} again: {', '.join(chosen.groups)}")
+        if view.at_target:
+            print(
+                f"the run has made its {view.step_target} steps: nobody will answer until it is "
+                f"resumed with more, `rlstreams up ... --resume --steps {view.step_target + 1}`"
+            )
+        return 0
+
+    return _on_bus([w for w in args.config if w not in groups], args.overrides, ask)
+
+
+def _on_bus(
+    names: Sequence[str], overrides: Sequence[str], work: Callable[[Bus, RunConfig], int]
+) -> int:
+    from rlstreams.runs.attach import attached
+    from rlstreams.runs.configuration import configuration
+
+    config = configuration(names, overrides)
+    with attached(config) as bus:
+        return work(bus, config)
+
+
+def _matcher(word: str) -> Callable[[DeadLetter], bool]:
+    if match := _SAMPLE.fullmatch(word):
+        sample = (match["group"], int(match["sample"]))
+        return lambda letter: sample == (letter.group_id, letter.sample)
+    match = _PLACE.fullmatch(word)
+    assert match is not None
+    place = (match["topic"], int(match["a"] or match["b"]), int(match["offset"]))
+    return lambda letter: (
+        place == (letter.origin_topic, letter.origin_partition, letter.origin_offset)
+    )

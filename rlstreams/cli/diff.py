@@ -1,0 +1,88 @@
+"""`rlstreams diff ONE OTHER`: recordings or runs, record by record and field by field."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import examples, real
+
+if TYPE_CHECKING:
+    from rlstreams.streams.recording import Recording
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "diff",
+        help="compare two recordings or runs, record by record, field by field",
+        description="Pairs records by sample, step or version. Writers, times and offsets are "
+        "ignored unless --everything is given. Exit status 1 if something differs.",
+        epilog=examples(
+            "rlstreams diff recordings/demo runs/demo-2",
+            "rlstreams diff a b --events ScoredTrajectory --tolerance 1e-6",
+        ),
+    )
+    for name in ("one", "other"):
+        parser.add_argument(
+            name, metavar=name.upper(), help="a run: its folder or one TOML file, or a recording"
+        )
+    parser.add_argument("--events", default="", metavar="A,B", help="e.g. ScoredTrajectory")
+    parser.add_argument(
+        "--tolerance",
+        type=real(0.0),
+        default=0.0,
+        metavar="X",
+        help="numbers this close are equal (0)",
+    )
+    parser.add_argument(
+        "--everything", action="store_true", help="also compare writers, times and offsets"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare; 0 if nothing of the first is different or missing in the second."""
+    from rlstreams.debug.replay.diff import PAIRED, diff, lines
+    from rlstreams.streams.log.errors import ConfigError
+
+    events = [name for name in args.events.split(",") if name]
+    if unknown := set(events) - PAIRED.keys():
+        raise ConfigError(
+            f"--events: {', '.join(sorted(unknown))} cannot be paired; known: {', '.join(PAIRED)}"
+        )
+    with _opened(args.one) as one, _opened(args.other) as other:
+        found = diff(
+            one, other, events=events, tolerance=args.tolerance, everything=args.everything
+        )
+    print("\n".join(lines(found)))
+    return 0 if found and all(summary.is_equal for summary in found) else 1
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[Recording]:
+    """A recording, or one made in a temporary folder of what a run's topics hold now."""
+    from rlstreams.debug.replay.record import RecordingOptions, record
+    from rlstreams.runs.attach import attached
+    from rlstreams.runs.configuration import configuration
+    from rlstreams.runs.places import check_place
+    from rlstreams.streams.recording import Recording
+    from rlstreams.streams.recording.selection import Selection
+    from rlstreams.streams.run.recorded_log import is_recording
+
+    check_place(name)
+    if is_recording(name):
+        with Recording(name) as recording:
+            yield recording
+        return
+    config = configuration([name], [])
+    with tempfile.TemporaryDirectory(prefix="rlstreams-diff-") as scratch:
+        folder = Path(scratch) / config.run.id
+        with attached(config) as bus:
+            record(bus, config, RecordingOptions(folder=folder, selection=Selection(), words={}))
+        with Recording(folder) as recording:
+            yield recording

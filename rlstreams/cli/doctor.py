@@ -1,0 +1,86 @@
+"""`rlstreams doctor CONFIG...`: what would keep a run from working, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import add_run, examples, whole
+from rlstreams.cli.worker import ROLES
+
+if TYPE_CHECKING:
+    from rlstreams.start.doctor.host import Host
+    from rlstreams.workers.config.run import RunConfig
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check machine, configuration and broker, and say what to do",
+        description="Checks packages, Java, disk, GPUs, model, data, verifier, model servers and "
+        "broker. Starts nothing. Exit status 0 if no check fails.",
+        epilog=examples(
+            "rlstreams doctor",
+            "rlstreams doctor run.toml --broker.bootstrap=10.0.0.5:9092",
+            "rlstreams doctor runs/demo --json",
+            "rlstreams doctor run.toml --role rollout --ordinal 1",
+        ),
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--role", choices=ROLES, default="", metavar="ROLE",
+        help=f"only what this role needs, on a host of its own: {', '.join(ROLES)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ordinal", type=whole(0), default=None, metavar="N",
+        help="with --role: only what its worker N needs; default: any of them",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the checks as a JSON array")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every check; 1 if one fails."""
+    import json
+    from dataclasses import asdict
+
+    from rlstreams.runs.configuration import configuration
+    from rlstreams.start.doctor.check import Level
+    from rlstreams.start.doctor.diagnose import diagnose
+    from rlstreams.start.doctor.host import Host
+    from rlstreams.streams.log.errors import ConfigError
+
+    if args.ordinal is not None and not args.role:
+        raise ConfigError(f"--ordinal {args.ordinal} is a worker of one role: name it with --role")
+    host = Host(role=args.role, ordinal=args.ordinal)
+    config = configuration(args.config, args.overrides)
+    checks = diagnose(config, host)
+    if args.json:
+        print(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            print(f"{check.level:<4}  {check.name:<{width}}  {check.found}")
+            if check.advice:
+                print(f"{'':{width + 8}}-> {check.advice}")
+        counts = {level: sum(check.level is level for check in checks) for level in Level}
+        print("\n".join(_memory(config, host)))
+        print(", ".join(f"{count} {level}" for level, count in counts.items()))
+    return int(any(check.level is Level.FAIL for check in checks))
+
+
+def _memory(config: RunConfig, host: Host) -> list[str]:
+    """The table by role; nothing where the model cannot be read, for a check has said why."""
+    from rlstreams.start.doctor.memory import estimate, free_mb, of_host, table
+    from rlstreams.start.doctor.model import read_model
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.workers.config.hub import found_folder
+
+    try:
+        if found_folder(config.model.path) is None:
+            return []
+        roles = estimate(read_model(config.model.path), config)
+        return table(of_host(roles, host), free_mb())
+    except ConfigError:
+        return []

@@ -1,0 +1,104 @@
+"""`rlstreams engine command|check`: how a model server is started, and what a running one lacks."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+
+from rlstreams.cli.arguments import add_config, examples
+
+_INDENT = 28
+_NARROWEST = 60
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("engine", help="start command for a model server; check one")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    command = actions.add_parser(
+        "command",
+        help="print the complete start command",
+        epilog=examples(
+            "rlstreams engine command vllm run.toml",
+            "rlstreams engine command sglang run.toml --format kubernetes",
+        ),
+    )
+    command.add_argument("kind", choices=("vllm", "sglang"), metavar="KIND",
+                         help="which server: vllm, sglang")  # fmt: skip
+    add_config(command)
+    command.add_argument(
+        "--format",
+        choices=("shell", "docker", "kubernetes"),
+        default="shell",
+        help="output format (%(default)s)",
+    )
+    command.add_argument(
+        "--image", default="", metavar="IMAGE", help="container image, for docker and kubernetes"
+    )
+    command.add_argument(
+        "--server-version",
+        default="",
+        metavar="VERSION",
+        help="version of the server, if it is not installed here",
+    )
+    command.set_defaults(run=run_command)
+    check = actions.add_parser(
+        "check",
+        help="check that a running server meets all requirements",
+        description="Exit status 1 if the server cannot be used.",
+        epilog=examples(
+            "rlstreams engine check http://127.0.0.1:8000",
+        ),
+    )
+    check.add_argument("url", metavar="URL", help="http://HOST:PORT")
+    check.set_defaults(run=run_check)
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Print it."""
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.workers.bootstrap.served import Where, command_of, where_installed
+    from rlstreams.workers.config.load import load
+    from rlstreams.workers.engines.served.facts import TESTED, Kind
+
+    config, kind = load(args.config, args.overrides), Kind(args.kind)
+    if not config.model.path:
+        raise ConfigError("model.path is empty; name a Hugging Face folder")
+    if args.format == "shell" and not args.server_version:
+        where = where_installed(config, kind)
+    else:
+        version = args.server_version or TESTED[kind][-1]
+        where = Where(python=config.engine.python or "python3", version=version)
+    command = command_of(config, kind, where, config.engine.port or 8000, {})
+    print("# The server's environment needs the transfer plugin:  pip install ./infra/server")
+    if args.format == "shell":
+        print(command.shell())
+        return 0
+    image = args.image or f"{args.kind}:{where.version}"
+    print(command.docker(image) if args.format == "docker" else command.kubernetes(image))
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Print what was found; 1 if the server cannot be used."""
+    import asyncio
+
+    from rlstreams.workers.config.checks import check_urls
+    from rlstreams.workers.engines.served.check import check_server, is_usable
+
+    check_urls("URL", (args.url,))
+    findings = asyncio.run(check_server(args.url))
+    for finding in findings:
+        print(_wrapped(f"{finding.weight:<7} {finding.name:<19} {finding.found}"))
+        if finding.cure:
+            print(_wrapped(f"{'':<{_INDENT}}fix: {finding.cure}"))
+    return 0 if is_usable(findings) else 1
+
+
+def _wrapped(line: str) -> str:
+    """Continued below where it begins; a word is never cut, so a flag can be copied."""
+    width = max(_NARROWEST, shutil.get_terminal_size().columns)
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,124 @@
+"""`rlstreams export CONFIG --out FILE`: a run or a recording as a table for other tools."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlstreams.cli.arguments import add_run, examples, real
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rlstreams.runs.sources import Opened
+
+SAMPLES = "samples"
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "export",
+        help="samples, or all events of a kind, as Parquet or JSON lines",
+        description="Reads the log and writes one table: by default `samples`, a row for each "
+        "finished rollout with prompt, completion, reward, tokens, log-probs and outcome; or any "
+        "kind of event as it is, `step_completed` for example.",
+        epilog=examples(
+            "rlstreams export runs/demo --out samples.parquet --min-reward 1",
+            "rlstreams export runs/demo --out - --table step_completed",
+            "rlstreams export --schema",
+        ),
+    )
+    add_run(parser, is_log=True)
+    parser.add_argument("--out", default="", metavar="FILE", help="FILE.parquet, FILE.jsonl, or -")
+    parser.add_argument(
+        "--table", default=SAMPLES, metavar="NAME", help="samples, or an event type (%(default)s)"
+    )
+    parser.add_argument("--schema", action="store_true", help="print the table's columns and end")
+    parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
+    parser.add_argument(
+        "--min-reward", type=real(-math.inf), metavar="X", help="only samples of X or more"
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="only samples that step N trained on")
+    parser.add_argument(
+        "--tokenizer", default="", metavar="DIR", help="where tokenizer.json is, if it has moved"
+    )
+    parser.set_defaults(run=run, wants_config=False)  # `--schema` needs none
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the table and say how many rows it has."""
+    from rlstreams.streams.log.errors import ConfigError
+
+    schema = _schema(args.table)
+    if args.schema:
+        print(described(schema))
+        return 0
+    if not args.out:
+        raise ConfigError("export needs --out FILE.parquet, --out FILE.jsonl, or --out -")
+    from rlstreams.runs.sources import opened
+    from rlstreams.show.export.write import check_name, write
+    from rlstreams.streams.log.counted import counted
+
+    check_name(args.out)
+    with opened(args.config, args.overrides, args.tokenizer) as source:
+        num_rows = write(_rows(source, args), schema, args.out)
+        num_unreadable, problems = source.log.num_unreadable, source.log.problems
+    for problem in problems:
+        print(f"{source.log.name}: {problem}", file=sys.stderr)
+    left = f"; {counted(num_unreadable, 'record')} could not be read" if num_unreadable else ""
+    print(f"{counted(num_rows, 'row')} of {args.table} in {args.out}{left}", file=sys.stderr)
+    return 0
+
+
+def described(schema: pa.Schema) -> str:
+    """The columns as text, one a line: name, type, meaning."""
+    names = [field.name for field in schema]
+    types = [str(field.type) for field in schema]
+    docs = [(field.metadata or {}).get(b"doc", b"").decode() for field in schema]
+    wide = max(map(len, names))
+    lines = [schema.metadata[b"doc"].decode(), ""]
+    for name, kind, doc in zip(names, types, docs, strict=True):
+        lines.append(f"{name.ljust(wide)}  {kind}" + (f"  {doc}" if doc else ""))
+    return "\n".join(lines)
+
+
+def _schema(table: str) -> pa.Schema:
+    import difflib
+
+    from rlstreams.show.export.event_table import EVENT_TABLES, event_schema
+    from rlstreams.show.export.sample_table import SCHEMA
+    from rlstreams.streams.log.errors import ConfigError
+
+    if table == SAMPLES:
+        return SCHEMA
+    if table in EVENT_TABLES:
+        return event_schema(EVENT_TABLES[table])
+    known = (SAMPLES, *EVENT_TABLES)
+    near = difflib.get_close_matches(table, known, 1)
+    raise ConfigError(
+        f"--table {table!r} is unknown; "
+        + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
+    )
+
+
+def _rows(source: Opened, args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
+    from rlstreams.show.export.event_table import EVENT_TABLES, event_rows
+    from rlstreams.show.export.sample_table import sample_rows
+    from rlstreams.streams.log.errors import ConfigError
+
+    is_narrowed = bool(args.purpose) or args.min_reward is not None or args.step is not None
+    if args.table != SAMPLES:
+        if is_narrowed:
+            raise ConfigError("--purpose, --min-reward and --step narrow the table samples only")
+        return event_rows(source.log, EVENT_TABLES[args.table])
+    return (
+        row
+        for row in sample_rows(source.log, source.spelling)
+        if args.purpose in ("", row["purpose"])
+        and (args.min_reward is None or row["reward"] >= args.min_reward)
+        and (args.step is None or row["step"] == args.step)
+    )

@@ -1,0 +1,115 @@
+"""`rlstreams init DIR`: creates a project that runs as is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import examples
+
+if TYPE_CHECKING:
+    from rlstreams.start.project.scaffold import Plan
+
+DEMO, GSM8K = "demo", "gsm8k"
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "init",
+        help="create a project: configuration, reward with its test, rows, README",
+        description="Writes DIR with run.toml, reward.py and its test, twenty rows and a README. "
+        "It runs as is: cd DIR, then `rlstreams up`.",
+        epilog=examples(
+            "rlstreams init sums",
+            "rlstreams init x --from my.jsonl --prompt question --answer target",
+            "rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B",
+        ),
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that does not exist yet")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        default=DEMO,
+        metavar="demo|gsm8k|FILE",
+        help="twenty sums, the data set openai/gsm8k, or your own rows, .jsonl or .parquet "
+        "(default: demo)",
+    )
+    parser.add_argument("--prompt", default="", metavar="COLUMN", help="FILE's problem column")
+    parser.add_argument("--answer", default="", metavar="COLUMN", help="FILE's answer column")
+    parser.add_argument(
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can write the rows)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the project and say what to do next."""
+    from rlstreams.start.project.scaffold import write
+
+    plan = _plan(args)
+    width = len("test_reward.py")
+    for path in write(plan):
+        print(f"{path.parent}/{path.name:<{width}}  {_ABOUT[path.name]}")
+    print("\n".join(_told(plan)))
+    tried, whole = ("minutes", "minutes a step on a CPU") if plan.model else ("seconds", "minutes")
+    print(f"next:\n  cd {args.folder}\n  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
+    return 0
+
+
+_ABOUT = {
+    "run.toml": "the run's configuration; every line is explained",
+    "reward.py": "the reward function",
+    "test_reward.py": "checks that the reward is what you intend",
+    "rows.jsonl": "the first rows, as the reward gets them",
+    "README.md": "the commands",
+    "model": "the demo's tiny model, 1 MB",
+}
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from rlstreams.start.project import start
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.workers.config.nearest import meant_path
+
+    model = args.model
+    if model and not model.startswith("hf:"):
+        model = str(Path(model).expanduser().absolute())
+        if not Path(model).is_dir():
+            raise ConfigError(
+                f"--model: there is no folder {model!r}{meant_path(model)} "
+                "(a model of the Hugging Face hub is named hf:ORG/NAME)"
+            )
+    if args.source == DEMO:
+        return start.from_demo(args.folder, model)
+    if args.source == GSM8K:
+        return start.from_gsm8k(args.folder, model)
+    return start.from_file(args.folder, Path(args.source), model, args.prompt, args.answer)
+
+
+def _told(plan: Plan) -> list[str]:
+    """What was found in the rows, and what to expect of the model."""
+    columns = plan.columns.data.columns
+    others = ", ".join(plan.columns.others)
+    kind = "a number" if plan.columns.is_numeric else "text"
+    lines = [
+        f"problem: column {columns.prompt or 'prompt'!r}; answer: column "
+        f"{columns.answer or 'answer'!r}, {kind}"
+        + (f"; metadata for the reward: {others}" if others else "")
+    ]
+    if plan.model:
+        lines.append(
+            f"model: {plan.model}; `rlstreams doctor` estimates its memory.\n  Steps take minutes "
+            "on a CPU; run.toml has lines for two GPUs, which begin with #gpu"
+        )
+    else:
+        lines.append(
+            "model: the demo's. It was taught to add 3 to 6 numbers from 1 to 9 and learns to do "
+            "it well;\n  it will hardly learn anything else: name a real model with --model "
+            "hf:ORG/NAME or a folder"
+        )
+    return lines

@@ -1,0 +1,178 @@
+"""`rlstreams inspect [GROUP/SAMPLE|GROUP] CONFIG`: trajectories and their whole lineage."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import add_run, examples
+
+if TYPE_CHECKING:
+    from rlstreams.debug.inspect.choose import Query
+    from rlstreams.debug.inspect.sample_detail import SampleDetail
+    from rlstreams.streams.lineage.fold import Lineage
+    from rlstreams.streams.run.run_log import RunLog
+
+_SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
+_GROUP = re.compile(r"\d+|e\d+-\d+")
+_MEASURES = (
+    "mismatch",
+    "reward",
+    "staleness",
+    "tokens",
+    "duration",
+)  # `choose.Measure`
+_COLORS = ("version", "author", "difference")
+_PIPE_WIDTH = 160
+_WHICH = "SAMPLE: 12/3, or 12 for all samples of group 12; "
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="a trajectory, its tokens and its whole lineage; or the worst ones of a run",
+        description="Follows a sample from its prompt through attempts, segments, scores and step "
+        "to the version that it contributed to. Without a sample, lists the worst ones by some "
+        "measure: by default the mismatch of engine and trainer.",
+        usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
+        epilog=examples(
+            "rlstreams inspect runs/demo",
+            "rlstreams inspect 12/3 runs/demo",
+            "rlstreams inspect recordings/demo --worst reward --step 8 --html worst.html",
+        ),
+    )
+    add_run(parser, metavar="SAMPLE | RUN", is_log=True, before=_WHICH)
+    rank = parser.add_mutually_exclusive_group()
+    rank.add_argument("--worst", choices=_MEASURES, help="list the worst first")
+    rank.add_argument("--best", choices=_MEASURES, help="list the best first")
+    parser.add_argument("--step", type=int, metavar="N", help="only samples that step N trained on")
+    parser.add_argument(
+        "--version",
+        type=int,
+        metavar="N",
+        help="only samples started at or before version N and ended at or after it",
+    )
+    parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
+    parser.add_argument(
+        "--limit", type=int, default=10, metavar="K", help="list at most K (%(default)s)"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="show each listed sample in full, not as a line"
+    )
+    parser.add_argument("--color", choices=_COLORS, default="version",
+                        help="color tokens by this (%(default)s)")  # fmt: skip
+    parser.add_argument("--html", default="", metavar="FILE", help="write one page of them")
+    parser.add_argument("--json", action="store_true", help="one complete JSON object per line")
+    parser.add_argument(
+        "--tokenizer", default="", metavar="DIR", help="where tokenizer.json is, if it has moved"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show them; 1 if the log knows none."""
+    from rlstreams.debug.inspect.sample_detail import sample_detail
+    from rlstreams.runs.sources import opened
+
+    wanted = [w for w in args.config if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
+    names = [w for w in args.config if w not in wanted]
+    with opened(names, args.overrides, args.tokenizer) as source:
+        details = [
+            sample_detail(one, source.spelling) for one in _lineages(source.log, args, wanted)
+        ]
+        name, num_unreadable = source.log.name, source.log.num_unreadable
+        problems = source.log.problems
+    for problem in problems:
+        print(f"{name}: {problem}", file=sys.stderr)
+    if num_unreadable:
+        print(f"{name}: records that could not be decoded: {num_unreadable}", file=sys.stderr)
+    known = [one for one in details if one.hops]
+    if missing := [str(one.lineage.sample) for one in details if not one.hops]:
+        print(f"{name} does not know {', '.join(missing)}", file=sys.stderr)
+    if not known:
+        print(f"nothing in {name} matches", file=sys.stderr)
+        return 1
+    _show(known, args, _title(name, args, wanted))
+    return 1 if missing else 0
+
+
+def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> list[Lineage]:
+    from rlstreams.debug.inspect.choose import choose
+    from rlstreams.streams.lineage.fold import SampleId
+    from rlstreams.streams.lineage.read import read_lineages
+    from rlstreams.streams.log.errors import ConfigError
+
+    query = _query(args)
+    if not wanted:
+        return read_lineages(log, [found.sample for found in choose(log, query)])
+    if args.worst or args.best or args.step is not None or args.version is not None:
+        raise ConfigError("name samples, or rank them by --worst, --best, --step or --version")
+    samples = [SampleId.parse(word) for word in wanted if _SAMPLE.fullmatch(word)]
+    return read_lineages(log, samples, [word for word in wanted if _GROUP.fullmatch(word)])
+
+
+def _query(args: argparse.Namespace) -> Query:
+    from rlstreams.debug.inspect.choose import Measure, Query
+
+    named = args.worst or args.best
+    if not named and args.step is None:
+        named = Measure.MISMATCH
+    return Query(
+        by=Measure(named) if named else None,
+        best=bool(args.best),
+        step=args.step,
+        version=args.version,
+        purpose=args.purpose,
+        limit=args.limit,
+    )
+
+
+def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
+    if wanted:
+        return f"{name}: {', '.join(wanted)}"
+    end, measure = ("best", args.best) if args.best else ("worst", args.worst)
+    parts = [f"step {args.step}"] if args.step is not None else []
+    parts += [f"version {args.version}"] if args.version is not None else []
+    if measure or not parts:
+        parts.append(f"{end} by {measure or 'mismatch'}")
+    return f"{name}: {', '.join(parts)}"
+
+
+def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
+    if args.html:
+        from datetime import UTC, datetime
+
+        from rlstreams.debug.inspect.page import render
+
+        made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        Path(args.html).write_text(render(details, title, made_at), encoding="utf-8")
+        print(f"page: {args.html}")
+    elif args.json:
+        from rlstreams.debug.inspect.as_json import json_line
+
+        for detail in details:
+            print(json_line(detail))
+    else:
+        _print(details, args, title)
+
+
+def _print(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
+    from rich.console import Console
+
+    from rlstreams.debug.inspect.terminal import table, whole
+
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    if args.full or len(details) == 1:
+        for detail in details:
+            console.print(whole(detail, args.color, console.width))
+        return
+    console.print(table(details, title))
+    first = details[0].lineage.sample
+    where = " ".join(w for w in args.config if not _SAMPLE.fullmatch(w) and not _GROUP.fullmatch(w))
+    console.print(f"\nall of one: rlstreams inspect {first} {where}", style="bright_black")

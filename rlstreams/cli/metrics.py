@@ -1,0 +1,124 @@
+"""`rlstreams metrics RUN`: the figures of a run for other programs, read from its log."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import add_run, examples
+
+if TYPE_CHECKING:
+    from rlstreams.show.metrics.reading import Sink
+    from rlstreams.streams.log.bus import Bus
+
+FORMATS = ("jsonl", "csv", "tensorboard", "prometheus")
+STDOUT = "-"
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "metrics",
+        help="figures by step as JSON lines, CSV, TensorBoard files or for Prometheus",
+        description="Reads the log and touches nothing: while the run goes on, afterwards, or "
+        "again from the beginning, each time with the same figures. Files have a row for each "
+        "step and each evaluation; prometheus answers scrapes with the present state until "
+        "Ctrl-C.",
+        epilog=examples(
+            "rlstreams metrics runs/demo --to steps.csv --format csv",
+            "rlstreams metrics runs/demo --follow",
+            "rlstreams metrics runs/demo --follow --format tensorboard --to tb/demo",
+            "rlstreams metrics runs/demo --format prometheus --port 9400",
+        ),
+    )
+    add_run(parser)
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="(%(default)s)")
+    parser.add_argument(
+        "--follow", action="store_true", help="go on until the run is over or Ctrl-C"
+    )
+    parser.add_argument(
+        "--to", default=STDOUT, metavar="PATH", help="a file, or the folder of tensorboard (-)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=9400, metavar="N", help="of prometheus (%(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write what was asked for; 0 also after Ctrl-C, which is how following ends."""
+    from rlstreams.runs.attach import attached
+    from rlstreams.runs.configuration import configuration
+
+    _check(args)
+    config = configuration(args.config, args.overrides)
+    with attached(config) as bus:
+        if args.format == "prometheus":
+            _serve(bus, config.run.id, args.port)
+            return 0
+        from rlstreams.show.metrics.reading import read_rows
+        from rlstreams.streams.log.counted import counted
+
+        with _sink(args) as sink, suppress(KeyboardInterrupt):
+            has_held_out = config.data.has_held_out
+            num_rows = read_rows(bus, sink, follow=args.follow, has_held_out=has_held_out)
+            print(f"{counted(num_rows, 'row')} in {args.to}", file=sys.stderr)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    from rlstreams.streams.log.errors import ConfigError
+
+    if args.format == "csv" and args.follow:
+        raise ConfigError("a CSV table is written when its last row is known: follow with jsonl")
+    if args.format == "tensorboard" and args.to == STDOUT:
+        raise ConfigError("--format tensorboard needs --to DIR, the folder of its files")
+
+
+@contextmanager
+def _sink(args: argparse.Namespace) -> Iterator[Sink]:
+    """Where rows go, finished at the end whatever ends it."""
+    from contextlib import closing
+
+    from rlstreams.show.metrics.tables import CsvTable, JsonLines
+
+    if args.format == "tensorboard":
+        from rlstreams.show.metrics.tensorboard import TensorBoardFiles
+
+        with closing(TensorBoardFiles(Path(args.to))) as files:
+            yield files
+        return
+    kind = CsvTable if args.format == "csv" else JsonLines
+    if args.to == STDOUT:
+        with closing(kind(sys.stdout)) as table:
+            yield table
+        return
+    path = Path(args.to)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file, closing(kind(file)) as table:
+        yield table
+
+
+def _serve(bus: Bus, run_id: str, port: int) -> None:
+    from rlstreams.show.metrics.prometheus import Latest, served
+    from rlstreams.streams.log.errors import BrokerError
+    from rlstreams.streams.views.feed import Feed, Views
+
+    views, latest = Views(), Latest()
+    feed = Feed(bus, views)
+    try:
+        with served(run_id, latest, port) as found, suppress(KeyboardInterrupt, BrokerError):
+            print(f"metrics of run {run_id}: http://127.0.0.1:{found}/metrics", file=sys.stderr)
+            due_s = 0.0
+            while True:
+                num_records = feed.poll(1.0)
+                if not num_records or time.monotonic() >= due_s:
+                    latest.set(views.state)
+                    due_s = time.monotonic() + 1.0
+    finally:
+        feed.close()

@@ -1,0 +1,56 @@
+"""`rlstreams monitor RUN`: windows of figures and the run's health as JSON over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rlstreams.cli.arguments import add_run, examples, whole
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "monitor",
+        help="serve a run's health, and figures by minute, as JSON (extra `monitor`)",
+        description="Reads the small topics (steps, versions, pulls, dead letters, workers' "
+        "reports; no prompts, no trajectories) and writes nothing. /health is 200, or 503 with "
+        "what is wrong; /windows has figures by minute and by ten minutes; /workers what each "
+        "says; / is a page. Until Ctrl-C.",
+        epilog=examples(
+            "rlstreams monitor runs/demo",
+            "rlstreams monitor run.toml --host 0.0.0.0 --port 9401 --deadlines.stall_s=600",
+        ),
+    )
+    add_run(parser)
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (%(default)s)"
+    )
+    parser.add_argument(
+        "--port",
+        type=whole(0, 65535),
+        default=9401,
+        metavar="N",
+        help="to listen on; 0: a free one (%(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; 0 then, for that is how it ends."""
+    from rlstreams.runs.attach import served
+    from rlstreams.runs.configuration import configuration
+    from rlstreams.show.monitor.answers import SMALL
+    from rlstreams.show.monitor.app import serve
+    from rlstreams.workers.bootstrap.parts import open_bus
+
+    config = configuration(args.config, args.overrides)
+
+    def say(address: str) -> None:
+        pages = ", ".join(f"{address}/{page}" for page in ("health", "windows", "workers"))
+        print(f"monitor of run {config.run.id}: {pages}", file=sys.stderr, flush=True)
+
+    with served(config) as bootstrap, open_bus(config) as bus:
+        ends = {at: end for topic in SMALL for at, end in bus.ends(topic.name).items()}
+        serve(config, bootstrap, ends, bus.schemas(), host=args.host, port=args.port, say=say)
+    return 0

@@ -1,0 +1,58 @@
+"""`rlstreams report RUN_DIR`: one HTML page and the learning curve of a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import add_run, examples
+
+if TYPE_CHECKING:
+    from rlstreams.workers.config.run import RunConfig
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "report",
+        help="one HTML page and the learning curve of a finished or running run",
+        description="Reads the run's topics; writes report.html and curve.png into its folder.",
+        epilog=examples(
+            "rlstreams report runs/demo",
+            "rlstreams report runs/demo --out public",
+        ),
+    )
+    add_run(parser)
+    parser.add_argument("--out", default="", metavar="DIR", help="folder for the files (the run's)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files and say where they are."""
+    from datetime import UTC, datetime
+
+    from rlstreams.runs.attach import attached
+    from rlstreams.runs.configuration import configuration
+    from rlstreams.show.report.collect import collect, write
+
+    config = configuration(args.config, args.overrides)
+    made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    with attached(config) as bus:
+        given = collect(bus, config.run.id, decode=_decoder(config), made_at=made_at)
+    written = write(given, Path(args.out or config.folder))
+    print(f"report: {written.page}\ncurve:  {written.curve}")
+    return 0
+
+
+def _decoder(config: RunConfig) -> Callable[[Sequence[int]], str]:
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.up.live.words import spell
+    from rlstreams.workers.config.hub import model_folder
+    from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
+
+    try:
+        return Tokenizer.load(model_folder(config.model.path)).decode
+    except (ConfigError, TokenizerError):
+        return spell  # the model folder is gone; numbers still show what changed

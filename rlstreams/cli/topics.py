@@ -1,0 +1,54 @@
+"""`rlstreams topics apply|list CONFIG...`: the topics of a run on its broker."""
+
+from __future__ import annotations
+
+import argparse
+
+from rlstreams.cli.arguments import add_config, add_run, examples
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("topics", help="create or list the topics of a run")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    apply = actions.add_parser(
+        "apply",
+        help="create missing topics, lengthen retention; refuse other partition counts",
+        epilog=examples("rlstreams topics apply run.toml --broker.bootstrap=10.0.0.5:9092"),
+    )
+    add_config(apply)
+    listed = actions.add_parser(
+        "list",
+        help="each topic with partitions, records, writers and readers",
+        description="Exit status 1 if a topic is missing.",
+        epilog=examples("rlstreams topics list runs/demo"),
+    )
+    add_run(listed)
+    for action in (apply, listed):
+        action.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; `list` answers 1 if a topic is missing."""
+    from rlstreams.runs.attach import served
+    from rlstreams.runs.configuration import configuration
+    from rlstreams.streams.kafka.admin import apply, listing
+    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, topic_plan
+
+    config = configuration(args.config, args.overrides)
+    options = client_options(config)
+    if args.action == "apply":
+        bootstrap = bootstrap_of(config)
+        created = apply(bootstrap, config.run.id, topic_plan(config), options)
+        print("\n".join(f"created {name}" for name in created) or "nothing was missing")
+        return 0
+    with served(config) as bootstrap:
+        rows = listing(bootstrap, config.run.id, options)
+    print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
+    for row in rows:
+        print(
+            f"{row.name:<20} {row.partitions or 'missing':>10} {row.replicas:>8} "
+            f"{row.num_records:>10}  {row.key:<12} "
+            f"{', '.join(row.written_by)} -> {', '.join(row.read_by)}"
+        )
+    return 0 if all(row.partitions for row in rows) else 1

@@ -1,0 +1,112 @@
+"""`rlstreams try CONFIG...`: three rows through prompt, model and reward; no broker, seconds."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import add_config, examples, whole
+
+if TYPE_CHECKING:
+    from rlstreams.workers.config.run import RunConfig
+    from rlstreams.workers.rollout.reward import Verifier
+    from rlstreams.workers.rollout.sampling import Turns
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "try",
+        help="run a few rows through prompt, model and reward, without a broker",
+        description="Shows each prompt as the model sees it, the model's answers, their rewards "
+        "by part, how long each takes, and what a run would reject and why. Samples with the "
+        "built-in engine. Exit status 0 if every answer was scored.",
+        epilog=examples(
+            "rlstreams try",
+            "rlstreams try run.toml --rows 10 --samples 1 --tokens",
+            "rlstreams try --reward-only completions.jsonl",
+        ),
+    )
+    add_config(parser)
+    parser.add_argument(
+        "--rows",
+        type=whole(1),
+        default=3,
+        metavar="N",
+        help="rows of data.train, from the first (%(default)s)",
+    )
+    parser.add_argument(
+        "--samples",
+        type=whole(1),
+        default=4,
+        metavar="N",
+        help="answers per row (%(default)s)",
+    )
+    parser.add_argument("--tokens", action="store_true", help="show the tokens too")
+    parser.add_argument(
+        "--reward-only",
+        type=Path,
+        metavar="FILE",
+        help='score completions from a file, no model: lines {"completion": TEXT, "row": N}',
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it all; 1 if an answer could not be judged."""
+    from rlstreams.workers.config.load import load
+    from rlstreams.workers.rollout.make_verifier import make_verifier
+
+    config = load(args.config, args.overrides)
+    with make_verifier(config.reward) as verifier:  # first: what is wrong with it shows at once
+        if args.reward_only is not None:
+            return _reward_only(config, verifier, args.reward_only)
+        return _rows(config, verifier, args)
+
+
+def _reward_only(config: RunConfig, verifier: Verifier, file: Path) -> int:
+    from rlstreams.start.trial.completions_file import judge_completions, read_completions
+    from rlstreams.start.trial.show import given_lines
+
+    given = read_completions(config, file)
+    completions = judge_completions(verifier, given)
+    for line in given_lines(given, completions):
+        print(line)
+    failed = sum(completion.judgement is None for completion in completions)
+    print(f"{len(completions) - failed} of {len(completions)} judged by {config.reward.verifier}")
+    return int(failed > 0)
+
+
+def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> int:
+    from rlstreams.start.doctor.model import model_checks, read_model
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.workers.dataset.open import first_rows, prompt_encoder
+
+    model = read_model(config.model.path)
+    for check in model_checks(model, config.model.dtype):
+        print(f"{check.name}: {check.found}")
+    encoder = prompt_encoder(config)
+    rows = first_rows(config.data, "data.train", args.rows)
+    print("loading the model ...", flush=True)
+    from rlstreams.start.trial.sample import Trial
+    from rlstreams.start.trial.show import row_lines, summary
+    from rlstreams.workers.model.base import EngineError
+    from rlstreams.workers.rollout.make_environment import make_turns
+
+    def turns(vocab_size: int) -> Turns | None:
+        return make_turns(config, vocab_size=vocab_size, note=print)
+
+    try:
+        trial = Trial(config, verifier, encoder, turns)
+    except EngineError as err:
+        raise ConfigError(f"model.path: {err}") from err
+    try:
+        tried = trial.run(rows, args.samples)
+    finally:
+        trial.close()
+    print()
+    for index, row in enumerate(tried, 1):
+        print("\n".join(row_lines(row, index, len(tried), trial.decode, tokens=args.tokens)))
+    print("\n".join(summary(tried, trial.times)))
+    return int(any(c.judgement is None for row in tried for c in row.completions))

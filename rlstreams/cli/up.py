@@ -1,0 +1,77 @@
+"""`rlstreams up CONFIG...`: a broker and every role on this machine, supervised."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import add_config, add_no_live, examples, whole
+
+if TYPE_CHECKING:
+    from rlstreams.workers.config.load import Loaded
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "up",
+        help="run everything on this machine: broker and all roles, supervised",
+        description="Starts a broker, unless broker.bootstrap names one, and every role; restarts "
+        "what dies. Ctrl-C drains and leaves a run that --resume continues. Exit status 0 "
+        "only if the run is complete and the audit finds no breach.",
+        epilog=examples(
+            "rlstreams up",
+            "rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5",
+            "rlstreams up run.toml --resume --steps 120",
+        ),
+    )
+    add_config(parser)
+    parser.add_argument(
+        "--steps", type=whole(1), metavar="N", help="optimizer steps; short for --trainer.steps"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue a run that has steps")
+    add_no_live(parser)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="write the configuration of each process, and start nothing",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; 0 only if the run is complete and the audit finds nothing."""
+    from rlstreams.workers.config.load import check_secrets, load_with_origins
+
+    overrides = list(args.overrides)
+    if args.steps is not None:
+        overrides += ["--trainer.steps", str(args.steps)]
+    loaded = load_with_origins(args.config, overrides)
+    config = loaded.config
+    check_secrets(loaded)
+    if args.dry_run:
+        return _dry_run(loaded)
+    from rlstreams.up.supervisor.up import UpOptions, up
+
+    command = shlex.join(["up", *args.config, *args.overrides])
+    return up(
+        UpOptions(
+            config=config,
+            command=command,
+            is_resumed=args.resume,
+            is_live=not args.no_live,
+            steps_typed=args.steps or 0,
+        )
+    )
+
+
+def _dry_run(loaded: Loaded) -> int:
+    from rlstreams.cli.dry_run import write
+    from rlstreams.up.supervisor.fleet_size import num_workers
+
+    broker = loaded.config.broker.bootstrap or "an embedded one, not started"
+    print(f"nothing is started; broker: {broker}")
+    for path, command in write(loaded, num_workers(loaded.config)):
+        print(f"{path}\n  {command}")
+    return 0

@@ -1,0 +1,118 @@
+"""`rlstreams worker ROLE --config CONFIG...`: one role, one process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.cli.arguments import examples, whole
+
+if TYPE_CHECKING:
+    from rlstreams.workers.config.run import RunConfig
+
+BROKER_S = 60.0  # longest wait for a broker that is being started again
+ROLES = ("prompts", "rollout", "logprob", "trainer")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "worker",
+        help="run one worker of one role",
+        description="Works until the run is complete, or SIGTERM: then it drains. Exit status 0 "
+        "done or drained, 75 fenced by a successor, 76 another trainer is alive, 78 configuration "
+        "refused, 1 anything else.",
+        epilog=examples(
+            "rlstreams worker rollout --config run.toml --ordinal 1",
+            "rlstreams worker trainer --config run.toml --broker.bootstrap=10.0.0.5:9092",
+        ),
+    )
+    parser.add_argument("role", choices=ROLES, metavar="ROLE", help=", ".join(ROLES))
+    parser.add_argument("--config", nargs="+", required=True, metavar="CONFIG",
+                        help="TOML files, merged from left to right")  # fmt: skip
+    parser.add_argument(
+        "--ordinal",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="which worker of its role, from 0 (%(default)s)",
+    )
+    parser.add_argument(
+        "--takeover",
+        action="store_true",
+        help="the predecessor is known to be dead: a trainer does not wait for its lease",
+    )
+    # Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
+    # ended, a pipe that closes when `up` is gone, and where it is to die on purpose.
+    parser.add_argument("--instance", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--reaped", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--supervisor-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Work until done, drained or failed; the status says which (`workers.loop.runtime.Exit`)."""
+    import uuid
+
+    from rlstreams.workers.loop import runtime
+    from rlstreams.workers.loop.context import Context
+
+    stop = runtime.Stop()
+    stop.on_signals()
+    if args.supervisor_fd >= 0:
+        stop.when_closed(args.supervisor_fd)
+    config = _config(args)
+    # Before torch is imported: it reads them once.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(config.model.threads)
+    from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
+    from rlstreams.workers.loop.agreement import check_alone, check_ordinal
+    from rlstreams.workers.loop.stall import Watchdog, turn_limit_s
+
+    try:
+        arm_crash_point(args.crash_at)
+        is_alone = args.supervisor_fd < 0
+        if is_alone:
+            check_alone(config)
+            check_ordinal(config, args.role, args.ordinal)
+        else:
+            await_broker(config, BROKER_S)
+        with open_bus(config) as bus:
+            watchdog = Watchdog(turn_limit_s(config))
+            context = Context(
+                config=config,
+                bus=bus,
+                role=args.role,
+                ordinal=args.ordinal,
+                instance=args.instance or uuid.uuid4().hex,
+                takeover=args.takeover,
+                reaped=frozenset(filter(None, args.reaped.split(","))),
+                beat=watchdog.beat,
+            )
+            if is_alone:  # `up` did, with the topics
+                from rlstreams.streams.log.catalogue import publish_missing
+
+                publish_missing(bus, context.worker)
+            role = make_role(context)
+            if is_alone and args.role != "trainer":  # the trainer's is the configuration
+                from rlstreams.workers.loop.standalone import StandaloneRole
+
+                role = StandaloneRole(role, context)
+            runtime.run(role, stop, watchdog)
+    except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
+        runtime.explain(err)
+        return runtime.exit_status(err)
+    return runtime.Exit.DONE
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    """From TOML files, or from the one JSON file that `up` wrote."""
+    from rlstreams.workers.config.load import load, read_json
+
+    first = Path(args.config[0])
+    if first.suffix == ".json":
+        return read_json(first)
+    return load(args.config, args.overrides)

@@ -1,0 +1,197 @@
+"""Which samples to look at: the worst by a measure, or those of a step. Memory does not grow."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TensorError, Trajectory
+from rlstreams.streams.lineage.fold import SampleId
+from rlstreams.streams.lineage.tokens import mismatch
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.recording.facts import Facts
+from rlstreams.streams.run.recorded_log import RecordedLog
+from rlstreams.streams.run.run_log import RunLog
+
+
+class Measure(StrEnum):
+    """What samples are ranked by."""
+
+    MISMATCH = "mismatch"  # largest token difference of proximal and behavior log-prob, nats
+    REWARD = "reward"
+    STALENESS = "staleness"  # of its oldest trained segment, versions
+    TOKENS = "tokens"  # sampled by the policy
+    DURATION = "duration"  # of the rollout, ms
+
+
+LOWEST_IS_WORST = frozenset({Measure.REWARD})
+# What the index of a recording knows, and of which event.
+_INDEXED = {
+    Measure.MISMATCH: ("ScoredTrajectory", "mismatch"),
+    Measure.REWARD: ("Trajectory", "reward"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What is looked for."""
+
+    by: Measure | None = None  # None: in the order of the step's batch
+    best: bool = False  # the other end of the measure
+    step: int | None = None  # only samples that this step trained on
+    version: int | None = None  # only samples whose oldest and newest version enclose this one
+    purpose: str = ""  # "train" or "evaluate"; empty: both
+    limit: int = 10
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ConfigError(f"limit must be at least 1, got {self.limit}")
+        if self.by in (None, Measure.STALENESS) and (self.version is not None or self.purpose):
+            raise ConfigError(
+                "version and purpose narrow a ranking by mismatch, reward, tokens or duration"
+            )
+
+    @property
+    def wants_lowest(self) -> bool:
+        """Whether small values come first."""
+        return (self.by in LOWEST_IS_WORST) != self.best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One sample, and its value of the measure."""
+
+    sample: SampleId
+    value: float
+
+
+def choose(log: RunLog, query: Query) -> list[Found]:
+    """The samples, best match first; at most `query.limit`.
+
+    Raises:
+        ConfigError: a step that the log does not have; names those that it has.
+        DeadlineError: a partition did not deliver up to its end.
+    """
+    members = None if query.step is None else _of_step(log, query.step)
+    if query.by is None:
+        return list(itertools.islice(members or (), query.limit))
+    if query.by is Measure.STALENESS:
+        return _extreme(_trained(log) if members is None else members, query)
+    if members is None and isinstance(log, RecordedLog) and query.by in _INDEXED:
+        return list(_indexed(log, query))
+    wanted = None if members is None else frozenset(one.sample for one in members)
+    return _extreme(_scanned(log, query, wanted), query)
+
+
+def _indexed(log: RecordedLog, query: Query) -> Iterator[Found]:
+    """By the recording's index: only the records that are shown are read."""
+    kind, column = _INDEXED[query.by] if query.by is not None else ("", "")
+    order = "ASC" if query.wants_lowest else "DESC"
+    where = f"f.event = ? AND r.{column} IS NOT NULL ORDER BY r.{column} {order}, r.timestamp_ms"
+    seen: set[SampleId] = set()
+    for entry in log.recording.index.entries(where, [kind]):
+        facts = entry.facts
+        sample = SampleId(facts.group_id or "", facts.sample or 0)
+        if sample in seen or not _is_among(facts, query):
+            continue
+        seen.add(sample)
+        yield Found(sample=sample, value=float(getattr(facts, column)))
+        if len(seen) == query.limit:
+            return
+
+
+def _is_among(facts: Facts, query: Query) -> bool:
+    if query.purpose not in ("", facts.purpose):
+        return False
+    oldest, newest = facts.oldest_version, facts.version
+    if query.version is None or oldest is None or newest is None:
+        return query.version is None
+    return oldest <= query.version <= newest
+
+
+def _extreme(found: Iterable[Found], query: Query) -> list[Found]:
+    """Of a stream, the few at the end that is wanted; of equal ones the earlier."""
+    sign = 1.0 if query.wants_lowest else -1.0
+    ranked = heapq.nsmallest(
+        2 * query.limit,  # a sample whose record was written twice may come twice
+        (one for one in found if not math.isnan(one.value)),
+        key=lambda one: sign * one.value,
+    )
+    by_sample = {one.sample: one for one in reversed(ranked)}
+    return [one for one in ranked if by_sample[one.sample] is one][: query.limit]
+
+
+def _trained(log: RunLog) -> Iterator[Found]:
+    """Every trained sample with its staleness, in the order of training."""
+    for event in _steps(log):
+        yield from _members(event)
+
+
+def _of_step(log: RunLog, step: int) -> list[Found]:
+    first = last = 0
+    for event in _steps(log):
+        if event.step == step:
+            return list(_members(event))
+        first, last = first or event.step, event.step
+    there = f"it has steps {first} to {last}" if last else "it has no step"
+    raise ConfigError(f"step {step} is not in {log.name}: {there}")
+
+
+def _steps(log: RunLog) -> Iterator[StepCompleted]:
+    """Steps that count: the first of each number, none of a trainer that was dethroned."""
+    gate = StepsGate(begins_anywhere=True)
+    for record in log.read_topic(STEPS, skip_unreadable=True):
+        event = record.event
+        if gate.admits(event) and isinstance(event, StepCompleted):
+            yield event
+
+
+def _members(event: StepCompleted) -> Iterator[Found]:
+    for ref in event.samples:
+        distance = event.policy_version - 1 - ref.oldest_policy_version
+        yield Found(sample=SampleId(ref.group_id, ref.sample), value=distance)
+
+
+def _scanned(log: RunLog, query: Query, wanted: Collection[SampleId] | None) -> Iterator[Found]:
+    """Every trajectory that the query admits, with its value."""
+    groups = None if wanted is None else {sample.group_id for sample in wanted}
+    for trajectory, value in _measured(log, query.by, groups):
+        sample = SampleId(trajectory.group_id, trajectory.sample)
+        if (wanted is None or sample in wanted) and _is_admitted(trajectory, query):
+            yield Found(sample=sample, value=value)
+
+
+def _measured(
+    log: RunLog, by: Measure | None, groups: Collection[str] | None
+) -> Iterator[tuple[Trajectory, float]]:
+    if by is Measure.MISMATCH:
+        for scored in log.read(ScoredTrajectory, groups, skip_unreadable=True):
+            try:
+                yield scored.event.trajectory, mismatch(scored.event)
+            except TensorError:
+                log.num_unreadable += 1
+        return
+    for record in log.read(Trajectory, groups, skip_unreadable=True):
+        event = record.event
+        if by is Measure.REWARD:
+            yield event, event.reward
+        elif by is Measure.TOKENS:
+            sampled = (s for s in event.segments if s.author == "policy")
+            yield event, sum(len(segment.token_ids) for segment in sampled)
+        else:
+            yield event, event.finished_at_ms - event.started_at_ms
+
+
+def _is_admitted(trajectory: Trajectory, query: Query) -> bool:
+    if query.purpose not in ("", trajectory.purpose):
+        return False
+    versions = [s.policy_version for s in trajectory.segments if s.author == "policy"]
+    return query.version is None or (
+        bool(versions) and (min(versions) <= query.version <= max(versions))
+    )

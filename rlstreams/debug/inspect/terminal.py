@@ -1,0 +1,222 @@
+"""Samples on a terminal, drawn by rich.
+
+What a run says is put into `Text`: as a plain string rich would read it as markup, in which the
+token `[/INST]` is an error and `[i]` vanishes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from rlstreams.debug.inspect.sample_detail import SampleDetail
+from rlstreams.debug.inspect.scale import DIFFERENCE_BOUNDS, level
+from rlstreams.show.report.svg import number
+from rlstreams.streams.lineage.fold import Outcome
+from rlstreams.streams.lineage.hops import Hop
+from rlstreams.up.live.visible import visible
+
+AUTHOR_STYLES = {"prompt": "bright_black", "policy": "cyan", "environment": "magenta"}
+VERSION_STYLES = ("cyan", "magenta", "yellow", "blue", "green")
+# From no difference to the largest; below zero the policy that sampled was the surer one.
+LOWER_STYLES = ("", "blue", "bold blue", "reverse blue", "bold reverse blue")
+HIGHER_STYLES = ("", "yellow", "red", "reverse red", "bold reverse red")
+_OUTCOMES = {
+    Outcome.TRAINED: "green",
+    Outcome.EVALUATED: "green",
+    Outcome.DROPPED: "red",
+    Outcome.DEAD: "red",
+    Outcome.ABSENT: "red",
+}
+WIDE = 120  # columns, from which on places in the log have one of their own
+_WORST = 5
+_SNIPPET = 48
+
+
+def whole(detail: SampleDetail, color: str = "version", width: int = WIDE) -> RenderableType:
+    """One sample: figures, tokens coloured by `color`, its worst tokens, its lineage."""
+    parts: list[RenderableType] = [
+        Rule(Text(f" {detail.lineage.sample} ", "bold"), align="left", style="bright_black"),
+        _figures(detail),
+    ]
+    if detail.tokens is not None:
+        parts += [
+            _heading("tokens"),
+            _legend(detail, color),
+            Padding(_tokens(detail, color), (0, 2)),
+        ]
+        parts += [_worst(detail)] if detail.worst_tokens(1) else []
+    if detail.problem:
+        parts.append(_said(detail.problem, "red"))
+    parts += [_heading("lineage"), _lineage(detail, is_wide=width >= WIDE)]
+    if detail.lineage.copies:
+        told = ", ".join(map(str, detail.lineage.copies))
+        parts.append(Text(f"later records of the same sample, which nobody uses: {told}", "yellow"))
+    if detail.note:
+        parts.append(Text(detail.note, "yellow"))
+    return Group(*parts)
+
+
+def table(details: Sequence[SampleDetail], title: str) -> RenderableType:
+    """A line for each sample."""
+    drawn = Table(box=None, pad_edge=False, header_style="bright_black")
+    drawn.title, drawn.title_justify = _said(title, "bold"), "left"
+    for name in ("sample", "outcome"):
+        drawn.add_column(name, no_wrap=True)
+    for name in ("step", "reward", "mismatch", "staleness", "tokens", "versions"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    drawn.add_column("text", no_wrap=True, overflow="ellipsis")
+    for detail in details:
+        drawn.add_row(
+            Text(str(detail.lineage.sample), "bold"), _outcome(detail), *figures(detail),
+            Text(one_line(detail), overflow="ellipsis"),
+        )  # fmt: skip
+    return drawn
+
+
+def figures(detail: SampleDetail) -> tuple[str, ...]:
+    """Step, reward, mismatch, staleness, number of sampled tokens and versions, as text."""
+    lineage, rollout = detail.lineage, detail.lineage.rollout
+    return (
+        "-" if lineage.trained is None else str(lineage.trained.step.step),
+        "-" if rollout is None else f"{rollout.reward:g}",
+        "-" if math.isnan(detail.mismatch) else number(detail.mismatch),
+        ",".join(map(str, sorted(set(detail.staleness)))) or "-",
+        str(detail.num_sampled) if detail.tokens is not None else "-",
+        ",".join(map(str, detail.versions)) or "-",
+    )
+
+
+def one_line(detail: SampleDetail) -> str:
+    """The beginning of its prompt and the end of its answer."""
+    prompt = detail.lineage.prompt
+    asked = prompt.event.text if prompt is not None else detail.said_by("prompt")
+    text = visible(" ".join(f"{asked}{detail.said_by('policy')}".split()))
+    return text if len(text) <= _SNIPPET else f"{text[: _SNIPPET // 2]}…{text[-_SNIPPET // 2 :]}"
+
+
+def _outcome(detail: SampleDetail) -> Text:
+    outcome = detail.lineage.outcome
+    return Text(str(outcome), _OUTCOMES.get(outcome, "yellow"))
+
+
+def _said(words: str, style: str = "") -> Text:
+    return Text(visible(words), style)
+
+
+def _heading(name: str) -> Text:
+    return Text(f"\n{name}", "bold")
+
+
+def _figures(detail: SampleDetail) -> Text:
+    names = ("step", "reward", "mismatch", "staleness", "tokens", "versions")
+    line = _outcome(detail)
+    for name, value in zip(names, figures(detail), strict=True):
+        if value != "-":
+            line += Text.assemble("   ", (f"{name} ", "bright_black"), value)
+    trained, prompt = detail.lineage.trained, detail.lineage.prompt
+    if trained is not None:
+        advantage = f"{trained.ref.advantage:+.3f}"
+        line += Text.assemble("   ", ("advantage ", "bright_black"), advantage)
+    if prompt is not None and prompt.event.answer:
+        line += Text.assemble("   ", ("expected ", "bright_black"), visible(prompt.event.answer))
+    return line
+
+
+def _legend(detail: SampleDetail, color: str) -> Text:
+    line = Text("  ")
+    if color == "author":
+        for name, style in AUTHOR_STYLES.items():
+            line += Text.assemble((name, style), "  ")
+    elif color == "difference":
+        bounds = [0.0, *DIFFERENCE_BOUNDS]
+        line += Text("proximal - behavior log-prob, nats: lower ", "bright_black")
+        for low, style in list(zip(bounds, LOWER_STYLES, strict=True))[:0:-1]:
+            line += Text.assemble((f"{low:g}", style), " ")
+        line += Text("higher ", "bright_black")
+        for low, style in list(zip(bounds, HIGHER_STYLES, strict=True))[1:]:
+            line += Text.assemble((f"{low:g}", style), " ")
+    else:
+        for version in detail.versions:
+            line += Text.assemble((f"version {version}", _version_style(detail, version)), "  ")
+    return line
+
+
+def _version_style(detail: SampleDetail, version: int) -> str:
+    return VERSION_STYLES[detail.versions.index(version) % len(VERSION_STYLES)]
+
+
+def _tokens(detail: SampleDetail, color: str) -> Text:
+    tokens = detail.tokens
+    assert tokens is not None
+    text = Text()
+    difference_N = tokens.difference_N.tolist()
+    for at, word in enumerate(detail.words):
+        author = tokens.authors[int(tokens.segment_N[at])]
+        if author != "policy" or color == "author":
+            style = AUTHOR_STYLES.get(author, "")
+        elif color == "difference":
+            styles = LOWER_STYLES if difference_N[at] < 0 else HIGHER_STYLES
+            style = styles[level(difference_N[at], DIFFERENCE_BOUNDS)]
+        else:
+            style = _version_style(detail, int(tokens.version_N[at]))
+        text.append(visible(word), style)
+    return text
+
+
+def _worst(detail: SampleDetail) -> RenderableType:
+    tokens = detail.tokens
+    assert tokens is not None
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2), header_style="bright_black")
+    drawn.add_column("  largest differences: token")
+    for name in ("word", "version", "behavior", "proximal", "difference", "ratio"):
+        drawn.add_column(name, justify="left" if name == "word" else "right")
+    for at in detail.worst_tokens(_WORST):
+        gap = float(tokens.difference_N[at])
+        drawn.add_row(
+            f"  {at}", Text(repr(detail.words[at])), str(tokens.version_N[at]),
+            f"{tokens.behavior_N[at]:.5f}", f"{tokens.proximal_N[at]:.5f}", f"{gap:+.2e}",
+            f"{math.exp(min(gap, 700.0)):.4f}",
+        )  # fmt: skip
+    return drawn
+
+
+def _lineage(detail: SampleDetail, *, is_wide: bool) -> RenderableType:
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
+    for name in ("  time (UTC)", "after", "role", "what"):
+        drawn.add_column(name, no_wrap=True, justify="right" if name == "after" else "left")
+    drawn.add_column("how", ratio=1)
+    if is_wide:
+        drawn.add_column("where", no_wrap=True, style="bright_black")
+    before: Hop | None = None
+    for hop in detail.hops:
+        after = "" if before is None else seconds_text((hop.at_ms - before.until_ms) / 1000)
+        style = "" if hop.is_own else "bright_black"
+        where = "" if hop.position is None else str(hop.position)
+        how = f"{hop.detail}  {where}".rstrip() if not is_wide else hop.detail
+        drawn.add_row(
+            f"  {clock_text(hop.at_ms)}", after if hop.is_own else "", _said(hop.role),
+            _said(hop.what, "bold" if hop.is_own else ""), _said(how),
+            *([where] if is_wide else []), style=style,
+        )  # fmt: skip
+        before = hop if hop.is_own else before
+    return drawn
+
+
+def clock_text(at_ms: int) -> str:
+    """`14:03:07.250`, UTC."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%H:%M:%S.%f}"[:-3]
+
+
+def seconds_text(seconds: float) -> str:
+    """`+0.120 s`, `+12.3 s`, `+3 min`."""
+    if abs(seconds) < 10:
+        return f"{seconds:+.3f} s"
+    return f"{seconds:+.1f} s" if abs(seconds) < 120 else f"{seconds / 60:+.0f} min"

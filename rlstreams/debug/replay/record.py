@@ -1,0 +1,208 @@
+"""`rlstreams record`: a run's topics into a folder, and its weights and checkpoints beside them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.errors import BrokerError, DeadlineError, OffsetGoneError
+from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
+from rlstreams.streams.recording.recorder import DONE, ORDER, Progress, Recorder
+from rlstreams.streams.recording.selection import Selection
+from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.run import RunConfig
+
+WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
+QUIET_S = 5.0  # after the trainer is done: the last evaluation may still come in
+_LIBRARIES = ("rlstreams", "fastavro", "zstandard", "confluent-kafka", "numpy")
+_POLL_S = 0.2
+_COPY_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingOptions:
+    """What is to be recorded, and where."""
+
+    folder: Path
+    selection: Selection
+    words: dict[str, str]  # the selection as typed, for the manifest
+    is_followed: bool = False
+    with_weights: bool = False
+    with_checkpoints: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingResult:
+    """What was recorded."""
+
+    manifest: Manifest
+    num_records: int  # in the whole recording
+    num_new: int  # by this process
+    num_bytes: int  # of values, read by this process
+    seconds: float
+    is_resumed: bool
+    # By fingerprint, hexadecimal: records kept as bytes, for their schema could not be asked for.
+    unasked: Mapping[str, int] = field(default_factory=dict)
+
+
+def record(
+    bus: Bus,
+    config: RunConfig,
+    options: RecordingOptions,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> RecordingResult:
+    """Record to the end of the topics, or until the run is done; seal.
+
+    Args:
+        stopped: asked now and then while a live run is followed.
+        on_progress: told after each commit.
+
+    Raises:
+        RecordingError: the folder cannot be used.
+        DeadlineError, OffsetGoneError: the log does not deliver what is asked for.
+    """
+    started_s = time.monotonic()
+    last = Progress(num_records=0, num_bytes=0, behind=0)
+
+    def progress(now: Progress) -> None:
+        nonlocal last
+        last = now
+        on_progress(now)
+
+    unasked: Mapping[str, int] = {}
+    copies = Copies(Path(config.folder), options)
+    manifest = _manifest(bus, config, options)
+    with RecordingWriter(options.folder, manifest) as writer:
+        with Recorder(bus, writer, options.selection, on_progress=progress) as recorder:
+            try:
+                if options.is_followed:
+                    _follow(recorder, copies, stopped)
+                recorder.up_to_now()
+            except (BrokerError, DeadlineError, OffsetGoneError):
+                recorder.commit()  # whoever goes on with it does so behind what was read
+                copies.take(is_last=True)
+                if not (options.is_followed and recorder.trainer_state == DONE):
+                    raise
+                # The broker of a run that is over was stopped: there is nobody to ask.
+                unasked = recorder.unasked()
+            copies.take(is_last=True)
+        sealed = writer.seal(extra=_with_claim(writer))
+    return RecordingResult(
+        manifest=sealed,
+        num_records=sum(topic.num_records for topic in sealed.topics.values()),
+        num_new=last.num_records,
+        num_bytes=last.num_bytes,
+        seconds=time.monotonic() - started_s,
+        is_resumed=writer.is_resumed,
+        unasked=unasked,
+    )
+
+
+def _follow(recorder: Recorder, copies: Copies, stopped: Callable[[], bool]) -> None:
+    """Until the run is done and quiet, or the user has seen enough."""
+    last_news_s = time.monotonic()
+    while not stopped():
+        num = recorder.step(_POLL_S)
+        copies.take()
+        if num or recorder.trainer_state != DONE:
+            last_news_s = time.monotonic()
+        elif time.monotonic() - last_news_s > QUIET_S:
+            return
+
+
+class Copies:
+    """Weights and checkpoints of the run's folder, copied as they appear; a file has one content.
+
+    Kept versions and checkpoints are removed by the run as new ones come, so a live run is looked
+    at once a second.
+    """
+
+    def __init__(self, run_folder: Path, options: RecordingOptions) -> None:
+        names = {WEIGHTS: options.with_weights, CHECKPOINTS: options.with_checkpoints}
+        self._pairs = [
+            (run_folder / name, options.folder / name)
+            for name, is_wanted in names.items()
+            if is_wanted
+        ]
+        self._next_s = 0.0
+
+    def take(self, *, is_last: bool = False) -> None:
+        """Copy what is new; the last time whatever the clock says."""
+        if time.monotonic() < self._next_s and not is_last:
+            return
+        self._next_s = time.monotonic() + _COPY_EVERY_S
+        for source, target in self._pairs:
+            for path in _whole_files(source):
+                _copy(path, target / path.relative_to(source))
+
+
+def _whole_files(folder: Path) -> Iterable[Path]:
+    """What has its final name: weights and the files of checkpoints."""
+    yield from sorted(folder.glob("v*.safetensors"))
+    yield from sorted(p for p in folder.glob("[0-9]*/*") if p.is_file())
+
+
+def _copy(source: Path, target: Path) -> None:
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        shutil.copyfile(source, temporary)
+    except FileNotFoundError:  # removed by the run meanwhile: it was no longer the newest
+        temporary.unlink(missing_ok=True)
+        return
+    temporary.rename(target)
+
+
+def _manifest(bus: Bus, config: RunConfig, options: RecordingOptions) -> Manifest:
+    selected = options.selection.topics
+    names = [topic.name for topic in ORDER if not selected or topic.name in selected]
+    ids = bus.topic_ids(names)
+    return Manifest(
+        run=config.run.id,
+        started_at_ms=now_ms(),
+        cluster_id=bus.cluster_id(),
+        selection=options.words,
+        config=resolved_json(config),
+        versions=_versions(),
+        topics={
+            name: RecordedTopic(id=ids[name], partitions=bus.partitions(name)) for name in names
+        },
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _with_claim(writer: RecordingWriter) -> Manifest:
+    """The manifest, with data, tokenizer, model and libraries as the newest claim names them."""
+    with Recording(writer.folder) as recording:
+        claims = [record.event for record in recording.events(TrainerStarted)]
+    if not claims:
+        return writer.manifest
+    newest = max(claims, key=lambda claim: claim.epoch)
+    trained = {f"trainer.{name}": value for name, value in newest.versions.items()}
+    return replace(
+        writer.manifest,
+        config=newest.config,
+        hashes=newest.hashes,
+        versions=writer.manifest.versions | trained,
+    )

@@ -1,0 +1,142 @@
+"""A fresh run to replay into: a broker, empty topics, a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlstreams.runs.places import other_than_run
+from rlstreams.streams.broker.visits import keep as keep_running
+from rlstreams.streams.broker.visits import visited
+from rlstreams.streams.kafka.admin import apply, listing
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import SCHEMAS
+from rlstreams.streams.recording import Recording
+from rlstreams.streams.run.run_folder import RunFolder
+from rlstreams.up.supervisor.run_lock import locked_run
+from rlstreams.workers.bootstrap.parts import (
+    bootstrap_of,
+    client_options,
+    embedded_broker,
+    open_bus,
+    topic_plan,
+)
+from rlstreams.workers.config.load import from_json, resolved_json
+from rlstreams.workers.config.run import RunConfig
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where records go."""
+
+    config: RunConfig
+    bus: Bus
+    config_file: Path  # for roles that read from here
+
+    @property
+    def folder(self) -> Path:
+        """Of the fresh run."""
+        return Path(self.config.folder)
+
+    def configured(self, config: RunConfig) -> Target:
+        """The same place under another configuration, written for the next role."""
+        self.config_file.write_text(resolved_json(config) + "\n", encoding="utf-8")
+        return replace(self, config=config)
+
+
+def recorded_config(recording: Recording) -> RunConfig:
+    """The configuration that the recorded run was under, at its newest claim.
+
+    Raises:
+        ConfigError: it names a field that this release does not know.
+    """
+    return from_json(recording.manifest.config)
+
+
+def replay_config(recording: Recording, *, run_id: str, folder: str, bootstrap: str) -> RunConfig:
+    """The recorded configuration, for a fresh run: same partitions, other prefix and folder."""
+    config = recorded_config(recording)
+    name = run_id or f"{recording.manifest.run}-replay"
+    return replace(
+        config,
+        run=replace(config.run, id=name, dir=folder or "runs/{id}"),
+        broker=replace(config.broker, bootstrap=bootstrap, port=0, replication=1, options={})
+        if not bootstrap
+        else replace(config.broker, bootstrap=bootstrap),
+        demo=replace(config.demo, kills=()),
+    )
+
+
+@contextmanager
+def fresh_run(
+    config: RunConfig, *, schemas: Collection[str] = (), keep: bool = False
+) -> Iterator[Target]:
+    """The run, its topics made and empty; an embedded broker runs while this is open.
+
+    Args:
+        config: of the fresh run.
+        schemas: that the recording holds: roles read it as they read the run.
+        keep: leave the embedded broker running.
+
+    Raises:
+        ConfigError: the run has records already, its folder is another run's, or somebody is at
+            work in it: nothing is ever replayed into a run that lives, nor changed of it.
+        BrokerError: the broker cannot be reached or started.
+    """
+    folder = Path(config.folder)
+    _refuse_others_folder(config)
+    with ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked_run(folder))
+        if not config.broker.bootstrap:
+            broker = embedded_broker(config)
+            # One that runs already may be that of a live run, which is refused below.
+            stack.enter_context(visited(broker))
+        bus = stack.enter_context(open_bus(config))
+        _refuse_used(bus, config)  # before its topics are touched
+        options = client_options(config)
+        apply(bootstrap_of(config), config.run.id, topic_plan(config), options, schemas)
+        if keep and not config.broker.bootstrap:
+            keep_running(broker)
+        target = Target(config=config, bus=bus, config_file=folder / CONFIG_FILE)
+        yield target.configured(config)
+
+
+def _refuse_others_folder(config: RunConfig) -> None:
+    """A replay writes its configuration into its folder: over its own, and over no other run's."""
+    file = Path(config.folder) / CONFIG_FILE
+    if told := other_than_run(file.parent):
+        raise ConfigError(
+            f"{told}: a replay needs a folder of its own; name another with --dir DIR"
+        )
+    if not file.exists():
+        return
+    there = RunFolder.load(file.parent)
+    if there.run != config.run.id:
+        raise ConfigError(
+            f"{file.parent} is the folder of run {there.run!r}: a recording is replayed into a "
+            "folder of its own; name another one with --dir DIR"
+        )
+    if there.bootstrap != config.broker.bootstrap:
+        where = there.bootstrap or "an embedded broker of its own"
+        raise ConfigError(
+            f"{file.parent} is the folder of run {there.run!r} on {where}: name another run with "
+            "--as NAME, or another folder with --dir DIR"
+        )
+
+
+def _refuse_used(bus: Bus, config: RunConfig) -> None:
+    rows = listing(bootstrap_of(config), config.run.id, client_options(config))
+    for topic in rows:
+        if topic.name == SCHEMAS.name or not topic.partitions:
+            continue
+        if any(bus.ends(topic.name).values()):
+            raise ConfigError(
+                f"run.id {config.run.id!r} has records in {topic.name} already: a recording is "
+                "replayed into a fresh run only; name another one with --as NAME"
+            )

@@ -1,0 +1,1 @@
+"""One step of a run, executed again from its log."""

@@ -1,0 +1,1 @@
+"""What shows a run or gives it to other tools: report, metrics, monitor, export."""

@@ -1,0 +1,181 @@
+"""The table `samples`: a row for each finished rollout, with its prompt, scores and fate.
+
+What fine-tuning, distillation and evaluation want of a run, in one place. Token columns have one
+entry per token of `token_ids`, prompt included; one that nobody filled is null as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rlstreams.debug.inspect.words import Spelling
+from rlstreams.schemas.events import EVALUATE, NO_VERSION, ScoredTrajectory, TensorError, Trajectory
+from rlstreams.show.export.event_table import named
+from rlstreams.show.export.join import Join, Known
+from rlstreams.streams.lineage.fold import Outcome
+from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
+from rlstreams.streams.run.run_log import RunLog
+
+_NAMED = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())]))
+_TURNS = pa.list_(pa.struct([pa.field("author", pa.string()), pa.field("text", pa.string())]))
+_FLOATS = pa.list_(pa.float32())
+_TIME = pa.timestamp("ms", "UTC")
+
+_COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
+    ("id", pa.string(), "GROUP/SAMPLE: what `rlstreams inspect` takes"),
+    ("group_id", pa.string(), "samples of one group answer the same prompt"),
+    ("sample", pa.int64(), "number in its group, from 0"),
+    ("purpose", pa.string(), "train or evaluate"),
+    ("row", pa.int64(), "line of the data set, from 0"),
+    ("dataset_epoch", pa.int64(), "how often the data set was gone through before"),
+    ("prompt", pa.string(), "text of the prompt; null if its record is gone"),
+    (
+        "completion",
+        pa.string(),
+        "text that the policy sampled, without special tokens; turns are glued",
+    ),
+    ("turns", _TURNS, "who wrote what behind the prompt: policy and environment, in order"),
+    ("expected", pa.string(), "what the verifier compared with"),
+    ("metadata", pa.string(), "free fields of the row, a JSON object"),
+    ("reward", pa.float64(), "of the whole completion"),
+    ("reward_parts", _NAMED, "what the reward was made of"),
+    ("outcome", pa.string(), "trained, left out, dropped, dead-lettered, evaluated or in flight"),
+    ("reason", pa.string(), "why it was left out or dropped"),
+    ("step", pa.int64(), "that trained on it"),
+    ("advantage", pa.float64(), "in that step"),
+    ("staleness", pa.int64(), "versions from the oldest trained token to the trained version"),
+    ("made_version", pa.int64(), "policy version that the step made"),
+    ("mismatch", pa.float64(), "largest |proximal - behavior| under one version, nats"),
+    ("finish_reason", pa.string(), "of the last segment: stop, length, abort"),
+    ("num_sampled", pa.int64(), "tokens that a policy sampled"),
+    ("token_ids", pa.list_(pa.int32()), "of the tokenizer of the run's model"),
+    ("completion_mask", pa.list_(pa.uint8()), "1: the policy sampled it"),
+    ("policy_versions", pa.list_(pa.int32()), "that sampled each token; null: no policy did"),
+    ("behavior_logprobs", _FLOATS, "under the policy that sampled, nats"),
+    ("proximal_logprobs", _FLOATS, "as rescored by the log-prob worker, nats"),
+    ("reference_logprobs", _FLOATS, "under the reference policy, nats"),
+    ("entropy", _FLOATS, "of the distribution that was rescored, nats"),
+    ("engine", pa.string(), "name and version of what sampled"),
+    ("worker", pa.string(), "that sampled"),
+    ("issued_at", _TIME, "clock of prompts"),
+    ("started_at", _TIME, "clock of the rollout worker"),
+    ("finished_at", _TIME, "clock of the rollout worker"),
+    ("scored_at", _TIME, "clock of the log-prob worker"),
+)
+SCHEMA = pa.schema(
+    [pa.field(name, kind, metadata={"doc": doc}) for name, kind, doc in _COLUMNS],
+    metadata={"doc": "A row for each finished rollout: the first record of each sample."},
+)
+
+
+def sample_rows(log: RunLog, spelling: Spelling) -> Iterator[dict[str, Any]]:
+    """Scored samples in the order of their topic, then those that have no scores.
+
+    A record whose tensors cannot be read is counted by the log as unreadable.
+    """
+    with Join(log) as join:
+        for scored in log.read(ScoredTrajectory, skip_unreadable=True):
+            event = scored.event.trajectory
+            if join.is_first(event.group_id, event.sample):
+                yield from _row(log, event, scored.event, join, spelling)
+        for record in log.read(Trajectory, skip_unreadable=True):
+            if join.is_first(record.event.group_id, record.event.sample):
+                yield from _row(log, record.event, None, join, spelling)
+
+
+def _row(
+    log: RunLog,
+    event: Trajectory,
+    scored: ScoredTrajectory | None,
+    join: Join,
+    spelling: Spelling,
+) -> Iterator[dict[str, Any]]:
+    try:
+        tokens = token_table(event, scored)
+        gap = mismatch(scored) if scored is not None else float("nan")
+    except TensorError:
+        log.num_unreadable += 1
+        return
+    known = join.known(event.group_id, event.sample)
+    sampled = [segment for segment in event.segments if segment.author == "policy"]
+    yield {
+        "id": f"{event.group_id}/{event.sample}",
+        "group_id": event.group_id,
+        "sample": event.sample,
+        "purpose": event.purpose,
+        "row": event.row,
+        "dataset_epoch": event.dataset_epoch,
+        "turns": turns_of(event, spelling),
+        "completion": spelling.plain(tokens.ids_N[tokens.is_policy_N].tolist()),
+        "reward": event.reward,
+        "reward_parts": named(event.reward_parts),
+        "mismatch": None if np.isnan(gap) else gap,
+        "finish_reason": sampled[-1].finish_reason if sampled else None,
+        "engine": event.engine,
+        "worker": event.worker,
+        "started_at": event.started_at_ms,
+        "finished_at": event.finished_at_ms,
+        "scored_at": None if scored is None else scored.scored_at_ms,
+        **_fate(event, known),
+        **_tokens(tokens),
+    }
+
+
+def turns_of(event: Trajectory, spelling: Spelling) -> list[dict[str, str]]:
+    """What was said behind the prompt; segments of one turn are one text."""
+    ids: list[tuple[str, list[int]]] = []
+    for segment in event.segments:
+        if not ids or ids[-1][0] != segment.author:
+            ids.append((segment.author, []))
+        ids[-1][1].extend(segment.token_ids.numpy().tolist())
+    return [
+        {"author": author, "text": spelling.plain(said)}
+        for author, said in ids
+        if author != "prompt"
+    ]
+
+
+def _fate(event: Trajectory, known: Known) -> dict[str, Any]:
+    if known.step is not None:
+        outcome = str(Outcome.TRAINED)
+    elif known.outcome:
+        outcome = known.outcome
+    else:
+        outcome = str(Outcome.EVALUATED) if event.purpose == EVALUATE else "in flight"
+    return {
+        "prompt": known.prompt,
+        "expected": known.expected,
+        "metadata": known.metadata,
+        "issued_at": known.issued_at_ms,
+        "outcome": outcome,
+        "reason": known.reason,
+        "step": known.step,
+        "advantage": known.advantage,
+        "staleness": known.staleness,
+        "made_version": known.made_version,
+    }
+
+
+def _tokens(tokens: TokenTable) -> dict[str, Any]:
+    is_policy_N = tokens.is_policy_N
+    return {
+        "num_sampled": int(is_policy_N.sum()),
+        "token_ids": tokens.ids_N,
+        "completion_mask": is_policy_N.astype(np.uint8),
+        "policy_versions": pa.array(tokens.version_N, mask=tokens.version_N == NO_VERSION),
+        "behavior_logprobs": _floats(tokens.behavior_N),
+        "proximal_logprobs": _floats(tokens.proximal_N),
+        "reference_logprobs": _floats(tokens.reference_N),
+        "entropy": _floats(tokens.entropy_N),
+    }
+
+
+def _floats(array_N: npt.NDArray[np.float32]) -> pa.Array | None:
+    """Null where nobody gave a number; no list at all where nobody gave any."""
+    is_missing_N = np.isnan(array_N)
+    return None if is_missing_N.all() else pa.array(array_N, mask=is_missing_N)

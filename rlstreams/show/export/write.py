@@ -1,0 +1,100 @@
+"""Rows to a file, batch by batch: Parquet, or JSON lines with the same columns and types."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.plain_json import plain_json
+
+SUFFIXES = (".parquet", ".jsonl")
+STDOUT = "-"
+_BATCH_ROWS = 500
+_UNFINISHED = ".part"
+
+
+def check_name(name: str) -> None:
+    """Refuse what is no name of a file that this writes.
+
+    Raises:
+        ConfigError: another suffix.
+    """
+    if name != STDOUT and Path(name).suffix not in SUFFIXES:
+        raise ConfigError(
+            f"--out must end in {' or '.join(SUFFIXES)}, or be {STDOUT} for JSON lines on "
+            f"standard output, got {name!r}"
+        )
+
+
+def write(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, name: str) -> int:
+    """Write all rows; the file has its name only once it is whole.
+
+    Args:
+        rows: values by column; a missing one is null.
+        schema: of the table.
+        name: of the file; its suffix says the format.
+
+    Returns:
+        How many rows there were.
+    """
+    check_name(name)
+    if name == STDOUT:
+        return _write_json(rows, schema, sys.stdout)
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + _UNFINISHED)
+    try:
+        if path.suffix == ".parquet":
+            num_rows = _write_parquet(rows, schema, unfinished)
+        else:
+            with unfinished.open("w", encoding="utf-8") as file:
+                num_rows = _write_json(rows, schema, file)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return num_rows
+
+
+def batches(rows: Iterator[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow record batches."""
+    while chunk := list(itertools.islice(rows, _BATCH_ROWS)):
+        columns = [
+            pa.array([row.get(field.name) for row in chunk], type=field.type) for field in schema
+        ]
+        yield pa.record_batch(columns, schema=schema)
+
+
+def _write_parquet(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, path: Path) -> int:
+    num_rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in batches(rows, schema):
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+    return num_rows
+
+
+def _write_json(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, file: TextIO) -> int:
+    num_rows = 0
+    for batch in batches(rows, schema):
+        for row in batch.to_pylist():
+            file.write(plain_json(row, default=_json_value) + "\n")
+        num_rows += batch.num_rows
+    return num_rows
+
+
+def _json_value(value: object) -> str:
+    """Times as ISO 8601, bytes as base64."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    assert isinstance(value, bytes), type(value)
+    return base64.b64encode(value).decode()

@@ -1,0 +1,80 @@
+"""Reads a log into rows of figures: once, or until the run is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from rlstreams.show.metrics.rows import MetricRows, Row
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import BrokerError, DeadlineError
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
+from rlstreams.streams.views.feed import Feed
+
+TOPICS = (STEPS, PROMPTS, TRAJECTORIES, DEAD_LETTERS)
+POLL_S = 0.5
+READ_DEADLINE_S = 60.0
+
+
+class Sink(Protocol):
+    """Where rows go."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take rows; those of a step come once."""
+
+    def close(self) -> None:
+        """Finish what was begun."""
+
+
+def read_rows(bus: Bus, sink: Sink, *, follow: bool, has_held_out: bool) -> int:
+    """Give the sink all rows, oldest first; with `follow` also those to come.
+
+    Consumes: `steps`, `prompts`, `trajectories`, `dead-letters`, as a reader that commits nothing.
+    Produces: nothing in the log. Waits for: records; with `follow` until the run has reached its
+    target and is evaluated, or its broker, once read to the end, is gone. Unblocked by: the roles.
+
+    Returns:
+        How many rows there were.
+
+    Raises:
+        DeadlineError: nothing came of what lies in the log.
+        BrokerError: the broker went before everything in it was read.
+    """
+    view = MetricRows(has_held_out=has_held_out)
+    feed = Feed(bus, view, TOPICS)
+    num_rows = 0
+
+    def give(*, is_caught_up: bool) -> None:
+        nonlocal num_rows
+        rows = view.take(is_caught_up=is_caught_up)
+        if rows:
+            sink.write(rows)
+        num_rows += len(rows)
+
+    try:
+        _catch_up(feed)
+        give(is_caught_up=True)
+        while follow and not view.is_over:
+            try:
+                while feed.poll(POLL_S):
+                    give(is_caught_up=False)
+                is_caught_up = not feed.behind(feed.ends())
+            except (BrokerError, DeadlineError):
+                break  # `up` has stopped its broker: the run is drained
+            give(is_caught_up=is_caught_up)
+    finally:
+        feed.close()
+    return num_rows
+
+
+def _catch_up(feed: Feed) -> None:
+    ends = feed.ends()
+    until_s = time.monotonic() + READ_DEADLINE_S
+    while behind := feed.behind(ends):
+        if feed.poll(POLL_S):
+            until_s = time.monotonic() + READ_DEADLINE_S
+        elif time.monotonic() > until_s:
+            raise DeadlineError(
+                f"metrics: {behind} offsets are left, nothing delivered for {READ_DEADLINE_S:g} s"
+            )

@@ -1,0 +1,107 @@
+"""Figures by step as rows: the fold that files of figures are made of.
+
+The log alone decides what is in them, so a row is the same whether it was read while the run went
+on, afterwards, or a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlstreams.schemas.events import Event, RedoDrifted, StepCompleted, TrainerStarted
+from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.views.feed import EvaluationPoint, EvaluationView, StepPoint
+from rlstreams.streams.views.run import making_step, step_point
+
+STEP, EVALUATION = "step", "evaluation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one step, or one evaluation, says."""
+
+    kind: str  # STEP, EVALUATION
+    step: int  # of an evaluation: the step that made its version
+    at_ms: int
+    values: Mapping[str, float]
+
+
+class MetricRows:
+    """Folds `steps`, and the evaluation samples of `prompts`, `trajectories`, `dead-letters`."""
+
+    def __init__(self, *, has_held_out: bool = True) -> None:
+        self._has_held_out = has_held_out
+        self._gate = StepsGate(begins_anywhere=True)
+        self._evaluation = EvaluationView()
+        self._step_of: dict[int, int] = {}  # by version
+        self._new: list[Row] = []
+        self._told: set[int] = set()  # versions whose evaluation was given
+        self.step_target = 0
+
+    def apply(self, event: Event) -> None:
+        """Take one event."""
+        self._evaluation.apply(event)
+        if not isinstance(event, TrainerStarted | StepCompleted | RedoDrifted):
+            return
+        if not self._gate.admits(event):
+            return
+        self._step_of.setdefault(event.policy_version, making_step(event))
+        if isinstance(event, TrainerStarted):
+            self.step_target = event.step_target
+            return
+        if isinstance(event, StepCompleted):
+            self._new.append(_step_row(step_point(event)))
+
+    def take(self, *, is_caught_up: bool) -> list[Row]:
+        """Rows that are new, by time.
+
+        Args:
+            is_caught_up: all topics were read to their ends: only then is it known how many rows
+                an evaluation has.
+        """
+        rows, self._new = self._new, []
+        if is_caught_up:
+            for point in self._evaluation.state.curve:
+                if point.policy_version not in self._told:
+                    self._told.add(point.policy_version)
+                    step = self._step_of.get(point.policy_version, point.policy_version)
+                    rows.append(_evaluation_row(point, step))
+        return sorted(rows, key=lambda row: row.at_ms)
+
+    @property
+    def is_over(self) -> bool:
+        """The target is reached, and the evaluation of the last version, if any, was given."""
+        is_told = not self._has_held_out or max(self._step_of, default=0) in self._told
+        return is_told and 0 < self.step_target <= self._gate.last_step
+
+
+def _step_row(point: StepPoint) -> Row:
+    num_tokens = sum(point.staleness.values())
+    distance = sum(d * tokens for d, tokens in point.staleness.items())
+    values = {
+        **point.metrics,
+        "epoch": point.epoch,
+        "loss": point.loss,
+        "masked_segments": point.num_masked,
+        "policy_version": point.policy_version,
+        "reward": point.reward,
+        "samples": point.num_samples,
+        "seconds": (point.finished_at_ms - point.started_at_ms) / 1000,
+        "staleness_max": max(point.staleness, default=0),
+        "staleness_mean": distance / num_tokens if num_tokens else 0.0,
+        "tokens": point.num_tokens,
+    }
+    return Row(kind=STEP, step=point.step, at_ms=point.finished_at_ms, values=values)
+
+
+def _evaluation_row(point: EvaluationPoint, step: int) -> Row:
+    values: dict[str, float] = {
+        "evaluation/best_reward": point.best,
+        "evaluation/dead": point.num_dead,
+        "evaluation/mean_reward": point.accuracy,
+        "evaluation/samples": point.num_samples,
+        "evaluation/tokens": point.num_tokens,
+        "policy_version": point.policy_version,
+    }
+    return Row(kind=EVALUATION, step=step, at_ms=point.finished_at_ms, values=values)

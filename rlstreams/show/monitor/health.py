@@ -1,0 +1,213 @@
+"""Whether a run is well, in plain sentences: what `up` watches, told from the small topics alone.
+
+Prompts and trajectories are not read, so the blocked hop is told from what the workers report: the
+first role, from upstream, of which nobody finished anything within its limit and somebody is not
+merely waiting. Where there is none, somebody who starts, or whose work comes forward (it reads
+again what it has to after a restart), is waited for, but only so long between two steps: a role
+that starts, comes forward and dies, again and again, is no excuse. Time is this process's own:
+clocks of other hosts may be wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rlstreams.schemas.events import Event, WorkerReport
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.views.hops import HopsState, HopsView, WorkerHop
+from rlstreams.streams.views.stalls import Evidence, told
+from rlstreams.streams.views.workers import SILENT_S
+from rlstreams.up.supervisor.poison import PoisonWatch
+from rlstreams.up.supervisor.stall_watch import StallClock, limits_of
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import RUNNING
+
+ROLES = ("prompts", "rollout", "logprob", "trainer")  # downstream
+_IDLE = ("waiting", "stopped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """One look."""
+
+    problems: tuple[str, ...]
+    state: str  # "reading", "running", "over", or what the run's control says
+    step: int
+    step_target: int
+    policy_version: int
+    waited_s: float  # that count, since the last step
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+class HealthWatch:
+    """Fed with events and ticked about twice a second; never waits.
+
+    Args:
+        config: of the run: its deadlines, and the share of dead letters that it allows.
+        clock_ms: this host's wall clock; what is live is dated by it.
+        monotonic_s: the clock that waiting is counted by.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        clock_ms: Callable[[], int] = now_ms,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits_of(config)
+        self._clock_ms = clock_ms
+        self._monotonic_s = monotonic_s
+        self._hops = HopsView()
+        self._poison = PoisonWatch(config)
+        self._clock = StallClock()
+        self._excused = StallClock()  # of the time after `stall_s`, that in which anybody is heard
+        self._live_s: float | None = None  # since when the log is read to its end
+        self._live_ms = 0  # the same by the wall clock
+        self.num_behind = -1  # offsets left of what lay there at the start; -1: not known
+
+    def apply(self, event: Event) -> None:
+        """Take one event. A live report is dated by our clock, an old one by its writer's.
+
+        None is of later than now: a writer's clock that is ahead would outdate what is live.
+        """
+        if isinstance(event, WorkerReport):
+            at_ms = self._clock_ms()
+            is_old = self._live_s is None and event.at_ms < at_ms
+            event = event if is_old else replace(event, at_ms=at_ms)
+        self._hops.apply(event)
+        self._poison.apply(event)
+
+    def tick(self, num_behind: int) -> None:
+        """Count.
+
+        Args:
+            num_behind: offsets that are left of what lay in the log when reading began.
+        """
+        now_s = self._monotonic_s()
+        self.num_behind = num_behind
+        if self._live_s is None and num_behind == 0:
+            self._live_s, self._live_ms = now_s, self._clock_ms()
+        state = self._hops.state
+        counts = self._live_s is not None and _expects_step(state) and not self._saves(state)
+        # Only a step begins anew: a trainer that crashes again and again claims the run each time.
+        waited_s = self._clock.tick(now_s, state.step, counts=counts)
+        counts = counts and waited_s >= self._limits.stall_s and bool(self._heard(state))
+        self._excused.tick(now_s, state.step, counts=counts)
+
+    def look(self) -> Health:
+        """What is to be said now."""
+        state = self._hops.state
+        claim = state.claim
+        return Health(
+            problems=tuple(self._problems(state)),
+            state=self._told_state(state),
+            step=state.step,
+            step_target=claim.step_target if claim else 0,
+            policy_version=state.newest_version,
+            waited_s=self._clock.waited_s,
+        )
+
+    def silent_s(self) -> dict[str, float]:
+        """How long ago the silent workers reported last, seconds."""
+        now = self._clock_ms()
+        ages = {
+            worker.worker: (now - worker.at_ms) / 1000
+            for worker in self._hops.state.workers
+            if worker.state != "stopped"
+        }
+        if self._live_s is None or self._monotonic_s() - self._live_s <= SILENT_S:
+            return {}  # those that live have not had the time to say so
+        return {name: age_s for name, age_s in ages.items() if age_s > SILENT_S}
+
+    def _saves(self, state: HopsState) -> bool:
+        """Whether a trainer that is heard writes a checkpoint, and has still time for it."""
+        now = self._clock_ms()
+        return any(
+            worker.role == "trainer"
+            and worker.state == "saving"
+            and now - worker.since_ms < self._limits.of(worker) * 1000
+            for worker in self._heard(state)
+        )
+
+    def _told_state(self, state: HopsState) -> str:
+        if self._live_s is None:
+            return "reading"
+        if state.is_over:
+            return "over"
+        return state.control
+
+    def _problems(self, state: HopsState) -> list[str]:
+        if self._live_s is None:
+            left = "" if self.num_behind < 0 else f": {self.num_behind} offsets are left"
+            return [f"the log has not been read to its end yet{left}"]
+        silent = self.silent_s()
+        reporting = [worker for worker in state.workers if worker.state != "stopped"]
+        is_all = len(silent) == len(reporting) > 1
+        found = []
+        if 0 < self._limits.stall_s <= self._clock.waited_s:
+            found += self._stall(state, names_role=not is_all)
+        if is_all:
+            found.append(
+                f"no worker has reported for {min(silent.values()):.0f} s: the broker does not "
+                "accept or deliver records, or every role is gone"
+            )
+        else:
+            found += [f"no report from {w} for {age_s:.0f} s" for w, age_s in silent.items()]
+        if self._poison.problem and not state.is_over:
+            found.append(self._poison.problem)
+        return found
+
+    def _stall(self, state: HopsState, *, names_role: bool) -> list[str]:
+        waited_s = self._clock.waited_s
+        since = f"no step for {waited_s:.0f} s (the last was {state.step})"
+        if not names_role:
+            return [since]
+        evidence = Evidence(now_ms=self._clock_ms(), waited_s=waited_s)
+        role = self._first_stuck(state, evidence)
+        if role:
+            return [f"{since}: blocked at {role}: {told(state, evidence, self._limits, role)}"]
+        if any(map(self._comes_forward, self._heard(state))):
+            return []
+        everybody = "; ".join(told(state, evidence, self._limits, role) for role in ROLES)
+        return [f"{since}: no role says that it is stuck: {everybody}"]
+
+    def _heard(self, state: HopsState) -> list[WorkerHop]:
+        """Those that report."""
+        now = self._clock_ms()
+        return [w for w in state.workers if now - w.at_ms <= SILENT_S * 1000]
+
+    def _comes_forward(self, worker: WorkerHop) -> bool:
+        """Whether it started or finished something lately, and may still be waited for."""
+        limits = self._limits
+        is_excused = self._excused.waited_s < max(limits.start_s, limits.sample_s, limits.pull_s)
+        return is_excused and self._stood_s(worker) < limits.of(worker)
+
+    def _stood_s(self, worker: WorkerHop) -> float:
+        """Since when it finished nothing: what was before we looked is by its writer's clock."""
+        return (self._clock_ms() - max(worker.moved_ms, self._live_ms)) / 1000
+
+    def _first_stuck(self, state: HopsState, evidence: Evidence) -> str:
+        """The first role whose workers finish nothing and do not just wait; "" if there is none."""
+        return next((role for role in ROLES if self._is_stuck(state.of(role), evidence)), "")
+
+    def _is_stuck(self, workers: tuple[WorkerHop, ...], evidence: Evidence) -> bool:
+        def is_silent(worker: WorkerHop) -> bool:
+            age_s = (evidence.now_ms - worker.at_ms) / 1000
+            return age_s > SILENT_S or worker.state == "stopped"
+
+        def moves(worker: WorkerHop) -> bool:
+            return not is_silent(worker) and self._stood_s(worker) < self._limits.of(worker)
+
+        busy = [worker for worker in workers if is_silent(worker) or worker.state not in _IDLE]
+        return not workers or (bool(busy) and not any(map(moves, workers)))
+
+
+def _expects_step(state: HopsState) -> bool:
+    """Whether time counts: not while paused, draining or in redo, nor at the end."""
+    return state.control == RUNNING and state.trainer_state != "redo" and not state.is_over

@@ -1,0 +1,392 @@
+"""The report of a run as one HTML page: pure, self-contained, light and dark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+
+from rlstreams.show.report.style import CSS
+from rlstreams.show.report.svg import Frame, Series, bars, legend, line_chart, number
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.views.feed import Answer, StepPoint, ViewState
+from rlstreams.up.live.words import (
+    KillMark,
+    clock,
+    ends,
+    over,
+    redone_lines,
+    spell,
+    spelled,
+    step_seconds,
+)
+
+STEP = "optimizer step"
+_SMOOTH = 5  # steps that throughput is averaged over
+_KNOWN = {
+    "entropy": ("Entropy", "of the policy while it was trained, per token", "nats"),
+    "kl": ("KL divergence", "of the trained policy from the sampling policy, per token", "nats"),
+    "kl_reference": (
+        "Distance from the reference",
+        "KL divergence as the loss has it, before kl_coef, per token",
+        "nats",
+    ),
+    "clip_fraction": ("Clipped tokens", "share of tokens whose gradient is clipped", "share"),
+    "ratio_max": ("Largest ratio", "of the trained to the sampling version, per step", "ratio"),
+    "mismatch_after_pull_mean": (
+        "Mismatch behind a pull",
+        "as engine mismatch, of answers that went on under newer weights: with a kept cache the "
+        "older ones are in it",
+        "nats",
+    ),
+    "ess": (
+        "Effective sample size",
+        "of the weights that tokens were trained with, as a share of the tokens; 1: all alike",
+        "share",
+    ),
+    "routing_flips": (
+        "Routing flips",
+        "share of the recorded (token, layer) rows for which the live router would choose other "
+        "experts than the replayed ones",
+        "share",
+    ),
+    "routing_recorded": (
+        "Recorded routes",
+        "share of the (token, layer) rows that are replayed; the live router chooses for the rest",
+        "share",
+    ),
+    "weight_mean": ("Importance weight", "proximal over behavior policy, capped, mean", "ratio"),
+    "grad_norm": ("Gradient norm", "before clipping", "norm"),
+    "reward_std": ("Spread of the reward", "standard deviation over the batch", "reward"),
+    "equal_reward_groups": (
+        "Groups without a signal",
+        "share whose samples all got the same reward, so that their advantage is 0",
+        "share",
+    ),
+    "response_tokens": ("Answer length", "mean over the batch", "tokens"),
+    "turns": ("Turns per sample", "of the policy, mean over the batch", "turns"),
+    "environment_tokens": (
+        "Environment's tokens",
+        "per sample, mean over the batch; not in the loss",
+        "tokens",
+    ),
+    "train_s": ("Time in the optimizer", "forward, backward and update of a step", "s"),
+}
+_PART = "reward/"  # begins the name of a metric that is a part of the reward
+_SHOWN_ELSEWHERE = frozenset(
+    {"reward", "entropy", "mismatch_mean", "mismatch_max", "num_loss_tokens", "lr"}
+)
+_STATES = ("working", "waiting", "pulling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportInput:
+    """All that the report shows."""
+
+    run: str
+    views: ViewState
+    audit: AuditReport | None = None
+    kills: Sequence[KillMark] = ()
+    made_at: str = ""  # when the page was made, as text
+    stopped: str = ""  # why the run stopped before its end; empty: it did not, or goes on
+    decode: Callable[[Sequence[int]], str] = field(default=spell)
+
+
+def render(given: ReportInput) -> str:
+    """The page, complete."""
+    body = "".join(
+        (
+            _head(given),
+            _learning(given),
+            _parts(given.views.run.steps),
+            "<h2>Training health</h2>",
+            f'<div class="charts">{"".join(_health(given))}</div>',
+            "<h2>Where the time went</h2>",
+            f'<div class="charts">{"".join(_speed(given))}</div>',
+            _workers(given),
+            _problems(given),
+            _audit(given.audit),
+            _drops(given),
+        )
+    )
+    title = escape(f"rlstreams: {given.run}")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{CSS}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def _head(given: ReportInput) -> str:
+    run, curve = given.views.run, given.views.evaluation.curve
+    gain = f"{curve[0].accuracy:.2f} to {curve[-1].accuracy:.2f}" if len(curve) > 1 else "-"
+    steps = run.steps
+    seconds = (steps[-1].finished_at_ms - run.claims[0].started_at_ms) / 1000 if steps else 0.0
+    if not run.claims:
+        seconds = 0.0
+    figures = [
+        (gain, "held-out accuracy"),
+        (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
+        (f"{sum(p.num_samples for p in steps):,}", "samples trained"),
+        (clock(seconds), "time, claim to last step"),
+        (str(len(given.kills)), f"processes {ends(given.kills)}"),
+        (f"{given.audit.lost:,}" if given.audit else "-", "samples lost"),
+    ]
+    items = "".join(
+        f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in figures
+    )
+    made = f'<p class="muted">{escape(given.made_at)}</p>' if given.made_at else ""
+    if given.stopped:
+        made += f"<p><b>The run stopped:</b> {escape(given.stopped)}</p>"
+    return f"<h1>Run {escape(given.run)}</h1>{made}<ul class='figures'>{items}</ul>"
+
+
+def _learning(given: ReportInput) -> str:
+    run, curve = given.views.run, given.views.evaluation.curve
+    series = [
+        Series(name="reward", points=[(p.step, p.reward) for p in run.steps], css="b"),
+        Series(
+            name="held-out accuracy",
+            points=given.views.held_out,
+            css="a",
+            has_dots=True,
+        ),
+    ]
+    # A reward function of a user's may give anything.
+    is_share = all(0 <= y <= 1 for s in series for _, y in s.points)
+    frame = Frame(
+        title="Reward and held-out accuracy by step",
+        x_label=STEP,
+        y_label="share of problems solved" if is_share else "reward",
+        y_min=0.0 if is_share else None,
+        y_max=1.0 if is_share else None,
+        x_max=float(run.step) or None,
+    )
+    wide = replace(frame, width=940, height=340, marks=[(k.step, str(k)) for k in given.kills])
+    # Shrunk to a phone its letters could not be read, so a phone gets a chart of its own.
+    narrow = replace(frame, marks=[(k.step, k.worker) for k in given.kills])
+    answers = f", {over(curve[0], curve[-1])}" if len(curve) > 1 else ""
+    keys = [(f"held-out accuracy{answers}", "a"), ("reward of the training batch", "b")]
+    keys += [(f"process {ends(given.kills)}", "kill")] if given.kills else []
+    redone = "".join(f"<p class=muted>{escape(line)}</p>" for line in redone_lines(run.redone))
+    return (
+        f'<h2>Learning</h2><figure><div class="on-wide">{line_chart(series, wide)}</div>'
+        f'<div class="on-narrow">{line_chart(series, narrow)}</div>'
+        f"<figcaption>{legend(keys)}</figcaption></figure>{redone}"
+    )
+
+
+def _parts(steps: Sequence[StepPoint]) -> str:
+    """A chart for each named part of the reward; nothing where the verifier names none."""
+    names = sorted({name for p in steps for name in p.metrics if name.startswith(_PART)})
+    note = "mean over the batch; a sample without it counts 0"
+    charts = [
+        _metric(steps, [(name, "b")], name.removeprefix(_PART), note, "reward") for name in names
+    ]
+    if not charts:
+        return ""
+    return f'<h2>Parts of the reward</h2><div class="charts">{"".join(charts)}</div>'
+
+
+def _figure(title: str, note: str, chart: str, keys: str = "") -> str:
+    return (
+        f"<figure><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>"
+        f"{chart}{keys}</figure>"
+    )
+
+
+def _metric(
+    steps: Sequence[StepPoint], names: Sequence[tuple[str, str]], title: str, note: str, unit: str
+) -> str:
+    series = [
+        Series(
+            name=name,
+            points=[(p.step, p.metrics[name]) for p in steps if name in p.metrics],
+            css=css,
+        )
+        for name, css in names
+    ]
+    low = min((y for s in series for _, y in s.points), default=0.0)
+    frame = Frame(title=title, x_label=STEP, y_label=unit, y_min=0.0 if low >= 0 else None)
+    return _figure(title, note, line_chart(series, frame))
+
+
+def _health(given: ReportInput) -> Iterator[str]:
+    steps = given.views.run.steps
+    yield _metric(steps, [("entropy", "a")], *_KNOWN["entropy"])
+    yield _metric(
+        steps,
+        [("mismatch_mean", "a")],
+        "Engine mismatch",
+        "proximal against behavior log-prob under one version, mean per token before a pull within "
+        "its answer",
+        "nats",
+    )
+    yield _staleness(given)
+    points = [(p.step, p.loss) for p in steps]
+    frame = Frame(title="Loss by step", x_label=STEP, y_label="loss")
+    chart = line_chart([Series(name="loss", points=points)], frame)
+    yield _figure("Loss", "policy loss, mean over the trained tokens", chart)
+    names = dict.fromkeys(name for p in steps for name in p.metrics)
+    for name in names:
+        if name not in _SHOWN_ELSEWHERE and not name.startswith(_PART):
+            yield _metric(steps, [(name, "a")], *_KNOWN.get(name, (name, "", "")))
+
+
+def _staleness(given: ReportInput) -> str:
+    tokens: Counter[int] = Counter()
+    if given.audit is not None:
+        tokens.update(given.audit.staleness)
+        source = "measured on the tokens by the audit"
+    else:
+        for point in given.views.run.steps:
+            tokens.update(point.staleness)
+        source = "as the steps recorded it"
+    total = sum(tokens.values())
+    rows = [
+        (f"{k} behind", {"tokens": round(100 * v / total, 1)}) for k, v in sorted(tokens.items())
+    ]
+    bound = "" if given.audit is None else f"; bound {given.audit.max_staleness}"
+    note = f"share of trained tokens by versions since they were sampled, {source}{bound}"
+    return _figure("Staleness", note, bars(rows, "%", "Share of trained tokens"))
+
+
+def _speed(given: ReportInput) -> Iterator[str]:
+    steps = given.views.run.steps
+    points = [
+        (
+            steps[i].step,
+            sum(p.num_tokens for p in steps[i - _SMOOTH + 1 : i + 1])
+            * 1000
+            / (steps[i].finished_at_ms - steps[i - _SMOOTH].finished_at_ms),
+        )
+        for i in range(_SMOOTH, len(steps))
+        if steps[i].finished_at_ms > steps[i - _SMOOTH].finished_at_ms
+    ]
+    frame = Frame(title="Throughput by step", x_label=STEP, y_label="tokens / s", y_min=0.0)
+    chart = line_chart([Series(name="tokens trained per second", points=points)], frame)
+    pace_s = step_seconds(steps, len(steps))
+    note = (
+        f"tokens trained per second, prompts included, over {_SMOOTH} steps; {pace_s:.2f} s a step"
+    )
+    yield _figure("Throughput", note, chart)
+    rows = []
+    for role in given.views.throughput.roles:
+        seconds = given.views.throughput.seconds(role)
+        parts = {state: seconds.get(state, 0.0) for state in _STATES}
+        parts["other"] = sum(v for state, v in seconds.items() if state not in _STATES)
+        rows.append((role, parts))
+    keys = [(name, css) for name, css in zip((*_STATES, "other"), "abcd", strict=True)]
+    yield _figure(
+        "Time by role",
+        "summed over its processes, by the state that they reported",
+        bars(rows, "s", "Time by role"),
+        legend(keys),
+    )
+
+
+def _workers(given: ReportInput) -> str:
+    throughput, pulls = given.views.throughput, given.views.pulls
+    if not throughput.workers:
+        return ""
+    rows = "".join(
+        _row(
+            worker.worker,
+            worker.state,
+            "-" if worker.policy_version < 0 else str(worker.policy_version),
+            number(worker.totals.get("samples", 0.0)),
+            number(worker.totals.get("tokens", 0.0)),
+            str(worker.restarts),
+            text=2,
+        )
+        for worker in throughput.workers
+    )
+    pulled = (
+        f'<p class="muted">{pulls.num_pulls:,} weight pulls, {pulls.num_bytes / 1e6:,.1f} MB, '
+        f"{pulls.seconds / pulls.num_pulls:.3f} s each, generation paused "
+        f"{pulls.paused_s:.2f} s in all</p>"
+        if pulls.num_pulls
+        else ""
+    )
+    head = _row(
+        "worker", "last state", "version", "samples", "tokens", "restarts", text=2, cell="th"
+    )
+    return f'<h2>Workers</h2><div class="wide"><table>{head}{rows}</table></div>{pulled}'
+
+
+def _row(*cells: str, text: int, cell: str = "td") -> str:
+    """A table row whose first `text` cells are words, the others numbers."""
+    return (
+        "<tr>"
+        + "".join(
+            f"<{cell}{'' if i < text else ' class=num'}>{escape(value)}</{cell}>"
+            for i, value in enumerate(cells)
+        )
+        + "</tr>"
+    )
+
+
+def _problems(given: ReportInput) -> str:
+    problems = given.views.samples.problems
+    if not problems:
+        return ""
+    rows = "".join(
+        f"<tr><td><code class=tokens>{escape(given.decode(p.then.prompt_ids))}</code></td>"
+        f"<td>{_answer(p.then, given)}</td><td>{_answer(p.now, given)}</td></tr>"
+        for p in sorted(problems, key=lambda p: p.then.is_right or not p.now.is_right)
+    )
+    return (
+        "<h2>The same problem, then and now</h2>"
+        "<p class=muted>Held-out problems, one sample each. A change of colour is a change of "
+        "policy version inside one answer.</p>"
+        '<div class="wide"><table><tr><th>problem</th><th>first answer</th><th>newest answer</th>'
+        f"</tr>{rows}</table></div>"
+    )
+
+
+def _answer(answer: Answer, given: ReportInput) -> str:
+    verdict = "right" if answer.is_right else "wrong"
+    pieces = "".join(
+        f'<span class="{_author_css(version)}" title="{_author(version)}">{escape(text)}</span>'
+        for version, text in spelled(answer, given.decode)
+    )
+    return (
+        f"<code class=tokens>{pieces}</code><br><small><span class={verdict}>{verdict}</span> "
+        f"<span class=muted>version {answer.policy_version}</span></small>"
+    )
+
+
+def _author(version: int) -> str:
+    return f"policy version {version}" if version >= 0 else "environment"
+
+
+def _author_css(version: int) -> str:
+    return f"v{version % 4}" if version >= 0 else "muted"
+
+
+def _audit(audit: AuditReport | None) -> str:
+    if audit is None:
+        return '<h2>Audit</h2><p class="none">not made</p>'
+    css = "verdict" if audit.ok else "verdict bad"
+    word = "Every sample is accounted for." if audit.ok else "The log violates a guarantee."
+    return (
+        f'<h2>Audit</h2><p class="{css}"><b>{word}</b><br>{escape(audit.line())}</p>'
+        f"<details{'' if audit.ok else ' open'}><summary>All of it</summary>"
+        f"<pre>{escape(audit.text())}</pre></details>"
+    )
+
+
+def _drops(given: ReportInput) -> str:
+    run = given.views.run
+    counts: Mapping[str, int] = run.dropped
+    claims = "".join(
+        f"<li>epoch {c.epoch}, from step {c.next_step}, version {c.policy_version}</li>"
+        for c in run.claims
+    )
+    drops = ", ".join(f"{escape(name)} {count:,}" for name, count in sorted(counts.items()))
+    return (
+        f"<h2>Ledger</h2><p>Groups dropped: {drops or 'none'}. "
+        f"Void events of dethroned trainers: {run.num_void}. Trainers that claimed the run:</p>"
+        f"<ul>{claims}</ul>"
+    )

@@ -1,0 +1,229 @@
+"""Carries a plan out on a running fleet, and keeps a journal of what really happened."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlstreams.start.chaos.journal import BrokerOutage, Conclude, Injection, Journal, Wakeup
+from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind, injected_by_step
+from rlstreams.start.chaos.progress_deadline import ProgressDeadline
+from rlstreams.start.chaos.servers import kill_server
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.up.supervisor.child import Child
+from rlstreams.up.supervisor.fault_hook import FaultTargets
+from rlstreams.up.supervisor.fleet import Worker
+
+if TYPE_CHECKING:
+    from rlstreams.up.supervisor.ended import Ended
+
+PATIENCE_S = 10.0  # a victim that does not run for so long has its turn later
+SUCCESSOR_S = 60.0  # longest sleep beyond the planned one, so that the successor is at work
+FAULTS_PER_STEP = 4  # by time alone; more would stop the run by themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sleeper:
+    injection: Injection
+    worker: Worker | None  # None: the broker
+    child: Child | None
+
+
+class FaultInjector:
+    """A `FaultHook`: injects the planned faults while the run runs.
+
+    Args:
+        faults: in the order in which they strike.
+        stall_s: see `ProgressDeadline`.
+        is_periodic: times count from the first step, and a fault whose time would come after the
+            last one does not happen; else it strikes at its share of the steps.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        stall_s: float,
+        conclude: Conclude,
+        *,
+        is_periodic: bool = False,
+    ) -> None:
+        self._is_periodic = is_periodic
+        self.journal = Journal(
+            planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
+        )
+        self._left = deque(faults)
+        self._deadline = ProgressDeadline(stall_s)
+        self._conclude = conclude
+        self._sleepers: list[_Sleeper] = []
+        self._targets: FaultTargets | None = None
+        self._first_step = 0
+        self._num_since_step = 0
+        self._struck_s = self._due_since_s = 0.0
+        self._killed_broker_s: float | None = None  # until its death was seen
+        self._silent_since_s: float | None = None  # a killed broker, until it serves again
+
+    def enter(self, targets: FaultTargets) -> None:
+        """See `FaultHook`."""
+        self._targets = targets
+        self._first_step = targets.watcher.step
+        self._struck_s = time.monotonic()
+
+    def tick(self, *, is_running: bool) -> None:
+        """See `FaultHook`."""
+        targets = self._targets
+        assert targets is not None, "tick before enter"
+        now_s = time.monotonic()
+        self._note_broker(targets)
+        for sleeper in [s for s in self._sleepers if not is_running or self._is_over(s, now_s)]:
+            self._wake(sleeper, now_s)
+        if not is_running:
+            return
+        if self._deadline.check(targets, self.journal):
+            self._num_since_step = 0
+        if self._left and self._is_due(self._left[0], targets, now_s):
+            self._try(targets, now_s)
+
+    def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
+        """See `FaultHook`."""
+        assert self._targets is not None, "conclude before enter"
+        return self._conclude(bus, ended, status, self.journal, self._targets)
+
+    def _is_due(self, fault: Fault, targets: FaultTargets, now_s: float) -> bool:
+        if self._is_periodic and targets.watcher.step == self._first_step:
+            self._struck_s = now_s  # periods are counted from the first step on
+            return False
+        has_passed = now_s - self._struck_s >= fault.wait_s
+        if has_passed and (self._is_periodic or self._num_since_step < FAULTS_PER_STEP):
+            return True
+        watcher = targets.watcher
+        number = len(self.journal.injections)
+        limit = injected_by_step(
+            number, len(self.journal.planned), self._first_step, watcher.step_target
+        )
+        return not self._is_periodic and watcher.step_target > 0 and watcher.step >= max(limit, 1)
+
+    def _try(self, targets: FaultTargets, now_s: float) -> None:
+        fault = self._left[0]
+        injection = self._inject(fault, targets)
+        if injection is not None:
+            self._left.popleft()
+            self.journal.injections.append(injection)
+            self._num_since_step += 1
+            self._deadline.renew()
+            self._struck_s, self._due_since_s = now_s, 0.0
+            number, total = len(self.journal.injections), len(self.journal.planned)
+            targets.watcher.say(f"FAULT {number}/{total} after step {injection.step}: {fault.told}")
+        elif not self._due_since_s:
+            self._due_since_s = now_s
+        elif now_s - self._due_since_s > PATIENCE_S:
+            self._left.rotate(-1)
+            self._due_since_s = 0.0
+
+    def _inject(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        if fault.role == BROKER:
+            return self._inject_broker(fault, targets)
+        if fault.role == SERVER:
+            return self._inject_server(fault, targets)
+        return self._inject_worker(fault, targets)
+
+    def _inject_worker(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        worker = targets.fleet.of(fault.role)[fault.ordinal]
+        child = worker.child
+        if child is None or any(s.child is child for s in self._sleepers):
+            return None
+        injection = self._record(fault, child.spec.instance, targets)
+        if fault.kind in (FaultKind.KILL, FaultKind.POINT):
+            if not targets.fleet.kill(worker, fault.crash_at):
+                return None
+            targets.watcher.killed(worker.name)
+            return injection
+        if targets.fleet.sleep(worker) is None:
+            return None
+        self._sleepers.append(_Sleeper(injection=injection, worker=worker, child=child))
+        if fault.kind is FaultKind.ZOMBIE:
+            targets.fleet.replace(worker)
+        return injection
+
+    def _inject_server(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        is_struck = kill_server(targets.fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
+        return self._record(fault, "", targets) if is_struck else None
+
+    def _inject_broker(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        keeper = targets.broker
+        if keeper is None or any(s.worker is None for s in self._sleepers):
+            return None
+        injection = self._record(fault, "", targets)
+        if fault.kind is FaultKind.KILL:
+            if not keeper.kill():
+                return None
+            self._killed_broker_s = injection.at_s
+            self._silent_since_s = self._silent_since_s or injection.at_s
+            targets.watcher.killed(BROKER)
+        elif keeper.signal(signal.SIGSTOP):
+            self._sleepers.append(_Sleeper(injection=injection, worker=None, child=None))
+        else:
+            return None
+        # Who was in the middle of a commit may end with its outcome unknown, or fenced.
+        targets.fleet.excuse_all("ended after the broker was struck as asked")
+        return injection
+
+    def _record(self, fault: Fault, instance: str, targets: FaultTargets) -> Injection:
+        return Injection(
+            fault=fault,
+            instance=instance,
+            step=targets.watcher.step,
+            at_s=time.monotonic(),
+            at_ms=now_ms(),
+        )
+
+    def _note_broker(self, targets: FaultTargets) -> None:
+        keeper, killed_s, since_s = targets.broker, self._killed_broker_s, self._silent_since_s
+        if keeper is None:
+            return
+        if killed_s is not None and keeper.last_death_seen_s > killed_s:
+            self.journal.broker_deaths_s.append(keeper.last_death_seen_s - killed_s)
+            self._killed_broker_s = None
+        if self._killed_broker_s is None and since_s is not None and keeper.started_s > since_s:
+            self.journal.broker_outages.append(BrokerOutage(from_s=since_s, to_s=keeper.started_s))
+            self._silent_since_s = None
+
+    def _is_over(self, sleeper: _Sleeper, now_s: float) -> bool:
+        over_s = now_s - sleeper.injection.at_s - sleeper.injection.fault.stop_s
+        if over_s < 0:
+            return False
+        if sleeper.injection.fault.kind is FaultKind.STOP or over_s > SUCCESSOR_S:
+            return True
+        # A zombie is one only if somebody else has taken over.
+        assert self._targets is not None
+        assert sleeper.worker is not None, "a broker has no successor"
+        successor = sleeper.worker.child
+        if successor is None:
+            return False
+        instance, watcher = successor.spec.instance, self._targets.watcher
+        if sleeper.worker.role == "trainer":
+            return watcher.owns_run(instance)
+        return any(w.instance == instance for w in watcher.state.throughput.workers)
+
+    def _wake(self, sleeper: _Sleeper, now_s: float) -> None:
+        assert self._targets is not None
+        self._sleepers.remove(sleeper)
+        if sleeper.child is not None:
+            sleeper.child.signal(signal.SIGCONT)
+        elif self._targets.broker is not None:
+            self._targets.broker.signal(signal.SIGCONT)
+            self.journal.broker_outages.append(
+                BrokerOutage(from_s=sleeper.injection.at_s, to_s=now_s)
+            )
+        self._deadline.renew()
+        self.journal.wakeups.append(
+            Wakeup(
+                instance=sleeper.injection.instance,
+                slept_s=now_s - sleeper.injection.at_s,
+                at_s=now_s,
+            )
+        )

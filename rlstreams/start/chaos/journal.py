@@ -1,0 +1,61 @@
+"""The record of one chaos run: which faults were injected, when, and who woke up afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from rlstreams.start.chaos.plan import Fault
+from rlstreams.streams.log.bus import Bus
+from rlstreams.up.supervisor.fault_hook import FaultTargets
+
+if TYPE_CHECKING:
+    from rlstreams.up.supervisor.ended import Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """A fault that happened."""
+
+    fault: Fault
+    instance: str  # of the process; "" for the broker and for model servers
+    step: int  # done by then
+    at_s: float  # monotonic
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wakeup:
+    """A sleeper that was continued."""
+
+    instance: str
+    slept_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOutage:
+    """Time in which the broker answered nobody: from an injection until it was up, or continued."""
+
+    from_s: float  # monotonic
+    to_s: float
+
+    def within(self, from_s: float, to_s: float) -> float:
+        """Seconds of it in a stretch of time."""
+        return max(0.0, min(to_s, self.to_s) - max(from_s, self.from_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """What happened, in order."""
+
+    planned: Sequence[Fault]
+    injections: list[Injection]
+    wakeups: list[Wakeup]
+    broker_deaths_s: list[float]  # from each SIGKILL of the broker to its detection
+    broker_outages: list[BrokerOutage]  # of the broker; two never overlap
+
+
+# What to say at the end; see `FaultHook.conclude`.
+Conclude: TypeAlias = "Callable[[Bus, Ended, int, Journal, FaultTargets], int]"

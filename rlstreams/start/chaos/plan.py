@@ -1,0 +1,165 @@
+"""Which fault strikes whom, and when: pure, all of it follows from a seed.
+
+Victims are dealt like cards, so that every role is struck equally often; everything else is drawn.
+Times are intervals on the wall clock. A fault whose time would come too late strikes at its share
+of the steps instead, so that all of them find a run that is still going on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlstreams.streams.log.crash_points import CrashPoint
+
+BROKER = "broker"
+SERVER = "server"  # the model server that a rollout worker started, not the worker
+ROLES = ("rollout", "logprob", "trainer", "prompts")
+# Around the session timeout of the embedded broker (4 s) and the transaction timeout (30 s).
+SHORT_STOP_S = (2.0, 8.0)
+LONG_STOP_S = (24.0, 39.0)
+LONG_SHARE = 0.15
+MAX_COUNT = 40  # a crash point is passed this often, at most, before it strikes
+MAX_SWEEP_COUNT = 3  # the same where every point is to strike once
+
+
+class FaultKind(StrEnum):
+    """What is done to a process."""
+
+    KILL = "kill"  # SIGKILL
+    STOP = "stop"  # SIGSTOP, later SIGCONT; nobody takes its place
+    ZOMBIE = "zombie"  # SIGSTOP, a successor starts, SIGCONT
+    POINT = "crash point"  # SIGKILL, and the successor dies at a crash point
+    ARMED = "armed"  # dies at a crash point that it was started with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault to inject."""
+
+    number: int  # from 0
+    role: str  # or BROKER, or SERVER
+    ordinal: int
+    kind: FaultKind
+    wait_s: float  # after the fault before, or after the start
+    stop_s: float = 0.0  # shortest time between SIGSTOP and SIGCONT
+    crash_at: str = ""  # as `rlstreams.streams.log.crash_points.arm_from` reads it
+
+    @property
+    def victim(self) -> str:
+        """`{role}-{ordinal}`, or the broker."""
+        return self.role if self.role == BROKER else f"{self.role}-{self.ordinal}"
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        until = ", or until its successor is at work" if self.kind is FaultKind.ZOMBIE else ""
+        return {
+            FaultKind.KILL: f"SIGKILL to {self.victim}",
+            FaultKind.STOP: f"SIGSTOP to {self.victim} for {self.stop_s:.1f} s",
+            FaultKind.ZOMBIE: f"SIGSTOP to {self.victim} for {self.stop_s:.1f} s{until}",
+            FaultKind.POINT: f"SIGKILL to {self.victim}, and to its successor at {self.crash_at}",
+            FaultKind.ARMED: f"{self.victim} dies at {self.crash_at}",
+        }[self.kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultSpace:
+    """What a plan may draw from."""
+
+    counts: dict[str, int]  # workers by role; model servers; the broker counts 1
+    every_s: float = 5.0  # mean time between two faults
+    is_periodic: bool = False  # exactly so long, instead of between half and one and a half
+    has_points: bool = False
+    max_stop_s: float = LONG_STOP_S[1]
+
+
+def plan(seed: int, num_faults: int, space: FaultSpace) -> Sequence[Fault]:
+    """The faults, in order; the same for the same arguments."""
+    draw = random.Random(seed)
+    victims = _deal(draw, sorted(space.counts))
+    return [_fault(draw, number, next(victims), space) for number in range(num_faults)]
+
+
+def sweep(seed: int, space: FaultSpace, prefixes: Sequence[str] = ("",)) -> Sequence[Fault]:
+    """Every crash point of the first worker of each role, once; each process dies at the next.
+
+    Args:
+        prefixes: only points that begin with one of these.
+    """
+    draw = random.Random(seed)
+    faults: list[Fault] = []
+    for role in sorted(space.counts.keys() - {BROKER, SERVER}):
+        for point in points_of(role):
+            if not point.startswith(tuple(prefixes)):
+                continue
+            is_rare = point.startswith("checkpoint")
+            fault = Fault(
+                number=len(faults),
+                role=role,
+                ordinal=0,
+                kind=FaultKind.ARMED,
+                wait_s=0.0,
+                crash_at=point if is_rare else f"{point}:{draw.randint(1, MAX_SWEEP_COUNT)}",
+            )
+            faults.append(fault)
+    return faults
+
+
+def injected_by_step(number: int, num_faults: int, first_step: int, step_target: int) -> int:
+    """The step after which fault `number` strikes, even if its time has not come."""
+    return first_step + (number + 1) * (step_target - first_step) // (num_faults + 1)
+
+
+def points_of(role: str) -> Sequence[CrashPoint]:
+    """The crash points that a worker of `role` passes."""
+    own = {
+        "prompts": ("checkpoint", "forward", "offsets"),
+        "rollout": ("checkpoint",),
+        "logprob": ("checkpoint",),
+        "trainer": ("offsets",),
+    }[role]
+    return [point for point in CrashPoint if not point.startswith(own)]
+
+
+def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
+    while True:
+        yield from draw.sample(roles, len(roles))
+
+
+def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fault:
+    kind = _kind(draw, role, has_points=space.has_points)
+    is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
+    # The order of the draws stays: a seed names the same faults for ever.
+    ordinal, share = draw.randrange(space.counts[role]), draw.uniform(0.5, 1.5)
+    return Fault(
+        number=number,
+        role=role,
+        ordinal=ordinal,
+        kind=kind,
+        wait_s=space.every_s * (1.0 if space.is_periodic else share),
+        stop_s=_stop_s(draw, space.max_stop_s) if is_stop else 0.0,
+        crash_at=_crash_at(draw, role) if kind is FaultKind.POINT else "",
+    )
+
+
+def _kind(draw: random.Random, role: str, *, has_points: bool) -> FaultKind:
+    if role == SERVER:
+        return FaultKind.KILL  # one that hangs is a test of its keeper
+    weights = {FaultKind.KILL: 5, FaultKind.STOP: 2}
+    if role != BROKER:
+        weights |= {FaultKind.ZOMBIE: 2, FaultKind.POINT: 3 if has_points else 0}
+    return draw.choices(list(weights), list(weights.values()))[0]
+
+
+def _stop_s(draw: random.Random, max_stop_s: float) -> float:
+    low, high = LONG_STOP_S if draw.random() < LONG_SHARE else SHORT_STOP_S
+    return min(draw.uniform(low, high), max_stop_s)
+
+
+def _crash_at(draw: random.Random, role: str) -> str:
+    point = draw.choice(points_of(role))
+    # A checkpoint is rare: its first time must do.
+    return point if point.startswith("checkpoint") else f"{point}:{draw.randint(1, MAX_COUNT)}"

@@ -1,0 +1,186 @@
+"""`rlstreams chaos`: a run of `up`, struck as planned; then what the log and the journal say."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlstreams.start.chaos.injector import FaultInjector
+from rlstreams.start.chaos.journal import Journal
+from rlstreams.start.chaos.outputs import read_outputs
+from rlstreams.start.chaos.plan import (
+    BROKER,
+    ROLES,
+    SERVER,
+    Fault,
+    FaultSpace,
+    plan,
+    points_of,
+    sweep,
+)
+from rlstreams.start.chaos.report import machine
+from rlstreams.start.chaos.sweep import Sweep
+from rlstreams.start.chaos.verdict import RunObservations, report
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.crash_points import CrashPoint
+from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.up.supervisor.ended import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import FaultTargets
+from rlstreams.up.supervisor.fleet_size import num_workers
+from rlstreams.up.supervisor.summary import show
+from rlstreams.up.supervisor.up import UpOptions, up
+from rlstreams.workers.config.run import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosOptions:
+    """What is to be broken, and how much."""
+
+    num_faults: int
+    seed: int = 0
+    roles: Sequence[str] = ()  # empty: all, and broker and model servers if they are ours
+    every_s: float = 5.0
+    is_periodic: bool = False
+    max_stop_s: float = 40.0
+    has_points: bool = False
+    sweep: Sequence[str] = ()  # instead: once each crash point that begins with one of these
+    is_recomputed: bool = False
+    json_file: str = ""
+
+
+def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
+    """Run it; 0 only if the run is complete, every fault happened and no promise was broken.
+
+    Raises:
+        StreamsError: as `up`; a role that cannot be struck.
+    """
+    space = FaultSpace(
+        counts=victims(up_options.config, options.roles),
+        every_s=options.every_s,
+        is_periodic=options.is_periodic,
+        has_points=options.has_points,
+        max_stop_s=options.max_stop_s,
+    )
+    faults = _faults(options, space)
+    _check_writable(options.json_file)
+    started_s, before = time.monotonic(), machine()
+
+    def conclude(
+        bus: Bus, ended: Ended, status: int, journal: Journal, targets: FaultTargets
+    ) -> int:
+        seconds = time.monotonic() - started_s
+        recomputed, is_equal = (
+            _recomputed(bus, up_options.config) if options.is_recomputed else ("", True)
+        )
+        failure = ended.failure
+        made = report(
+            RunObservations(
+                run=up_options.config.run.id,
+                seed=options.seed,
+                machine=before,
+                seconds=seconds,
+                now_s=started_s + seconds,
+                journal=journal,
+                exits=targets.fleet.exits,
+                num_killed=ended.num_killed,
+                outputs=read_outputs(bus),
+                state=targets.watcher.state.run,
+                audit=ended.audit,
+                outcome=ended.outcome,
+                has_failed=ended.outcome is not Outcome.COMPLETE or not ended.audit.ok,
+                failure="" if failure is None else f"{failure.worker} {failure.reason}".strip(),
+                recomputed=recomputed,
+                has_recompute_failed=not is_equal,
+            )
+        )
+        show(*made.lines())
+        if options.json_file:
+            Path(options.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
+        return 0 if made.ok and status == 0 else 1
+
+    stall_s = up_options.config.deadlines.stall_s
+    if options.sweep:
+        return up(up_options, Sweep(faults, stall_s, conclude))
+    return up(up_options, FaultInjector(faults, stall_s, conclude, is_periodic=options.is_periodic))
+
+
+def _faults(options: ChaosOptions, space: FaultSpace) -> Sequence[Fault]:
+    """What is to happen.
+
+    Raises:
+        ConfigError: a beginning that no crash point of these roles has: it would prove nothing.
+    """
+    if not options.sweep:
+        return plan(options.seed, options.num_faults, space)
+    for prefix in options.sweep:
+        if not sweep(options.seed, space, [prefix]):
+            points = {point for role in space.counts.keys() & {*ROLES} for point in points_of(role)}
+            known = ", ".join(point for point in CrashPoint if point in points)
+            raise ConfigError(
+                f"--each-point: no place begins with {prefix!r}; "
+                + (f"those of these roles are {known}" if known else "these roles pass none")
+            )
+    return sweep(options.seed, space, options.sweep)
+
+
+def _check_writable(json_file: str) -> None:
+    """Before the run, not after it, when all figures would be lost.
+
+    Raises:
+        ConfigError: the file's folder is not there, or cannot be written.
+    """
+    folder = Path(json_file).absolute().parent
+    if json_file and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ConfigError(f"--json {json_file}: {folder} is no folder that can be written")
+
+
+def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
+    """How many there are of each role that is to be struck.
+
+    Raises:
+        ConfigError: no such role, or a broker or model servers that are not ours.
+    """
+    counts = num_workers(config)
+    others = {}
+    if config.broker.bootstrap:
+        others[BROKER] = (
+            f"that at {config.broker.bootstrap} is not ours: leave it out, or clear "
+            "broker.bootstrap for an embedded one"
+        )
+    else:
+        counts[BROKER] = 1
+    if config.rollout.engine == "builtin":
+        others[SERVER] = "the built-in engine samples in the worker's process: strike rollout"
+    elif config.engine.urls:
+        others[SERVER] = "those of engine.urls are not ours: leave it out, or clear engine.urls"
+    else:
+        counts[SERVER] = config.rollout.workers
+    for role in roles:
+        if role not in (*ROLES, BROKER, SERVER):
+            names = ", ".join((*ROLES, BROKER, SERVER))
+            raise ConfigError(f"--roles names {role!r}; there are: {names}")
+        if role in others:
+            raise ConfigError(f"--roles names the {role}, but {others[role]}")
+    return {role: counts[role] for role in (roles or counts)}
+
+
+def _recomputed(bus: Bus, config: RunConfig) -> tuple[str, bool]:
+    """Redo the whole run from its log; a sentence, and whether all hashes are the recorded ones."""
+    from rlstreams.debug.rerun.recompute import recompute
+    from rlstreams.workers.trainer.intake.fetch import RecordGoneError
+
+    try:
+        steps = list(recompute(bus, config))
+    except (StreamsError, RecordGoneError) as err:
+        return f"recompute: {err}", False
+    unequal = [step.step for step in steps if not step.is_equal]
+    if not steps or unequal:
+        return f"recompute: of {len(steps)} steps these gave other weights: {unequal[:10]}", False
+    return (
+        f"recomputed from the log alone: {len(steps)} of {len(steps)} weight hashes equal, the "
+        f"last {steps[-1].weight_hash[:12]}",
+        True,
+    )

@@ -1,0 +1,50 @@
+"""One answer of the doctor: how it stands with one thing, what was found, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlstreams.streams.log.errors import StreamsError
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARN = "warn"  # a run works, but not as well as it could
+    FAIL = "fail"  # a run would not start, or would not work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""  # what to do; empty where `found` says it, or nothing need be done
+
+
+def ok(name: str, found: str) -> Check:
+    """Nothing to do."""
+    return Check(name=name, level=Level.OK, found=found)
+
+
+def warn(name: str, found: str, advice: str) -> Check:
+    """A run works all the same."""
+    return Check(name=name, level=Level.WARN, found=found, advice=advice)
+
+
+def fail(name: str, found: str, advice: str) -> Check:
+    """A run would not."""
+    return Check(name=name, level=Level.FAIL, found=found, advice=advice)
+
+
+def probed(name: str, probe: Callable[[], Check], advice: str = "") -> Check:
+    """What `probe` answers; an error of ours that it raises becomes a failed check."""
+    try:
+        return probe()
+    except StreamsError as err:
+        return fail(name, str(err), advice)

@@ -1,0 +1,106 @@
+"""Whether the problems can be read, fit the model, and are judged by the verifier."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+from rlstreams.start.doctor.check import Check, ok, warn
+from rlstreams.start.doctor.model import ModelFolder
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.reward import ENVIRONMENT
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.dataset.identity import data_hashes
+from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
+from rlstreams.workers.prompts.issue import text_of
+from rlstreams.workers.rollout.make_environment import make_environment
+from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.reward import STOP, RewardError
+
+
+def data_checks(
+    config: RunConfig, model: ModelFolder, progress: Callable[[str], None] = lambda _: None
+) -> Iterator[Check]:
+    """One check for each file that is named. A large file is indexed here, once for all starts.
+
+    Raises:
+        ConfigError: names field, file and line, and what is wrong there.
+    """
+    problems = open_problems(config.data, prompt_encoder(config), model.longest, progress)
+    yield _train_check(config, len(problems.train), problems.told[0])
+    for told in problems.told[1:]:
+        yield ok("data.held_out", told)
+    if problems.held_out is None:
+        yield ok("data.held_out", "not named: no evaluation")
+    elif config.prompts.evaluate_rows > len(problems.held_out):
+        yield warn(
+            "data.held_out",
+            f"prompts.evaluate_rows is {config.prompts.evaluate_rows:,}, but there are "
+            f"{len(problems.held_out):,} held-out rows: an evaluation has no more",
+            "lower it, or set it to 0 for all; or hold out more",
+        )
+
+
+def _train_check(config: RunConfig, num_rows: int, told: str) -> Check:
+    groups = config.trainer.groups_per_step
+    if num_rows >= groups:
+        return ok("data.train", told)
+    return warn(
+        "data.train",
+        told,
+        f"{num_rows:,} training rows are fewer than trainer.groups_per_step = {groups}: every "
+        "batch has rows more than once; add rows, or lower it",
+    )
+
+
+def hash_check(config: RunConfig) -> Check:
+    """What the trainer does with the data: it puts its hash into its claim, where it has it."""
+    found = data_hashes(config.data).get("train")
+    if found is None:
+        return warn(
+            "data.train", f"{config.data.train!r} is not on this host",
+            "copy it here, or nobody notices that prompts are issued from another one",
+        )  # fmt: skip
+    return ok("data.train", f"SHA-256 {found[:12]}.., to be compared with that of `prompts`")
+
+
+def loaded_check(config: RunConfig) -> Check:
+    """Load the verifier and the environment, on a host that need not have the data.
+
+    Raises:
+        ConfigError: one of them cannot be loaded.
+    """
+    names = [config.reward.verifier]
+    if config.environment.name:
+        make_environment(config).close()
+        names.append(config.environment.name)
+    if config.reward.verifier != ENVIRONMENT:
+        make_verifier(config.reward).close()
+    return ok("verifier", f"{' and '.join(names)} can be loaded; tried where the data is, not here")
+
+
+def verifier_check(config: RunConfig) -> Check:
+    """Load the verifier and let it judge one row's own answer; an environment is only loaded.
+
+    Raises:
+        ConfigError: it cannot be loaded, raises, hangs, or returns no number.
+    """
+    row = first_rows(config.data, "data.train", 1)[0]
+    if config.environment.name:
+        make_environment(config).close()
+    if config.reward.verifier == ENVIRONMENT:
+        return ok("verifier", f"the environment {config.environment.name}, which can be loaded")
+    with make_verifier(config.reward) as verifier:
+        try:
+            judged = verifier.judge(
+                text_of(row.prompt), row.answer, row.answer, json.loads(row.metadata), STOP
+            )
+        except RewardError as err:
+            raise ConfigError(
+                f"reward.verifier: tried on {row.place}, with the row's `answer` as completion: "
+                f"{err}"
+            ) from err
+    # Not wrong by itself: a verifier may want more than the bare answer.
+    return ok(
+        "verifier", f"{config.reward.verifier} gives {judged.reward:g} to the answer of {row.place}"
+    )

@@ -1,0 +1,199 @@
+"""Whether the model servers that a run names, or will start, can be used. Starts and changes none.
+
+Asked is what a rollout worker asks: which server a Python has, what a running one says it is,
+whether a port is taken. `rlstreams engine check URL` asks a running one for more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.start.doctor.check import Check, Level, fail, ok, probed, warn
+from rlstreams.start.doctor.host import Host
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.addresses import check_address
+from rlstreams.workers.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from rlstreams.workers.engines.served.facts import Kind
+    from rlstreams.workers.engines.served.router import Router
+
+ASK_S = 3.0  # longest answer of a server that works
+BUILTIN = "builtin"
+_URLS, _ROUTERS = "engine.urls", "engine.routers"  # names of checks
+
+
+def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator[Check]:
+    """Of the built-in engine nothing: the checks of the model are its checks.
+
+    Args:
+        has_model: the model's folder is on this machine and can be read.
+    """
+    if config.rollout.engine == BUILTIN:
+        return
+    ordinals = host.ordinals(config.rollout.workers)
+    yield probed("engine.report_host", lambda: _reported(config))
+    if config.engine.urls:
+        yield from _running(config, ordinals)
+        return
+    yield probed("engine", lambda: ok("engine", installed(config, has_model=has_model)))
+    yield probed("engine.port", lambda: _ports(config, host, ordinals))
+
+
+def refuse_engine(config: RunConfig) -> None:
+    """What a worker would find out only after everything else was started. Asks no server.
+
+    Raises:
+        ConfigError: no such Python, no such server in it or one that was never tried, an argument
+            of the user's that contradicts one of ours.
+    """
+    if config.rollout.engine != BUILTIN and not config.engine.urls:
+        installed(config, has_model=True)
+
+
+def installed(config: RunConfig, *, has_model: bool) -> str:
+    """The server that a worker will start; raises as `refuse_engine`."""
+    from rlstreams.workers.bootstrap.served import command_of, found_server, where_installed
+    from rlstreams.workers.engines.served.facts import Kind, untested
+
+    kind = Kind(config.rollout.engine)
+    where = where_installed(config, kind) if has_model else found_server(config, kind)
+    found = f"{kind} {where.version} in {where.python}"
+    why = untested(kind, where.version)
+    if why and not config.engine.allow_untested:
+        raise ConfigError(f"engine.python: {found}, {why}")
+    if has_model:
+        command_of(config, kind, where, config.engine.port, {})
+    return f"{found}{', not run with rlstreams before (engine.allow_untested)' if why else ''}"
+
+
+def _reported(config: RunConfig) -> Check:
+    check_address("engine.report_host", config.engine.report_host)
+    return ok("engine.report_host", f"{config.engine.report_host} is an address of this host")
+
+
+def _ports(config: RunConfig, host: Host, ordinals: Sequence[int]) -> Check:
+    """Whether each worker's server can have its port; that of a run that is up is its own."""
+    from rlstreams.workers.bootstrap.served import port_of
+    from rlstreams.workers.engines.served.facts import Kind
+
+    check_address("engine.host", config.engine.host)
+    if not config.engine.port:
+        return ok("engine.port", "engine.port is 0: a free one is chosen for each server")
+    kind, advice = Kind(config.rollout.engine), "end it, or set engine.port to a free port, or to 0"
+    others = [n for n in ordinals if not _is_up(config, kind, n)]
+    ports = [port_of(config, n) for n in others]
+    if not host.is_alone and not config.broker.bootstrap and config.broker.port in ports:
+        return fail(
+            "engine.port", f"{config.broker.port} is broker.port too", "give one of them another"
+        )
+    taken = asyncio.run(_taken(config.engine.host, ports))
+    if taken:
+        named = ", ".join(map(str, taken))
+        return fail("engine.port", f"another process listens on {named}", advice)
+    if not ports:
+        return ok("engine.port", "the run's own servers are up")
+    return ok("engine.port", f"free: {', '.join(map(str, ports))}")
+
+
+async def _taken(host: str, ports: Sequence[int]) -> list[int]:
+    from rlstreams.workers.engines.served.http import ServerHttp
+
+    async def is_taken(port: int) -> bool:
+        http = ServerHttp(f"http://{host}:{port}")
+        try:
+            return await http.is_taken(ASK_S)
+        finally:
+            await http.close()
+
+    answers = await asyncio.gather(*map(is_taken, ports))
+    return [port for port, answer in zip(ports, answers, strict=True) if answer]
+
+
+def _is_up(config: RunConfig, kind: Kind, ordinal: int) -> bool:
+    """Whether this run's server of that worker runs now."""
+    from rlstreams.workers.bootstrap.served import server_log
+    from rlstreams.workers.engines.served.process import pid_file
+
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int(pid_file(server_log(Path(config.folder), kind, ordinal)).read_text("ascii")), 0)
+        return True
+    return False
+
+
+def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
+    """A line for each server and router; a worker that has another server can do without one."""
+    from rlstreams.workers.bootstrap.served import router_of, urls_of
+
+    for ordinal in ordinals:
+        try:
+            router = router_of(config, ordinal)
+        except ConfigError as err:
+            yield fail("engine", str(err), "")
+            return
+        servers = asyncio.run(_met(config, urls_of(config, ordinal), router))
+        is_served = any(one.name == _URLS and one.level is Level.OK for one in servers)
+        for server in servers:
+            # One that answers and is refused ends its worker's part in the run; one that does not
+            # answer is waited for.
+            if server.level is Level.WARN and not is_served:
+                yield fail(server.name, server.found, server.advice)
+            else:
+                yield server
+
+
+async def _met(config: RunConfig, urls: Sequence[str], router: Router | None) -> list[Check]:
+    """The servers of one worker and its router, all asked at once."""
+    asked = [_server(config, url, router) for url in urls]
+    if router is not None:
+        asked.append(_router(router))
+    return list(await asyncio.gather(*asked))
+
+
+async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
+    from rlstreams.workers.engines.served.dialect import dialect_of
+    from rlstreams.workers.engines.served.facts import Kind, ask_usable
+    from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
+
+    kind, http = Kind(config.rollout.engine), ServerHttp(url)
+    name, start = _URLS, f"start it (`rlstreams engine command {kind} CONFIG` prints how)"
+    try:
+        facts = await ask_usable(
+            http, kind, ASK_S, allow_untested=config.engine.allow_untested
+        )  # fmt: skip
+        if router is not None:
+            router.check(facts)
+        if await http.status_of("/health", ASK_S) not in dialect_of(kind).alive:
+            return warn(name, f"server {url}: GET /health says that it does not work", "restart it")
+    except ServerGoneError as err:
+        return warn(name, str(err), f"{start}, or correct engine.urls")
+    except ServerError as err:
+        if err.status >= 500:  # it, or a proxy in front of it, is not ready yet
+            return warn(name, str(err), "wait until it is ready, or see its log")
+        return fail(name, str(err), f"{start} as such a server, or correct engine.urls")
+    finally:
+        await http.close()
+    return ok(
+        name, f"{url}: {facts.name}, model {facts.model} (`rlstreams engine check {url}` asks more)"
+    )
+
+
+async def _router(router: Router) -> Check:
+    """Whatever it answers, it is there."""
+    from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
+
+    name = _ROUTERS
+    try:
+        await router.http.get("/health", ASK_S)
+    except ServerGoneError as err:
+        return fail(name, str(err).replace("server", "router", 1), "start it, or correct the url")
+    except ServerError:
+        pass
+    finally:
+        await router.http.close()
+    return ok(name, f"{router.url} answers")

@@ -1,0 +1,156 @@
+"""What this machine has: Python and packages, Java and jars, processors, disk, a free port."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from rlstreams.start.doctor.check import Check, fail, ok, probed, warn
+from rlstreams.start.doctor.host import EVERYTHING, Host
+from rlstreams.workers.config.run import RunConfig
+
+OLDEST_PYTHON = (3, 11)
+# Where the distribution itself is not installed, and so tells nothing of what it needs.
+NEEDED = (
+    "confluent-kafka", "kafka-python", "zstandard", "numpy", "msgspec", "rich", "torch",
+    "transformers", "tokenizers", "safetensors",
+)  # fmt: skip
+LOG_MB = 2000  # of a run on a small model; a log grows with its samples
+_ONLY_NEEDED_FOR_EMBEDDED = "set broker.bootstrap to your own broker; then none is needed"
+
+
+def machine(
+    config: RunConfig, host: Host = EVERYTHING, *, is_broker_up: bool, weights_mb: float
+) -> list[Check]:
+    """Everything that needs neither data nor model nor broker nor GPU.
+
+    Args:
+        host: Java and jars are for `up`, which alone starts a broker.
+        is_broker_up: the run's embedded broker runs already, and so holds its port.
+        weights_mb: size of the model in float32.
+    """
+    checks = [python(), packages()]
+    if not config.broker.bootstrap and not host.is_alone:
+        checks += [
+            probed("java", java, f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
+            probed("jars", lambda: jars(config.broker.jars_dir), f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
+            port(config.broker.port, is_broker_up=is_broker_up),
+        ]
+    if host.num_processes(config):
+        checks.append(processors(config, host))
+    return [*checks, disk(config, weights_mb, host)]
+
+
+def python() -> Check:
+    """The interpreter's version."""
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if tuple(map(int, platform.python_version_tuple()[:2])) < OLDEST_PYTHON:
+        return fail("python", found, "use Python 3.11 or newer; rlstreams is developed on 3.12")
+    return ok("python", found)
+
+
+def packages() -> Check:
+    """Whether what we need is installed, in the versions that we need."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = [Requirement(text) for text in requires("rlstreams") or ()]
+    except PackageNotFoundError:
+        wanted = [Requirement(name) for name in NEEDED]
+    problems, told = [], []
+    for requirement in wanted:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            problems.append(f"{requirement.name} is missing")
+            continue
+        if not requirement.specifier.contains(found, prereleases=True):
+            problems.append(f"{requirement.name} is {found}, wanted is {requirement.specifier}")
+        if requirement.name in ("torch", "transformers", "confluent-kafka"):
+            told.append(f"{requirement.name} {found}")
+    if problems:
+        return fail("packages", "; ".join(problems), "install again: `make setup`")
+    return ok("packages", f"{', '.join(told)} and {len(wanted) - len(told)} others")
+
+
+def java() -> Check:
+    """A Java runtime for the embedded broker."""
+    from rlstreams.streams.broker.java import find_java, java_version
+
+    path = find_java()
+    return ok("java", f"{java_version(path)} at {path}")
+
+
+def jars(jars_dir: str) -> Check:
+    """The jars of the embedded broker; nothing is fetched here."""
+    from rlstreams.streams.broker.jars import KAFKA_VERSION, classpath, num_missing
+    from rlstreams.streams.log.cache import cache_folder
+
+    if jars_dir:
+        found = classpath(jars_dir)
+        return ok("jars", f"Apache Kafka {KAFKA_VERSION}: {len(found)} jars in {jars_dir}")
+    folder, missing = cache_folder() / "jars", num_missing()
+    if missing:
+        return warn(
+            "jars",
+            f"{missing} jars of Apache Kafka {KAFKA_VERSION} are not in {folder}",
+            "the first start fetches them (about 45 MB); without a connection name a folder that "
+            "holds them in broker.jars_dir",
+        )
+    return ok("jars", f"Apache Kafka {KAFKA_VERSION}: all in {folder}")
+
+
+def port(number: int, *, is_broker_up: bool) -> Check:
+    """Whether the embedded broker can listen where it is told to."""
+    from rlstreams.streams.broker.ports import is_free
+
+    if is_broker_up:
+        return ok("port", "the run's broker is up and has its own")
+    if not number:
+        return ok("port", "broker.port is 0: a free one is chosen")
+    if not is_free(number):
+        return fail(
+            "port",
+            f"broker.port {number} is in use by another program",
+            "choose another one, or 0 for a free one",
+        )
+    return ok("port", f"broker.port {number} is free")
+
+
+def processors(config: RunConfig, host: Host = EVERYTHING) -> Check:
+    """Cores against the processes that compute."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    computing = host.num_processes(config)
+    busy = computing * config.model.threads
+    found = f"{cores} cores for {computing} computing processes with {config.model.threads} threads"
+    if busy > 2 * (cores or 1):
+        return warn("cpu", found, "they will compete for cores: use fewer workers or model.threads")
+    return ok("cpu", found)
+
+
+def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check:
+    """Free space where the run's folder is or will be, against what it will hold.
+
+    A checkpoint is weights and two moments in float32; a served version is weights.
+    """
+    folder = Path(config.folder).absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        return fail("disk", f"{there} is a file, not a folder", "name another folder in run.dir")
+    if not os.access(there, os.W_OK):
+        return fail("disk", f"{there} is not writable", "name another folder in run.dir")
+    free_mb = shutil.disk_usage(there).free / 1e6
+    needed_mb = 0.0 if host.is_alone else float(LOG_MB)
+    if host.has("trainer"):
+        checkpoints = 3 * (config.trainer.checkpoints_kept + 1)
+        needed_mb += weights_mb * (checkpoints + config.weights.versions_served + 1)
+    found = f"{free_mb / 1000:.1f} GB free at {there}; about {needed_mb / 1000:.1f} GB are needed"
+    advice = "free some, name another folder in run.dir, or lower trainer.checkpoints_kept"
+    if free_mb < needed_mb / 4:
+        return fail("disk", found, advice)
+    return warn("disk", found, advice) if free_mb < needed_mb else ok("disk", found)

@@ -1,0 +1,180 @@
+"""Whether a model folder can be loaded, told from its small files and its tensors' headers.
+
+Neither torch nor the weights are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlstreams.start.doctor.check import Check, ok, warn
+from rlstreams.start.doctor.model_fits import (
+    check_class,
+    check_special_tokens,
+    check_vocabulary,
+    load_tokenizer,
+)
+from rlstreams.start.doctor.weight_files import tensors_of
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.nearest import meant_path
+from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.families import chosen_attention, library_model
+from rlstreams.workers.model.folder import (
+    eos_ids_of,
+    max_tokens_of,
+    num_experts_of,
+    read_config,
+    text_fields,
+)
+from rlstreams.workers.model.tokenizer import Tokenizer
+
+FLOAT32 = 4  # bytes
+SIZES = {"float32": FLOAT32, "bfloat16": 2}  # by model.dtype, bytes a weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A folder that can be loaded, as far as its headers tell."""
+
+    path: Path
+    config: Mapping[str, Any]  # of the language model
+    num_parameters: int
+    stored_as: str  # dtypes of its tensors, the commonest first
+    attention: str  # the kernels that will compute it
+    has_expert_kernels: bool
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]  # tokens that end an answer
+
+    @property
+    def weights_mb(self) -> float:
+        """In float32."""
+        return self.num_parameters * FLOAT32 / 1e6
+
+    def mb_in(self, dtype: str) -> float:
+        """Weights as they are computed with under `model.dtype`."""
+        return self.num_parameters * SIZES[dtype] / 1e6
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that it was made for; None if the folder does not say."""
+        return max_tokens_of(self.config)
+
+
+def read_model(path: str, field: str = "model.path") -> ModelFolder:
+    """Read what is small, check that it fits together; a model of the hub is fetched first.
+
+    Raises:
+        ConfigError: names file and field, and what was found.
+    """
+    folder = model_folder(path)
+    if folder.is_file():
+        raise ConfigError(f"{field}: {path!r} is a file; name the folder that it is in")
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{field}: there is no folder {path!r}{meant_path(folder)} "
+            "(a model of the Hugging Face hub is named hf:ORG/NAME)"
+        )
+    if not (folder / "config.json").is_file():
+        below = [str(file.parent) for file in sorted(folder.glob("*/config.json"))]
+        told = f"; did you mean {below[0]!r}?" if below else ""
+        raise ConfigError(f"{field}: {str(folder)!r} is no model folder: no config.json{told}")
+    try:
+        return _read(folder)
+    except EngineError as err:
+        raise ConfigError(f"{field}: {err}") from err
+    except ConfigError as err:  # of a part, which does not know who named the folder
+        raise ConfigError(str(err).replace("model.path:", f"{field}:", 1)) from err
+
+
+def _read(folder: Path) -> ModelFolder:
+    text = text_fields(read_config(folder))
+    library = library_model(text)
+    check_class(folder, text, library)
+    tensors = tensors_of(folder)
+    tokenizer, eos_ids = load_tokenizer(folder), eos_ids_of(folder)
+    check_vocabulary(folder, text, tensors, tokenizer)
+    check_special_tokens(folder, text, eos_ids, tokenizer)
+    dtypes = Counter(tensor.dtype for tensor in tensors.values())
+    return ModelFolder(
+        path=folder,
+        config=text,
+        num_parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
+        stored_as=" and ".join(name for name, _ in dtypes.most_common()),
+        attention=chosen_attention(text, has_sdpa=library is None or library.has_sdpa),
+        has_expert_kernels=library is not None and library.has_expert_kernels,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+    )
+
+
+def check_reference(config: RunConfig, model: ModelFolder) -> str:
+    """What the KL term compares with; "": nothing, or the model itself.
+
+    Raises:
+        ConfigError: it is no model folder, or has another vocabulary.
+    """
+    path = config.logprob.reference
+    if path == START or not config.trainer.loss.kl_coef:
+        return ""
+    found = read_model(path, "logprob.reference")
+    sizes = [one.config.get("vocab_size") for one in (found, model)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"logprob.reference is {path!r}, whose vocabulary has {sizes[0]} tokens; "
+            f"model.path's has {sizes[1]}"
+        )
+    return f"{found.path}: {_amount(found.num_parameters)} parameters"
+
+
+def check_routers(config: RunConfig, model: ModelFolder) -> None:
+    """Whether there is something to replay; of a family's routers the roles themselves find out.
+
+    Raises:
+        ConfigError: a dense model.
+    """
+    if config.trainer.routing_replay and not num_experts_of(model.config):
+        raise ConfigError(
+            f"trainer.routing_replay is true, but {model.path} is a dense model "
+            f"({model.config['model_type']}): it has no routers; set it to false"
+        )
+
+
+def model_checks(model: ModelFolder, dtype: str = "float32") -> Iterator[Check]:
+    """What the model is, how it will be computed, and where its answers end."""
+    yield ok(
+        "model",
+        f"{model.path}: {model.config['model_type']}, {_amount(model.num_parameters)} parameters, "
+        f"vocabulary {model.config.get('vocab_size')} (tokenizer {model.tokenizer.vocab_size}), "
+        f"at most {model.longest or 'any number of'} tokens",
+    )
+    experts = num_experts_of(model.config)
+    kernels = "grouped_mm" if model.has_expert_kernels else "the family's own"
+    yield ok(
+        "numerics",
+        f"{dtype} (stored as {model.stored_as}), attention {model.attention}"
+        + (f", {experts} experts by {kernels}" if experts else ""),
+    )
+    ends = ", ".join(f"{model.tokenizer.token(t)!r} ({t})" for t in sorted(model.eos_ids))
+    if ends:
+        yield ok("answers", f"end at {ends}")
+    else:
+        yield warn(
+            "answers",
+            "neither generation_config.json nor config.json names an eos_token_id: "
+            "every answer runs to rollout.max_new_tokens",
+            "name the token that ends an answer there, or set reward.require_stop = false",
+        )
+
+
+def _amount(number: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)

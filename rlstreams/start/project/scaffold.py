@@ -1,0 +1,198 @@
+"""Writes a project: configuration, reward with its test, twenty rows, a README, perhaps a model.
+
+What is written runs as it is. Nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from rlstreams.start.project.columns import ColumnGuess, value_at
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.here import CONFIG_FILE
+from rlstreams.workers.config.packaged import example
+
+ROWS = 20
+DEMO_MODEL = "demo/model"
+_FILES = Path(__file__).with_name("files")
+_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Numbers of a configuration that go with the size of a model."""
+
+    slots: int
+    max_new_tokens: int
+    token_budget: int
+    lr: str
+
+
+TINY = Size(slots=64, max_new_tokens=12, token_budget=4096, lr="2e-4")
+# Half a billion parameters and a vocabulary of 150,000 on a CPU: 2,048 tokens are 5 GB of logits.
+LARGE = Size(slots=16, max_new_tokens=256, token_budget=2048, lr="1e-6")
+
+
+# What goes with a model of that size, by its place in run.toml. Steps on a CPU take minutes; all of
+# a test split would be answered ahead of the first. Lines that begin with #gpu are for two GPUs.
+_LARGE_LINES = {
+    "gpu_note": """#
+# Steps take minutes on a CPU. For two GPUs, with vLLM installed, uncomment the lines for them:
+# sed -i 's/^#gpu //' run.toml
+""",
+    "compute": """\
+threads = 4 # of each process that computes; a redo is bit-equal under the same number
+#gpu dtype = "bfloat16"
+""",
+    "evaluate_rows": "evaluate_rows = 64 # of them, each time; 0: all, which delays step 1\n",
+    "gpu_rollout": '#gpu engine = "vllm" # started by the worker; see [engine.args] below\n',
+    "gpu_logprob": '#gpu device = "cuda:1" # the one that vLLM has\n',
+    "gpu_trainer": '#gpu device = "cuda:0"\n',
+    "last": """
+[deadlines]
+stall_s = 3600 # minutes a step are no stall
+
+#gpu [engine.args]
+#gpu dtype = "bfloat16" # as model.dtype
+#gpu gpu-memory-utilization = 0.4 # of that GPU; the log-prob worker needs the rest
+
+#gpu [engine.env]
+#gpu CUDA_VISIBLE_DEVICES = "1" # if there is one GPU: "0" here, and "cuda:0" twice above
+
+#gpu [weights]
+#gpu channel = "nccl" # from one GPU to another; if there is one: "file"
+""",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be written."""
+
+    folder: Path
+    columns: ColumnGuess
+    num_rows: int | None  # of the data set; None: unknown
+    rows: Sequence[Mapping[str, Any]]  # the first ones, as they are
+    model: str  # empty: the demo's, copied into the project
+    data_lines: Sequence[str]  # of [data]
+    has_held_out: bool
+    system_prompt: str = ""
+
+
+def write(plan: Plan) -> list[Path]:
+    """Write the project; the files, in the order in which to look at them.
+
+    Raises:
+        ConfigError: the folder is there and not empty, or cannot be written.
+    """
+    folder = plan.folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there and not empty; name a folder that is not")
+    texts = {
+        CONFIG_FILE: _filled("run.toml", **_settings(plan)),
+        "reward.py": _text("numeric.py.tmpl" if plan.columns.is_numeric else "exact.py.tmpl"),
+        "test_reward.py": _text("test_reward.py.tmpl"),
+        "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _rows_as_rewarded(plan)),
+        "README.md": _filled("README.md", run_id=run_id(folder), model=_about_model(plan)),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        if not plan.model:
+            shutil.copytree(example(DEMO_MODEL), folder / "model")
+    except OSError as err:
+        raise ConfigError(f"{folder} cannot be written: {err}") from err
+    return [folder / name for name in texts] + ([] if plan.model else [folder / "model"])
+
+
+def run_id(folder: Path) -> str:
+    """The folder's name as far as it can be a run id."""
+    return _NOT_IN_AN_ID.sub("-", folder.absolute().name).strip("-")[:100] or "run"
+
+
+def relative(path: Path, folder: Path) -> str:
+    """How a file of `folder` should name `path`: relative if it is near, so that both can move."""
+    near = os.path.relpath(path.absolute(), folder.absolute())
+    return near if near.count("..") <= 1 else str(path.absolute())
+
+
+def _settings(plan: Plan) -> dict[str, str]:
+    size = LARGE if plan.model else TINY
+    is_small = plan.num_rows is not None and plan.num_rows < 200
+    return {
+        "run_id": run_id(plan.folder),
+        "data": "\n".join(plan.data_lines),
+        "model": _model_lines(plan),
+        "evaluation": _evaluation(plan),
+        "slots": str(size.slots),
+        "max_new_tokens": str(size.max_new_tokens),
+        "token_budget": str(size.token_budget),
+        "groups_per_step": "8" if is_small or plan.model else "16",
+        "steps": "60",
+        "lr": size.lr,
+        **_lines_of_size(plan),
+    }
+
+
+def _lines_of_size(plan: Plan) -> dict[str, str]:
+    if not plan.model:
+        return dict.fromkeys(_LARGE_LINES, "")
+    without = {} if plan.has_held_out else {"evaluate_rows": ""}
+    return {**_LARGE_LINES, **without}
+
+
+def _model_lines(plan: Plan) -> str:
+    if plan.model:
+        return f"path = {json.dumps(plan.model)} # a Hugging Face folder, or hf:ORG/NAME[@REVISION]"
+    return (
+        "# The demo's: it adds numbers, and hardly learns anything else. Name your own: a Hugging\n"
+        "# Face folder, or hf:ORG/NAME[@REVISION].\n"
+        'path = "model"'
+    )
+
+
+def _evaluation(plan: Plan) -> str:
+    if not plan.has_held_out:
+        return "evaluate_every = 0 # versions between evaluations; set data.held_out_rows first"
+    return "evaluate_every = 10 # versions between evaluations on the held-out rows"
+
+
+def _about_model(plan: Plan) -> str:
+    if plan.model:
+        return f"The model is {plan.model}; `rlstreams doctor` estimates its memory."
+    return "The tiny demo model only adds: name your own in `run.toml`, section `[model]`."
+
+
+def _rows_as_rewarded(plan: Plan) -> list[dict[str, Any]]:
+    """Problem and answer under our names; an answer that ends in `#### x` is x."""
+    columns = plan.columns.data.columns
+    pattern = re.compile(columns.answer_pattern) if columns.answer_pattern else None
+    found = []
+    for row in plan.rows[:ROWS]:
+        answer = value_at(row, columns.answer or "answer")
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+        match = pattern.search(text) if pattern else None
+        found.append(
+            {
+                "prompt": value_at(row, columns.prompt or "prompt"),
+                "answer": match.group(1).strip() if match else text,
+            }
+        )
+    return found
+
+
+def _text(name: str) -> str:
+    return (_FILES / name).read_text(encoding="utf-8")
+
+
+def _filled(name: str, **values: str) -> str:
+    return Template(_text(name)).substitute(values)

@@ -1,0 +1,1 @@
+"""All roles of a run on this machine: supervisor and live view."""

@@ -1,0 +1,188 @@
+"""What a run looks like in a terminal: one screen that is drawn again, or plain lines.
+
+`LiveView` is told everything (`LiveInput`): frozen view states, processes, lags. It asks nobody
+and reads no clock; keys are the supervisor's business, the view only names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.layout import Layout
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from rlstreams.streams.views.feed import StepPoint, ViewState
+from rlstreams.up.live.input import LiveInput, ProcessInfo, TopicLag
+from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
+from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import KillMark, clock, over
+
+_FRAME = 2  # rows and columns that a panel's border takes
+_HEADER = 2
+_FOOTER = 2
+_FEWEST_ROWS = 24
+_FEWEST_COLUMNS = 64
+
+
+class Screen:
+    """One screenful: header, learning beside the problem, workers beside the topics, footer.
+
+    A narrow one leaves out the problem and the topics.
+    """
+
+    def __init__(self, given: LiveInput) -> None:
+        self._given = given
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Fill what the terminal has; at 80 x 24 nothing is cut."""
+        width = options.max_width
+        height = max(_FEWEST_ROWS, options.height or console.size.height)
+        yield from console.render(self._layout(width, height), options.update_height(height))
+
+    def _layout(self, width: int, height: int) -> Layout:
+        given = self._given
+        body = height - _HEADER - _FOOTER
+        num_workers = max(len(given.processes), len(given.views.throughput.workers))
+        bottom = min(max(body // 2, 0), max(10, num_workers + 1 + _FRAME))
+        top = body - bottom
+        left = width // 2
+        layout = Layout()
+        upper, lower = Layout(size=top), Layout(size=bottom)
+        if width < _FEWEST_COLUMNS:  # side by side neither of two could be read
+            upper.update(_framed("learning", learning(given, width - _FRAME - 2, top - _FRAME)))
+            lower.update(_framed("workers", workers(given)))
+            return self._stacked(layout, upper, lower)
+        curve = learning(given, left - _FRAME - 2, top - _FRAME)
+        upper.split_row(
+            Layout(_framed("learning", curve), size=left),
+            Layout(_framed("the same problem, then and now", problem(given, top - _FRAME))),
+        )
+        lower.split_row(
+            Layout(_framed("workers", workers(given)), size=width * 2 // 3),
+            Layout(_framed("topics", queues(given, bottom - _FRAME))),
+        )
+        return self._stacked(layout, upper, lower)
+
+    def _stacked(self, layout: Layout, upper: Layout, lower: Layout) -> Layout:
+        given = self._given
+        layout.split_column(
+            Layout(header(given), size=_HEADER), upper, lower, Layout(footer(given), size=_FOOTER)
+        )
+        return layout
+
+
+def _framed(title: str, content: RenderableType) -> Panel:
+    return Panel(
+        content,
+        title=title,
+        title_align="left",
+        box=box.ROUNDED,
+        border_style="bright_black",
+        padding=(0, 1),
+    )
+
+
+class PlainLines:
+    """A line for each new step and each new message, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._message = ""
+        self._is_start_told = False  # how good the model was before training
+
+    def skip_to(self, views: ViewState) -> None:
+        """Tell of what comes after this only: a run that goes on has told of the rest."""
+        self._step = views.run.step
+        self._is_start_told = views.evaluation.first is not None
+
+    def new(self, given: LiveInput) -> Iterator[str]:
+        """What happened since the last call."""
+        if given.message != self._message:
+            self._message = given.message
+            yield f"[{clock(given.elapsed_s)}] {given.message}"
+        first = given.views.evaluation.first
+        if first is not None and not self._is_start_told:
+            self._is_start_told = True
+            if first.policy_version == 0:  # steps may have been quicker than its last answer
+                yield f"before training: held-out accuracy {first.accuracy:.3f}, {over(first)}"
+        for step in given.views.run.steps:
+            if step.step > self._step:
+                self._step = step.step
+                yield _step_line(step, given)
+
+
+def _step_line(point: StepPoint, given: LiveInput) -> str:
+    known = [p for p in given.views.evaluation.curve if p.policy_version <= point.policy_version]
+    held_out = f"{known[-1].accuracy:.3f} (v{known[-1].policy_version})" if known else "-"
+    rate = given.views.throughput.rate("rollout", "tokens")
+    tokens = sum(point.staleness.values())
+    staleness = sum(d * n for d, n in point.staleness.items()) / tokens if tokens else 0.0
+    return (
+        f"step {point.step:>4}/{given.target or '?'}  reward {point.reward:.3f}  "
+        f"held-out {held_out}  {rate:,.0f} tokens/s  staleness {staleness:.2f}  "
+        f"{clock(given.elapsed_s)}"
+    )
+
+
+class LiveView:
+    """Draws on a terminal, prints lines elsewhere. Use it in a `with` block.
+
+    Once the terminal is gone it prints lines too, from there on.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._was_terminal = self._console.file.isatty()
+        self._live = (
+            Live(console=self._console, screen=True, auto_refresh=False)
+            if self._console.is_terminal
+            else None
+        )
+        self._lines = PlainLines()
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def skip_to(self, views: ViewState) -> None:
+        """Where a run that goes on begins; a screen shows its whole curve all the same."""
+        self._lines.skip_to(views)
+
+    def update(self, given: LiveInput) -> None:
+        """Show this now."""
+        lines = tuple(self._lines.new(given))
+        if self._live is not None and self._was_terminal and not self._console.file.isatty():
+            self._leave_screen(self._live)
+        if self._live is not None and getattr(self._console.file, "is_unread", False):
+            for line in lines:  # a terminal that was halted: the stream knows where they go
+                self._console.file.write(f"{visible(line)}\n")
+            return
+        if self._live is not None:
+            self._live.update(Screen(given), refresh=True)
+            return
+        for line in lines:
+            self._console.print(Text(visible(line)), soft_wrap=True)
+
+    def _leave_screen(self, live: Live) -> None:
+        self._live = None
+        self._console.quiet = True  # there is nothing to restore
+        live.stop()
+        self._console = Console(force_terminal=False)
+
+
+__all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen", "TopicLag"]

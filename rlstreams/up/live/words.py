@@ -1,0 +1,103 @@
+"""What live view and report share: answers spelled out, times, marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rlstreams.schemas.events import StepsRedone
+from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint
+
+REDONE_LINES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillMark:
+    """A process ended without a goodbye while this step was being made."""
+
+    step: int
+    worker: str
+    killed_at_ms: int = 0  # by `up` itself; 0: it ended for a reason of its own
+
+    def __str__(self) -> str:
+        """`rollout-0 killed`, or `rollout-0 restarted`: of the others only that is known."""
+        return f"{self.worker} {'killed' if self.killed_at_ms else 'restarted'}"
+
+
+def ends(marks: Sequence[KillMark]) -> str:
+    """What they are in one word: `killed` if all of them were."""
+    return "killed" if all(mark.killed_at_ms for mark in marks) else "restarted"
+
+
+def spell(token_ids: Sequence[int]) -> str:
+    """Tokens as numbers, where there is no tokenizer."""
+    return " ".join(str(token) for token in token_ids)
+
+
+def spelled(answer: Answer, decode: Callable[[Sequence[int]], str]) -> Iterator[tuple[int, str]]:
+    """(policy version, text) of each run; decoded together, so that pieces join as they should."""
+    ids: tuple[int, ...] = ()
+    done = ""
+    for run in answer.runs:
+        ids += run.token_ids
+        whole = decode(ids)
+        yield run.policy_version, whole[len(done) :]
+        done = whole
+
+
+def over(*points: EvaluationPoint) -> str:
+    """Over how many answers these accuracies are: `over 256 answers each`."""
+    counts = [point.num_samples for point in points]
+    first = f"over {counts[0]:,} {'answer' if counts[0] == 1 else 'answers'}"
+    if len(counts) == 1:
+        return first
+    is_same = len(set(counts)) == 1
+    return f"{first} each" if is_same else f"{first} and {', '.join(f'{n:,}' for n in counts[1:])}"
+
+
+def clock(seconds: float) -> str:
+    """`0:42`, `12:07`, `1:02:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def step_seconds(steps: Sequence[StepPoint], num: int = 10) -> float:
+    """Seconds from step to step, mean of the last `num`; 0 before the first."""
+    if not steps:
+        return 0.0
+    newest = steps[-num - 1 :]
+    if len(newest) == 1:
+        return (newest[0].finished_at_ms - newest[0].started_at_ms) / 1000
+    return (newest[-1].finished_at_ms - newest[0].finished_at_ms) / 1000 / (len(newest) - 1)
+
+
+def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:
+    """What restarted trainers did again, a line each, of more than a few one line for all; and the
+    checkpoints that they did not start from."""
+    done = [one for one in redone if one.last_step >= one.first_step]
+    if len(done) > REDONE_LINES:
+        num_steps = sum(one.last_step - one.first_step + 1 for one in done)
+        num_equal = sum(one.num_equal for one in done)
+        lines = [
+            f"{len(done)} times steps were done again from the log: "
+            f"{num_equal:,} of {num_steps:,} weight hashes equal"
+        ]
+    else:
+        lines = [
+            f"steps {one.first_step} to {one.last_step} were done again from the log: "
+            f"{one.num_equal} of {one.last_step - one.first_step + 1} weight hashes equal"
+            for one in done
+        ]
+    return [*lines, *passed_over_lines(redone)]
+
+
+def passed_over_lines(redone: Sequence[StepsRedone]) -> list[str]:
+    """Checkpoints that restarted trainers passed over, the newest last; each once."""
+    # The same one is passed over at every restart, until newer ones push it out.
+    every = dict.fromkeys((it.checkpoint, it.reason) for one in redone for it in one.passed_over)
+    told = [f"checkpoint {name} was passed over at a restart: {why}" for name, why in every]
+    if len(told) <= REDONE_LINES:
+        return told
+    num_left = len(told) - REDONE_LINES
+    return [f"{num_left} other checkpoints were passed over at restarts", *told[-REDONE_LINES:]]

@@ -1,0 +1,220 @@
+"""One worker process, and the two ways to start it.
+
+Children are forked from a server that has imported the heavy libraries once (`forkserver`), or are
+plain Python processes where that does not exist. Either way a child lives in its own session, as
+the server does, so Ctrl-C on the terminal does not reach it; it writes to its own log; and it holds
+one end of a pipe, which closes when its supervisor is gone, however that ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.process
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Protocol
+
+from rlstreams.streams.log.tail import tail
+from rlstreams.up.supervisor.own_session import unheard
+from rlstreams.up.supervisor.process_handle import ProcessHandle
+
+PRELOAD = "rlstreams.workers.bootstrap.preload"
+OWN_SESSION = "rlstreams.up.supervisor.own_session"
+LIGHT_ROLES = frozenset({"prompts"})  # import no torch
+UNLEARNT = 255  # what multiprocessing gives where the fork server is gone, which alone knew it
+TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """Which worker to start."""
+
+    role: str
+    ordinal: int
+    config: Path  # resolved configuration, JSON
+    log: Path
+    instance: str
+    reaped: Sequence[str] = ()  # instances of this worker that were seen to end, newest last
+    crash_at: str = ""  # see `rlstreams.streams.log.crash_points.arm_from`
+
+    @property
+    def worker(self) -> str:
+        """`{role}-{ordinal}`."""
+        return f"{self.role}-{self.ordinal}"
+
+    def arguments(self, supervisor_fd: int) -> list[str]:
+        """The command line of `rlstreams worker`."""
+        words = [self.role, "--config", str(self.config), "--ordinal", str(self.ordinal)]
+        words += ["--instance", self.instance, "--supervisor-fd", str(supervisor_fd)]
+        words += ["--reaped", ",".join(self.reaped)] if self.reaped else []
+        return [*words, "--crash-at", self.crash_at] if self.crash_at else words
+
+
+class Process(Protocol):
+    """What is common to both ways."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+
+
+class Child:
+    """A started worker."""
+
+    def __init__(self, spec: ChildSpec, process: Process, pipe_fd: int) -> None:
+        self.spec = spec
+        self.started_s = time.monotonic()
+        self._process = process
+        self._pipe_fd = pipe_fd  # our end: the child drains when it closes
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status (negative: a signal), or None while it runs."""
+        status = self._process.poll()
+        if status is not None and self._pipe_fd >= 0:
+            os.close(self._pipe_fd)
+            self._pipe_fd = -1
+        return status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; a child that is gone needs none."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.poll() is None:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+class Spawner(Protocol):
+    """Starts workers."""
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        """Start one; returns at once."""
+
+
+class ForkSpawner:
+    """Forks from a server that has imported torch already. Make it early: it imports beside us."""
+
+    def __init__(self, context: ForkServerContext, preload: str = PRELOAD) -> None:
+        from multiprocessing import forkserver
+
+        self._context = context
+        context.set_forkserver_preload([OWN_SESSION, preload])
+        with unheard():
+            forkserver.ensure_running()
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        """See `Spawner`."""
+        theirs, ours = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_forked, args=(spec, theirs), name=spec.worker, daemon=False
+        )
+        with unheard():  # a server that is gone is started again
+            process.start()
+        theirs.close()
+        pipe_fd = os.dup(ours.fileno())
+        ours.close()
+        return Child(spec, _Forked(process), pipe_fd)
+
+
+class PlainSpawner:
+    """Starts `python -m rlstreams worker ...`."""
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        """See `Spawner`."""
+        theirs_fd, ours_fd = os.pipe()
+        command = [sys.executable, "-m", "rlstreams", "worker", *spec.arguments(theirs_fd)]
+        with spec.log.open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs_fd],
+                start_new_session=True,
+            )  # fmt: skip
+        os.close(theirs_fd)
+        return Child(spec, process, ours_fd)
+
+
+class ByRole:
+    """Forks the roles that compute. A light one would only carry the memory of what it never uses,
+    and wait for imports that it does not need."""
+
+    def __init__(self, forking: Spawner, plain: Spawner) -> None:
+        self._forking = forking
+        self._plain = plain
+
+    def spawn(self, spec: ChildSpec) -> Child:
+        """See `Spawner`."""
+        return (self._plain if spec.role in LIGHT_ROLES else self._forking).spawn(spec)
+
+
+def make_spawner(*, has_gpus: bool = False) -> Spawner:
+    """Forking where the platform can, and no role needs a GPU.
+
+    CUDA does not survive a fork: had anything that the server imports only asked for the GPUs, no
+    child could use one, nor choose which it sees.
+    """
+    if has_gpus or "forkserver" not in multiprocessing.get_all_start_methods():
+        return PlainSpawner()
+    return ByRole(ForkSpawner(multiprocessing.get_context("forkserver")), PlainSpawner())
+
+
+def log_tail(log: Path, num_lines: int = TAIL_LINES) -> Sequence[str]:
+    """The last lines of a worker's log; empty if it wrote nothing."""
+    return tail(log, num_lines)
+
+
+class _Forked:
+    """A multiprocessing process as a `Process`."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
+        self._process = process
+        self._handle = ProcessHandle(self.pid)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        status = self._process.exitcode
+        if status is None or (status == UNLEARNT and self._handle.is_alive):
+            return None
+        self._handle.close()
+        return status
+
+
+def _forked(spec: ChildSpec, pipe: multiprocessing.connection.Connection) -> None:
+    """Runs in the child: make it look like a plain process, then be the worker."""
+    os.setsid()
+    log_fd = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    for fd, target_fd in ((null_fd, 0), (log_fd, 1), (log_fd, 2)):
+        os.dup2(fd, target_fd)
+    from rlstreams.__main__ import main
+    from rlstreams.workers.loop.ending import end_within
+
+    status = main(["worker", *spec.arguments(pipe.fileno())])
+    end_within(status)
+    sys.exit(status)

@@ -1,0 +1,308 @@
+"""All workers of a run on this machine: started, reaped, restarted, killed, drained in order."""
+
+from __future__ import annotations
+
+import signal
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rlstreams.up.supervisor.child import Child, ChildSpec, Spawner, log_tail
+from rlstreams.up.supervisor.restart import Action, Decision, RestartPolicy
+from rlstreams.workers.loop.runtime import Exit
+
+# Who is drained first: nobody waits for work of somebody who has left.
+DRAIN_ORDER = ("prompts", "rollout", "logprob", "trainer")
+LOGS = "logs"  # folder of theirs, in that of the run
+RECENT = 16  # ends of a worker that its next process is told of
+GRACE_S = 10.0  # beyond drain_s, for a role's last commit and its exit
+
+
+class ProcessProgress(Protocol):
+    """How far the log says that a process has come."""
+
+    def committed(self, instance: str) -> bool:
+        """Whether it committed anything of its work."""
+
+    def owns_run(self, instance: str) -> bool:
+        """Whether the newest trainer's claim is its."""
+
+    def is_saving(self, instance: str) -> bool:
+        """Whether it said last that it writes a checkpoint."""
+
+    @property
+    def at_target(self) -> bool:
+        """Whether the last step of the run is done."""
+
+
+class Worker:
+    """A place in the fleet, taken by one process after another."""
+
+    def __init__(self, role: str, ordinal: int, log: Path) -> None:
+        self.role = role
+        self.ordinal = ordinal
+        self.name = f"{role}-{ordinal}"
+        self.log = log
+        self.policy = RestartPolicy(self.name, f"{role}.{ordinal}")
+        self.child: Child | None = None
+        self.restart_at_s: float | None = None
+        self.num_starts = 0
+        self.reaped: list[str] = []  # instances that we saw end without a rival, newest last
+        self.excuse = ""  # why the end of the present process will be no failure of its own
+        self.crash_at: list[str] = []  # armed in the processes to come, one in each
+        self.last_status: int | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process runs, as of the last reaping."""
+        return self.child is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A process that was seen to end."""
+
+    worker: str
+    instance: str
+    status: int
+    seen_s: float  # monotonic
+    excuse: str  # why it is no failure of its own; "": it is
+    died_at: str  # the crash point that it was killed at, if it was armed
+    was_replaced: bool  # its successor had been started before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why the run cannot go on."""
+
+    worker: str  # "": none of them alone
+    reason: str
+    last_lines: Sequence[str]
+    status: int
+
+
+class Fleet:
+    """The workers. `tick` often; it never waits."""
+
+    def __init__(
+        self,
+        spawner: Spawner,
+        folder: Path,
+        counts: Mapping[str, int],
+        *,
+        progress: ProcessProgress,
+        say: Callable[[str], None],
+    ) -> None:
+        self._spawner = spawner
+        self._config = folder / "config.json"
+        self._progress = progress
+        self._say = say
+        self._logs = folder / LOGS
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self.workers = [
+            Worker(role, ordinal, self._logs / f"{role}-{ordinal}.log")
+            for role in DRAIN_ORDER
+            for ordinal in range(counts.get(role, 0))
+        ]
+        self.num_killed = 0
+        self.exits: list[Exited] = []
+        self._replaced: list[Child] = []  # processes that sleep, or woke up and are to end
+        self.failure: Failure | None = None
+        self.is_draining = False  # nobody is restarted any more
+
+    def start(self) -> None:
+        """Start every worker."""
+        for worker in self.workers:
+            self._spawn(worker)
+
+    def tick(self) -> None:
+        """Reap what ended, and start again what should be."""
+        now_s = time.monotonic()
+        for child in [child for child in self._replaced if child.poll() is not None]:
+            self._replaced.remove(child)
+            self._note_exit(child, now_s, "was replaced while suspended", was_replaced=True)
+        for worker in self.workers:
+            self._reap(worker, now_s)
+            if worker.restart_at_s is not None and now_s >= worker.restart_at_s:
+                worker.restart_at_s = None
+                if not self.is_draining:
+                    self._spawn(worker)
+
+    def of(self, role: str) -> Sequence[Worker]:
+        """The workers of one role."""
+        return [worker for worker in self.workers if worker.role == role]
+
+    def is_done(self, role: str) -> bool:
+        """Whether every worker of `role` ended as it should."""
+        return all(
+            w.child is None and w.restart_at_s is None and w.last_status == Exit.DONE
+            for w in self.of(role)
+        )
+
+    def kill(self, worker: Worker, crash_at: str = "") -> bool:
+        """SIGKILL, by somebody's wish; False if no process is there to kill.
+
+        Args:
+            crash_at: where its successor is to die; see `streams.log.crash_points.arm_from`.
+        """
+        if worker.child is None or worker.child.poll() is not None:
+            return False
+        worker.excuse = "was killed as asked"
+        worker.crash_at += [crash_at] if crash_at else []
+        worker.child.signal(signal.SIGKILL)
+        self.num_killed += 1
+        return True
+
+    def sleep(self, worker: Worker) -> Child | None:
+        """SIGSTOP; None if no process is there. Whoever asks for it sends SIGCONT."""
+        if worker.child is None or worker.child.poll() is not None:
+            return None
+        worker.excuse = "was suspended and resumed as planned"
+        worker.child.signal(signal.SIGSTOP)
+        return worker.child
+
+    def replace(self, worker: Worker) -> None:
+        """Start a successor beside the present process, which is to notice and end by itself."""
+        if worker.child is not None:
+            self._replaced.append(worker.child)
+        worker.restart_at_s = None
+        self._spawn(worker)
+
+    @property
+    def num_replaced(self) -> int:
+        """Processes that live on beside their successors."""
+        return len(self._replaced)
+
+    def excuse_all(self, why: str) -> None:
+        """What all processes depend on is about to be struck."""
+        for worker in self.workers:
+            if worker.child is not None:
+                worker.excuse = worker.excuse or why
+
+    def stop(self, role: str, number: signal.Signals) -> None:
+        """Signal every worker of `role`; none of the fleet is restarted from here on."""
+        self.is_draining = True
+        for worker in self.of(role):
+            worker.restart_at_s = None
+            if worker.child is not None:
+                worker.child.signal(number)
+
+    def give_up(self, reason: str) -> None:
+        """Every worker works, and yet the run cannot go on."""
+        self.failure = self.failure or Failure(worker="", reason=reason, last_lines=(), status=1)
+
+    def is_gone(self, role: str) -> bool:
+        """Whether no process of `role` is left."""
+        return not any(worker.is_alive for worker in self.of(role))
+
+    def saving(self, role: str) -> Sequence[str]:
+        """The workers of `role` that write a checkpoint, as they said last."""
+        return [
+            worker.name
+            for worker in self.of(role)
+            if worker.child is not None and self._progress.is_saving(worker.child.spec.instance)
+        ]
+
+    def close(self) -> None:
+        """Kill what is left; idempotent."""
+        for role in DRAIN_ORDER:
+            self.stop(role, signal.SIGKILL)
+        for child in self._replaced:
+            child.signal(signal.SIGKILL)
+        for worker in self.workers:
+            if worker.child is not None and worker.child.wait(GRACE_S):
+                worker.child = None
+        self._replaced = [child for child in self._replaced if not child.wait(GRACE_S)]
+
+    def _spawn(self, worker: Worker) -> None:
+        worker.excuse = ""
+        spec = ChildSpec(
+            role=worker.role,
+            ordinal=worker.ordinal,
+            config=self._config,
+            log=worker.log,
+            instance=uuid.uuid4().hex,
+            # Only of an owner that we saw end do we know that it is dead; who that is by the time
+            # that the process claims the run, it reads from the log.
+            reaped=tuple(worker.reaped[-RECENT:]),
+            crash_at=worker.crash_at.pop(0) if worker.crash_at else "",
+        )
+        worker.child = self._spawner.spawn(spec)
+        worker.num_starts += 1
+
+    def _reap(self, worker: Worker, now_s: float) -> None:
+        child = worker.child
+        status = None if child is None else child.poll()
+        if child is None or status is None:
+            return
+        worker.child = None
+        worker.last_status = status
+        instance = child.spec.instance
+        if status != Exit.FENCED:  # a fenced one had a rival, who may own the run
+            worker.reaped.append(instance)
+        died_at = "" if worker.excuse or status != -signal.SIGKILL else child.spec.crash_at
+        if died_at:
+            worker.excuse = f"died at {died_at} as asked"
+            self.num_killed += 1
+        self._note_exit(child, now_s, worker.excuse, died_at)
+        if not self.is_draining:
+            decision = self._decide(worker, status, now_s, child)
+            self._follow(worker, decision, status, now_s)
+
+    def _note_exit(
+        self,
+        child: Child,
+        now_s: float,
+        excuse: str,
+        died_at: str = "",
+        *,
+        was_replaced: bool = False,
+    ) -> None:
+        status = child.poll()
+        assert status is not None
+        self.exits.append(
+            Exited(
+                worker=child.spec.worker,
+                instance=child.spec.instance,
+                status=status,
+                seen_s=now_s,
+                excuse=excuse,
+                died_at=died_at,
+                was_replaced=was_replaced,
+            )
+        )
+
+    def _decide(self, worker: Worker, status: int, now_s: float, child: Child) -> Decision:
+        policy = worker.policy
+        if status == Exit.DONE and not self._may_leave(worker):
+            return policy.left(status)
+        if status == Exit.OWNER_ALIVE and any(map(self._progress.owns_run, worker.reaped)):
+            return policy.owner_gone(status)
+        if worker.excuse and status not in (Exit.DONE, Exit.OWNER_ALIVE, Exit.CONFIG):
+            return policy.excused(status, worker.excuse)
+        return policy.ended(
+            status,
+            now_s=now_s,
+            uptime_s=now_s - child.started_s,
+            committed=self._progress.committed(child.spec.instance),
+        )
+
+    def _may_leave(self, worker: Worker) -> bool:
+        """Whether a good end is in order; that of a trainer before its target drains the run."""
+        return worker.role == "trainer" or (worker.role == "prompts" and self._progress.at_target)
+
+    def _follow(self, worker: Worker, decision: Decision, status: int, now_s: float) -> None:
+        if decision.action is Action.RESTART:
+            again = f"again in {decision.delay_s:g} s" if decision.delay_s else "starting it again"
+            self._say(f"{decision.reason}; {again}")
+            worker.restart_at_s = now_s + decision.delay_s
+        elif decision.action is Action.STOP and self.failure is None:
+            self.failure = Failure(
+                worker=worker.name,
+                reason=decision.reason,
+                last_lines=log_tail(worker.log),
+                status=status,
+            )

@@ -1,0 +1,178 @@
+"""The loop of `up`: watch, reap and restart, kill when asked, and end in good order.
+
+running --last step--> saving --trainer done--> finishing --last version evaluated--> draining
+   \\--Ctrl-C, or a worker that cannot go on-----------------------------------------> draining
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from rlstreams.up.live.screen import ProcessInfo
+from rlstreams.up.supervisor.broker import BrokerKeeper
+from rlstreams.up.supervisor.drain import SAY_S, Drain
+from rlstreams.up.supervisor.ended import Outcome
+from rlstreams.up.supervisor.fault_hook import FaultHook
+from rlstreams.up.supervisor.fleet import Fleet, Worker
+from rlstreams.up.supervisor.interrupts import Interrupts
+from rlstreams.up.supervisor.keyboard import Keyboard
+from rlstreams.up.supervisor.kills import KillMenu, KillPlan
+from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.workers.config.run import RunConfig
+
+
+class Supervisor:
+    """One run of the fleet, from its start to the end of its last process."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        fleet: Fleet,
+        watcher: Watcher,
+        *,
+        broker: BrokerKeeper | None,
+        keyboard: Keyboard,
+        interrupts: Interrupts,
+        hook: FaultHook | None = None,
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._watcher = watcher
+        self._broker = broker
+        self._keyboard = keyboard
+        self._interrupts = interrupts
+        self._hook = hook
+        self._kills = KillPlan(config.demo.kills, watcher.step, config.trainer.steps)
+        self._menu = KillMenu([worker.name for worker in fleet.workers])
+        self._drain: Drain | None = None
+        self._finish_until_s: float | None = None  # while the last evaluation goes on
+        self._num_evaluated = 0
+        self._say_saving_s = math.inf  # when it is told that the trainer is waited for
+        self.outcome = Outcome.DRAINED
+
+    def run(self) -> Outcome:
+        """Start everything and stay until no process is left."""
+        self._fleet.start()
+        self._watcher.phase = "running"
+        while self._drain is None or not self._drain.is_over:
+            self._watcher.poll()
+            if self._broker is not None:
+                self._broker.tick()
+            self._fleet.tick()
+            self._advance()
+            if self._hook is not None:
+                self._hook.tick(is_running=self._is_running)
+            self._watcher.draw([_info(worker) for worker in self._fleet.workers])
+        return self.outcome
+
+    @property
+    def _is_running(self) -> bool:
+        return self._drain is None and not self._fleet.is_done("trainer")
+
+    def _advance(self) -> None:
+        if self._drain is not None:
+            if self._interrupts.kills:
+                self._fleet.close()
+            self._drain.tick()
+        elif self._fleet.failure is not None:
+            self.outcome = Outcome.FAILED
+            self._begin_drain(self._fleet.failure.reason)
+        elif self._watcher.problem:
+            self._fleet.give_up(self._watcher.problem)
+        elif self._interrupts.drains:
+            self._begin_drain("draining; a second Ctrl-C kills, --resume continues")
+        elif self._fleet.is_done("trainer"):
+            self._finish()
+        else:
+            self._await_trainer()
+            self._kill_for_show()
+            self._kill_by_key()
+
+    def _await_trainer(self) -> None:
+        """After its last step: the other roles may end, and nobody waits for them."""
+        if not self._watcher.at_target:
+            return
+        # Of the claim of a trainer before ours, which a resumed run may go beyond, nothing follows.
+        processes = [worker.child for worker in self._fleet.of("trainer") if worker.child]
+        is_ours = any(self._watcher.owns_run(child.spec.instance) for child in processes)
+        now_s = time.monotonic()
+        if self._watcher.phase == "running" and is_ours:
+            self._watcher.phase = "saving"
+            self._say_saving_s = now_s + SAY_S
+        elif now_s >= self._say_saving_s:
+            self._say_saving_s = math.inf
+            told = self._watcher.told("trainer")
+            self._watcher.say(f"all steps are done, the run waits for its trainer: {told}")
+
+    def _finish(self) -> None:
+        """The trainer is done: wait for the last evaluation, as long as it goes on."""
+        step, step_target = self._watcher.step, self._watcher.step_target
+        if step < step_target:
+            self._begin_drain(f"the trainer drained at step {step} of {step_target}")
+            return
+        if not self._config.data.has_held_out or self._watcher.is_evaluated():
+            self.outcome = Outcome.COMPLETE
+            self._begin_drain("the run is complete")
+            return
+        now_s = time.monotonic()
+        progress = self._watcher.num_evaluated()
+        if self._finish_until_s is None or progress > self._num_evaluated:
+            self._num_evaluated = progress
+            # 0: for ever.
+            self._finish_until_s = now_s + (self._config.deadlines.stall_s or math.inf)
+            self._watcher.phase = "finishing"
+            self._watcher.say("all steps are done; the last version is being evaluated")
+        elif now_s > self._finish_until_s and not self._watcher.is_starting("rollout"):
+            self.outcome = Outcome.FAILED
+            waited_s = self._config.deadlines.stall_s
+            version = self._watcher.policy_version
+            self._begin_drain(
+                f"the evaluation of version {version} has made no progress for "
+                f"{waited_s:g} s: " + self._watcher.told("rollout")
+            )
+
+    def _begin_drain(self, why: str) -> None:
+        self._watcher.phase = "draining"
+        self._watcher.say(why)
+        deadlines = self._config.deadlines
+        self._drain = Drain(
+            self._fleet, deadlines.drain_s, self._watcher.say, save_s=deadlines.checkpoint_s
+        )
+
+    def _kill_for_show(self) -> None:
+        step = self._watcher.step
+        due = self._kills.due(step, self._watcher.step_target)
+        if due is not None and self._kill(self._fleet.of(due.role)[0], step):
+            self._kills.done(due)
+
+    def _kill_by_key(self) -> None:
+        for key in self._keyboard.pressed():
+            text, name = self._menu.press(key)
+            if text:
+                self._watcher.say(text)
+            for worker in self._fleet.workers:
+                if worker.name == name and not self._kill(worker, self._watcher.step):
+                    self._watcher.say(f"{name} is not running")
+
+    def _kill(self, worker: Worker, step: int) -> bool:
+        pid = worker.child.pid if worker.child is not None else 0
+        if not self._fleet.kill(worker):
+            return False
+        self._watcher.killed(worker.name)
+        self._watcher.say(f"KILLED {worker.name} (process {pid}) with SIGKILL after step {step}")
+        return True
+
+
+def _info(worker: Worker) -> ProcessInfo:
+    child = worker.child
+    is_due = worker.restart_at_s is not None
+    return ProcessInfo(
+        worker=worker.name,
+        role=worker.role,
+        pid=child.pid if child is not None else None,
+        is_alive=worker.is_alive,
+        restarts=max(0, worker.num_starts - 1),
+        instance=child.spec.instance if child is not None else "",
+        started_s=child.started_s if child is not None else time.monotonic() if is_due else None,
+    )

@@ -1,0 +1,193 @@
+"""Detects that a run makes no progress, and asks which hop is blocked.
+
+Only time in which a step can be expected counts: the run's state is running, and the trainer is not
+in redo. What the topics do not contain (`stall_facts`) is queried in a separate thread, because the
+answer waits for open transactions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rlstreams.schemas.events import Event
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.record import Record
+from rlstreams.streams.views.hops import HopsState, HopsView
+from rlstreams.streams.views.stalls import Blocked, Evidence, Limits, blocked, told
+from rlstreams.streams.views.workers import SILENT_S
+from rlstreams.up.live.input import ProcessInfo
+from rlstreams.up.supervisor.background_call import BackgroundCall
+from rlstreams.up.supervisor.stall_facts import StallFacts
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import RUNNING
+
+ASK_S = 10.0  # longest wait for the facts; without them the sentence says less
+AGAIN_S = 5.0  # between two looks at a run that stands
+TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
+
+
+def limits_of(config: RunConfig) -> Limits:
+    """How long each hop of a run may take."""
+    return Limits(
+        groups_per_step=config.trainer.groups_per_step,
+        stall_s=config.deadlines.stall_s,
+        sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
+        pull_s=config.weights.pull_deadline_s,
+        save_s=config.deadlines.checkpoint_s,
+    )
+
+
+def mark_of(state: HopsState) -> object:
+    """What changes with every step, claim and published version."""
+    return state.step, state.claim and state.claim.epoch, state.published
+
+
+class StallClock:
+    """Seconds that count since the last step, claim or published version. Pure."""
+
+    def __init__(self) -> None:
+        self._mark: object = None
+        self._last_s: float | None = None
+        self.waited_s = 0.0
+
+    def tick(self, now_s: float, mark: object, *, counts: bool) -> float:
+        """What has been waited so far; a new `mark` begins anew."""
+        passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
+        self._last_s = now_s
+        if mark != self._mark:
+            self._mark, self.waited_s = mark, 0.0
+        elif counts:
+            self.waited_s += passed_s
+        return self.waited_s
+
+
+class StallWatch:
+    """Fed with records, ticked from the loop of `up`; never waits.
+
+    Args:
+        ask: what only the broker knows; called in a thread.
+        monotonic_s: the clock that time is counted by.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ask: Callable[[], StallFacts],
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits_of(config)
+        self._ask = ask
+        self._monotonic_s = monotonic_s
+        self._hops = HopsView()
+        self._clock = StallClock()
+        self._call: BackgroundCall[StallFacts] | None = None
+        self._next_look_s = 0.0
+        self._silent: frozenset[str] = frozenset()
+        self._gone: frozenset[str] = frozenset()  # workers without a process
+        self._starting: dict[str, float] = {}  # since when, by the clock of processes
+        self.news = ""  # the newest thing to say; the loop takes it
+        self.problem = ""  # why the run should stop; empty: it should not
+
+    def take(self, record: Record[Event]) -> None:
+        """A record of the feed."""
+        self._hops.apply(record.event, record.position)
+
+    def note(self, processes: Sequence[ProcessInfo]) -> None:
+        """What the supervisor knows of its processes; the log says which of them have reported."""
+        reported = {worker.instance for worker in self._hops.state.workers}
+        self._gone = frozenset(info.worker for info in processes if info.started_s is None)
+        self._starting = {
+            info.worker: info.started_s
+            for info in processes
+            if info.started_s is not None and info.instance not in reported
+        }
+
+    def tick(self, *, is_running: bool) -> None:
+        """Count, and look when it is time.
+
+        Args:
+            is_running: from the start to the trainer's end, unless it is drained before.
+        """
+        now_s = self._monotonic_s()
+        state = self._hops.state
+        self._tell_silence(state)
+        waited_s = self._clock.tick(
+            now_s, mark_of(state), counts=is_running and _expects_step(state)
+        )
+        if not 0 < self._limits.stall_s <= waited_s or self.problem:
+            self._call = None
+            return
+        self._look(state, waited_s, now_s)
+
+    def told(self, role: str) -> str:
+        """What the workers of `role` said last, the worst first."""
+        return told(self._hops.state, self._evidence(0.0, StallFacts()), self._limits, role)
+
+    def is_starting(self, role: str) -> bool:
+        """Whether a worker of `role` has been started, has not reported, and still has time."""
+        ages_s = self._starting_s()
+        return any(
+            w.rpartition("-")[0] == role and ages_s[w] < self._limits.start_s for w in ages_s
+        )
+
+    def _starting_s(self) -> dict[str, float]:
+        now_s = time.monotonic()
+        return {worker: now_s - started_s for worker, started_s in self._starting.items()}
+
+    def _evidence(self, waited_s: float, facts: StallFacts) -> Evidence:
+        return Evidence(
+            now_ms=now_ms(),
+            waited_s=waited_s,
+            committed=facts.committed,
+            held=facts.held,
+            gone=self._gone,
+            starting_s=self._starting_s(),
+        )
+
+    def _look(self, state: HopsState, waited_s: float, now_s: float) -> None:
+        if self._call is None:
+            if now_s >= self._next_look_s:
+                self._call = BackgroundCall(self._ask, ASK_S)
+            return
+        if not self._call.is_over():
+            return
+        evidence = self._evidence(waited_s, self._call.answer or StallFacts())
+        self._call = None
+        self._next_look_s = now_s + AGAIN_S
+        self._judge(state, blocked(state, evidence, self._limits), waited_s)
+
+    def _judge(self, state: HopsState, found: Blocked | None, waited_s: float) -> None:
+        since = f"no step for {waited_s:.0f} s (the last was {state.step})"
+        if state.is_over:
+            since = f"the last step was {waited_s:.0f} s ago"
+        if found is None:
+            self.news = f"{since}, but every hop with work is making progress"
+        elif found.is_overdue:
+            self.problem = f"{since}: blocked at {found.hop}: {found.sentence}"
+        else:
+            self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
+
+    def _tell_silence(self, state: HopsState) -> None:
+        """Once when a worker falls silent: a process that stands is not reaped."""
+        at_ms = now_ms()
+        silent = {
+            worker.worker: (at_ms - worker.at_ms) / 1000
+            for worker in state.workers
+            if worker.worker not in self._gone
+            and worker.worker not in self._starting
+            and worker.state != "stopped"
+            and at_ms - worker.at_ms > SILENT_S * 1000
+        }
+        if new := sorted(silent.keys() - self._silent):
+            self.news = "; ".join(f"no report from {w} for {silent[w]:.0f} s" for w in new)
+        self._silent = frozenset(silent)
+
+
+def _expects_step(state: HopsState) -> bool:
+    """Whether time counts: not while paused, draining or in redo; a silent redo is none."""
+    if state.control != RUNNING:
+        return False
+    trainers = state.of("trainer")
+    is_heard = any(now_ms() - trainer.at_ms <= SILENT_S * 1000 for trainer in trainers)
+    return not (state.trainer_state == "redo" and is_heard)

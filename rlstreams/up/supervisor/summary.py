@@ -1,0 +1,88 @@
+"""The last lines of `up`: how it went, proven from the log, and what to try next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rlstreams.show.report.collect import CURVE_FILE, PAGE_FILE, Written, kill_marks, write
+from rlstreams.show.report.page import ReportInput
+from rlstreams.streams.views.feed import EvaluationState, ViewState
+from rlstreams.up.live.visible import visible
+from rlstreams.up.live.words import over, redone_lines
+from rlstreams.up.supervisor.ended import Ended, Outcome
+from rlstreams.up.supervisor.fleet import LOGS, Failure
+from rlstreams.up.supervisor.next_commands import model_lines, next_commands
+
+
+def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> int:
+    """Write the report and print the summary; 0 only if complete and the audit found nothing."""
+    written = _report(ended, state, decode)
+    show(
+        *failure_lines(ended.failure),
+        *accuracy_lines(state.evaluation),
+        ended.audit.line(ended.num_killed),
+        *redone_lines(state.run.redone),
+        *(() if ended.audit.ok else (ended.audit.text(),)),
+        f"run {ended.config.run.id}: {ended.outcome}",
+        f"report: {written.page}",
+        f"curve:  {written.curve}",
+        f"logs:   {Path(ended.config.folder) / LOGS}",
+        *model_lines(ended.config.folder, ended.step),
+        "try next:",
+        *(f"  {command}" for command in next_commands(ended)),
+    )
+    return 0 if ended.outcome is Outcome.COMPLETE and ended.audit.ok else 1
+
+
+def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> Written:
+    folder = Path(ended.config.folder)
+    written = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE)
+    if not ended.is_claimed and written.page.is_file():
+        return written  # of the start before, which got farther
+    given = ReportInput(
+        run=ended.config.run.id,
+        views=state,
+        audit=ended.audit,
+        stopped="" if ended.failure is None else ended.failure.reason,
+        kills=kill_marks(state.throughput.restarts, state.run.steps, ended.kills),
+        made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        decode=decode,
+    )
+    return write(given, folder)
+
+
+def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
+    """What was learned; empty without an evaluation."""
+    first, last = evaluation.first, evaluation.last
+    if first is None or last is None:
+        return ()
+    if first is last:
+        return (
+            f"held-out accuracy {first.accuracy:.2f} (version {first.policy_version}), "
+            f"{over(first)}",
+        )
+    each = last.num_samples // max(1, last.num_rows)
+    best = f"; best of {each} from {first.best:.2f} to {last.best:.2f}" if each > 1 else ""
+    return (
+        f"held-out accuracy from {first.accuracy:.2f} (version {first.policy_version}) "
+        f"to {last.accuracy:.2f} (version {last.policy_version}), {over(first, last)}{best}",
+    )
+
+
+def failure_lines(failure: Failure | None) -> Sequence[str]:
+    """Why the run stopped, with the worker's last lines; empty if it did not."""
+    if failure is None:
+        return ()
+    return (
+        f"the run stopped: {visible(failure.reason)}",
+        *(f"  {failure.worker} | {visible(line)}" for line in failure.last_lines),
+    )
+
+
+def show(*lines: str) -> None:
+    """Print at once, also into a pipe."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()

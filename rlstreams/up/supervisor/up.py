@@ -1,0 +1,214 @@
+"""Everything around the loop of `up`: broker, topics, and the run's folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlstreams.runs.config_file import configured, refuse_other_run, refuse_place
+from rlstreams.schemas.events import ControlState
+from rlstreams.start.doctor.diagnose import preflight
+from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.broker.visits import owned
+from rlstreams.streams.kafka.admin import apply, broker_version_warning
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import CONTROL, STEPS
+from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
+from rlstreams.up.supervisor.child import make_spawner
+from rlstreams.up.supervisor.ended import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import FaultHook, FaultTargets
+from rlstreams.up.supervisor.fleet import LOGS, Fleet
+from rlstreams.up.supervisor.fleet_size import num_workers
+from rlstreams.up.supervisor.interrupts import Interrupts
+from rlstreams.up.supervisor.keyboard import Keyboard
+from rlstreams.up.supervisor.next_commands import program_name
+from rlstreams.up.supervisor.output import lasting
+from rlstreams.up.supervisor.resume import changes
+from rlstreams.up.supervisor.run import Supervisor
+from rlstreams.up.supervisor.run_lock import locked_run
+from rlstreams.up.supervisor.summary import show, summarize
+from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.workers.bootstrap.parts import (
+    bootstrap_of,
+    client_options,
+    embedded_broker,
+    open_bus,
+    topic_plan,
+)
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import RUNNING
+from rlstreams.workers.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What the command line asks of `up`."""
+
+    config: RunConfig
+    command: str  # what starts it, from `up` on, as typed: for commands to try
+    is_resumed: bool
+    is_live: bool
+    steps_typed: int = 0  # by --steps, which is not in `command`; 0: the configured ones
+
+    @property
+    def resume(self) -> str:
+        """What continues this run as far as it was asked for."""
+        return f"{self.command} --resume" + f" --steps {self.steps_typed}" * bool(self.steps_typed)
+
+
+def up(options: UpOptions, hook: FaultHook | None = None) -> int:
+    """Run everything; 0 only if the run is complete and the audit finds nothing.
+
+    Args:
+        hook: breaks things during the run; it may change the exit status at the end.
+
+    Raises:
+        StreamsError: the broker, a topic or the configuration cannot be used.
+    """
+    config = options.config
+    refuse_place(config)
+    preflight(config, show)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(config))
+        _set_threads(config)
+        # It imports torch while the broker starts.
+        spawner = make_spawner(has_gpus=config.has_gpus)
+        broker = stack.enter_context(_broker(config))
+        _topics(config)
+        bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
+        _refuse_started(bus, options)
+        decode = Tokenizer.load(model_folder(config.model.path)).decode
+        watcher = Watcher(bus, config, is_live=options.is_live, decode=decode)
+        with watcher, Keyboard() as keyboard:
+            watcher.catch_up()
+            watcher.begin()
+            _say_changes(watcher, config, is_resumed=options.is_resumed)
+            epoch = watcher.epoch
+            # Nothing was changed before: it may have been refused.
+            stack.enter_context(configured(config, lambda: watcher.epoch))
+            _say_running(bus, config)
+            fleet = Fleet(spawner, folder, num_workers(config), progress=watcher, say=watcher.say)
+            stack.callback(fleet.close)
+            keeper = stack.enter_context(BrokerKeeper(broker, watcher.say)) if broker else None
+            if hook is not None:
+                hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
+            with Interrupts() as interrupts:
+                supervisor = Supervisor(
+                    config,
+                    fleet,
+                    watcher,
+                    broker=keeper,
+                    keyboard=keyboard,
+                    interrupts=interrupts,
+                    hook=hook,
+                )
+                outcome = supervisor.run()
+            outlasting(watcher.catch_up, keeper)
+        is_claimed = watcher.epoch != epoch
+        ended = _ended(options, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
+        status = summarize(ended, watcher.state, decode)
+        return status if hook is None else hook.conclude(bus, ended, status)
+
+
+def _ended(
+    options: UpOptions,
+    outcome: Outcome,
+    fleet: Fleet,
+    watcher: Watcher,
+    report: AuditReport,
+    *,
+    is_claimed: bool,
+) -> Ended:
+    return Ended(
+        config=options.config,
+        command=options.command,
+        resume=options.resume,
+        steps_typed=options.steps_typed,
+        step=watcher.step,
+        outcome=outcome,
+        failure=fleet.failure,
+        num_killed=fleet.num_killed,
+        kills=tuple(watcher.kills),
+        is_claimed=is_claimed,
+        audit=report,
+    )
+
+
+@contextmanager
+def _folder(config: RunConfig) -> Iterator[Path]:
+    """The run's folder, which nobody else uses in the block."""
+    folder = Path(config.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked_run(folder):
+        refuse_other_run(config)
+        with lasting(folder / LOGS / "up.log"):
+            yield folder
+
+
+def _set_threads(config: RunConfig) -> None:
+    """For the fork server, which imports torch once for all."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(config.model.threads)
+    os.environ["RLSTREAMS_PRELOAD_MODEL"] = str(model_folder(config.model.path))
+
+
+@contextmanager
+def _broker(config: RunConfig) -> Iterator[EmbeddedBroker | None]:
+    """The embedded broker, stopped at the end; None where one is named."""
+    if config.broker.bootstrap:
+        if warning := broker_version_warning(config.broker.bootstrap, client_options(config)):
+            show(f"warning: {warning}")
+        yield None
+        return
+    broker = embedded_broker(config)
+    if sys.stdout.isatty():  # on a busy machine nothing else would be seen for a while
+        show(f"starting Apache Kafka in {broker.folder} ...")
+    with owned(broker) as state:
+        show(f"Apache Kafka serves {state.bootstrap} from {broker.folder}")
+        yield broker
+
+
+def _topics(config: RunConfig) -> None:
+    apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
+
+
+def _refuse_started(bus: Bus, options: UpOptions) -> None:
+    ends, beginnings = bus.ends(STEPS.name), bus.beginnings(STEPS.name)
+    is_started = any(end > beginnings[partition] for partition, end in ends.items())
+    if is_started and not options.is_resumed:
+        run = options.config.run
+        folder = "" if "{id}" in run.dir else " --run.dir DIR"  # two runs need two folders
+        raise ConfigError(
+            f"run.id {run.id!r} has steps already: continue it with "
+            f"`{program_name()} {options.resume}`, "
+            f"or begin another run with `--run.id NAME{folder}`"
+        )
+
+
+def _say_running(bus: Bus, config: RunConfig) -> None:
+    state = ControlState(
+        run=config.run.id, revision=now_ms(), state=RUNNING, by="up", at_ms=now_ms()
+    )
+    with bus.producer("up") as producer:
+        producer.commit([outgoing(CONTROL, state)])
+
+
+def _say_changes(watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> None:
+    claims = watcher.state.run.claims
+    if not claims:
+        if is_resumed:
+            watcher.say(f"run {config.run.id} has no steps to continue: it begins")
+        return
+    found = changes(claims[-1].config, resolved_json(config))
+    told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
+    watcher.say(f"continuing at step {watcher.step + 1}; changed: {told or 'nothing'}")

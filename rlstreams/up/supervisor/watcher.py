@@ -1,0 +1,277 @@
+"""What `up` knows of the run from its topics, and what it shows of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+
+from rlstreams.schemas.events import (
+    Event,
+    GroupsDropped,
+    ScoredTrajectory,
+    StepCompleted,
+    StepsRedone,
+    Trajectory,
+    WorkerReport,
+)
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.catalogue import Catalogue
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.errors import BrokerError, DeadlineError
+from rlstreams.streams.log.topics import CONTROL
+from rlstreams.streams.run.run_folder import BROKER_FOLDER
+from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
+from rlstreams.up.live.screen import KillMark, LiveInput, LiveView, ProcessInfo
+from rlstreams.up.live.words import passed_over_lines
+from rlstreams.up.supervisor.limits_watch import LimitsWatch, ask_holdings
+from rlstreams.up.supervisor.poison import PoisonWatch
+from rlstreams.up.supervisor.schema_lookup import AwaitedError, SchemaLookup
+from rlstreams.up.supervisor.stall_facts import ask_facts
+from rlstreams.up.supervisor.stall_watch import StallWatch
+from rlstreams.workers.config.run import RunConfig
+
+POLL_S = 0.1
+DRAW_S = 0.5
+CATCH_UP_S = 60.0  # longest wait for the next record of a history
+# What is counted before anything of it is committed, or can be had again by every new process.
+_NO_WORK = frozenset({"sampled_tokens", "fetched_records", "checkpoints"})
+
+
+class Progress:
+    """A view: which processes have committed something of their work, or write a checkpoint."""
+
+    def __init__(self) -> None:
+        self._instances: set[str] = set()
+        self._saving: set[str] = set()
+
+    def apply(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Trajectory | ScoredTrajectory | StepCompleted | GroupsDropped) or (
+            isinstance(event, WorkerReport)
+            and any(n for name, n in event.counters.items() if name not in _NO_WORK)
+        ):
+            self._instances.add(event.instance)
+        if isinstance(event, WorkerReport):
+            take = self._saving.add if event.state == "saving" else self._saving.discard
+            take(event.instance)
+
+    def committed(self, instance: str) -> bool:
+        """Whether this process has."""
+        return instance in self._instances
+
+    def is_saving(self, instance: str) -> bool:
+        """Whether this process said last that it writes a checkpoint."""
+        return instance in self._saving
+
+
+class Watcher:
+    """Folds the topics and draws them; implements `ProcessProgress`. Use it in a `with` block."""
+
+    def __init__(
+        self, bus: Bus, config: RunConfig, *, is_live: bool, decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        self._config = config
+        self._views = Views()
+        self._progress = Progress()
+        self._since_ms = now_ms()  # what was before is history
+        self._poison = PoisonWatch(config, since_ms=self._since_ms)
+        self._stall = StallWatch(config, lambda: ask_facts(bus, config))
+        folder = None if config.broker.bootstrap else Path(config.folder) / BROKER_FOLDER
+        self._limits = LimitsWatch(
+            config.trainer.checkpoint_every, folder, lambda: ask_holdings(bus)
+        )
+        self._feed = Feed(
+            bus,
+            self,
+            (*WATCHED, CONTROL),
+            on_record=self._stall.take,
+            schemas=SchemaLookup(Catalogue(bus).get),
+        )
+        self._processes: Sequence[ProcessInfo] = ()
+        self._decode = decode
+        self._live = LiveView(None if is_live else Console(force_terminal=False))
+        self._message = ""
+        self._is_shown = True  # the message, at least once
+        self._started_s = time.monotonic()
+        self._next_draw_s = 0.0
+        self.kills: list[KillMark] = []
+        self.phase = "starting"
+
+    def __enter__(self) -> Watcher:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.__exit__(kind, error, traceback)
+        self._feed.close()
+
+    def apply(self, event: Event) -> None:
+        """Take one event of the feed."""
+        self._views.apply(event)
+        self._progress.apply(event)
+        self._limits.apply(event)
+        if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
+            for line in passed_over_lines([event]):
+                self.say(line)
+        before = self._poison.news
+        self._poison.apply(event)
+        if self._poison.news != before:
+            self.say(self._poison.news)
+
+    @property
+    def problem(self) -> str:
+        """Why the run should not go on, as the log tells it; empty: it should."""
+        return self._poison.problem or self._stall.problem
+
+    @property
+    def state(self) -> ViewState:
+        """What the topics say, as far as they were read."""
+        return self._views.state
+
+    @property
+    def step(self) -> int:
+        """The newest step: asked for in each turn, in which no snapshot needs to be made."""
+        return self._views.run.step
+
+    @property
+    def step_target(self) -> int:
+        """Where the run ends, as the newest claim says; 0 before the first."""
+        return self._views.run.step_target
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest claim; 0 before the first."""
+        claims = self._views.run.state.claims
+        return claims[-1].epoch if claims else 0
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version that the ledger made; -1 before the first claim."""
+        return self._views.run.state.policy_version
+
+    def poll(self) -> None:
+        """Take what is new and see whether the run stands; waits at most `POLL_S`, or twice that
+        where a schema is asked for."""
+        self._take()
+        self._stall.note(self._processes)
+        self._stall.tick(is_running=self.phase in ("running", "saving"))
+        for news in (self._stall.news, self._limits.tick()):
+            if news:
+                self.say(news)
+        self._stall.news = ""
+
+    def catch_up(self) -> None:
+        """Take all that the topics hold now.
+
+        Raises:
+            DeadlineError: the broker stopped delivering.
+        """
+        ends = self._feed.ends()
+        until_s = time.monotonic() + CATCH_UP_S
+        while behind := self._feed.behind(ends):
+            if self._take():
+                until_s = time.monotonic() + CATCH_UP_S
+            elif time.monotonic() > until_s:
+                raise DeadlineError(
+                    f"reading the run's topics: {behind} offsets are left, "
+                    f"and the broker delivered nothing for {CATCH_UP_S:g} s"
+                )
+
+    def _take(self) -> int:
+        """How many records were taken; those behind one whose schema is awaited wait as well."""
+        with suppress(AwaitedError):
+            return self._feed.poll(POLL_S)
+        return 0
+
+    def is_evaluated(self) -> bool:
+        """Whether every held-out row was answered for the newest version."""
+        version = self.policy_version
+        if not self._is_complete(version):
+            return False
+        # Only with everything read is the number of rows that were issued known.
+        with suppress(BrokerError, DeadlineError):  # a broker that is down is asked again
+            self.catch_up()
+            return self._is_complete(version)
+        return False
+
+    def num_evaluated(self) -> int:
+        """Answers of all evaluations so far; it grows while one goes on."""
+        return sum(point.num_samples for point in self._views.evaluation.state.points)
+
+    def committed(self, instance: str) -> bool:
+        """See `ProcessProgress`."""
+        return self._progress.committed(instance)
+
+    def owns_run(self, instance: str) -> bool:
+        """See `ProcessProgress`."""
+        claims = self._views.run.state.claims
+        return bool(claims) and claims[-1].instance == instance
+
+    def is_saving(self, instance: str) -> bool:
+        """See `ProcessProgress`."""
+        return self._progress.is_saving(instance)
+
+    @property
+    def at_target(self) -> bool:
+        """See `ProcessProgress`."""
+        return 0 < self.step_target <= self.step
+
+    def begin(self) -> None:
+        """From here on this start of the run makes the steps; those before are not told again."""
+        self._live.skip_to(self.state)
+
+    def say(self, text: str) -> None:
+        """Show a sentence until the next one."""
+        # Two sentences between two drawings are both shown: neither is lost to a reader of lines.
+        self._message = text if self._is_shown else f"{self._message}; {text}"
+        self._is_shown = False
+        self._next_draw_s = 0.0
+
+    def killed(self, worker: str) -> None:
+        """Mark a kill in the curve, at the step that is being made."""
+        mark = KillMark(step=self.step + 1, worker=worker, killed_at_ms=now_ms())
+        self.kills.append(mark)
+
+    def told(self, role: str) -> str:
+        """What the workers of `role` said last, the worst first."""
+        return self._stall.told(role)
+
+    def is_starting(self, role: str) -> bool:
+        """Whether a worker of `role` was started and has not reported yet, and may take so long."""
+        return self._stall.is_starting(role)
+
+    def draw(self, processes: Sequence[ProcessInfo]) -> None:
+        """Show the state, at most twice a second unless something was said."""
+        self._processes = processes
+        now_s = time.monotonic()
+        if now_s < self._next_draw_s:
+            return
+        self._next_draw_s = now_s + DRAW_S
+        self._is_shown = True
+        self._live.update(
+            LiveInput(
+                run=self._config.run.id,
+                views=self.state,
+                elapsed_s=now_s - self._started_s,
+                step_target=self._config.trainer.steps,
+                processes=processes,
+                kills=tuple(self.kills),
+                message=self._message,
+                state=self.phase,
+                decode=self._decode,
+            )
+        )
+
+    def _is_complete(self, version: int) -> bool:
+        points = self._views.evaluation.state.points
+        return any(point.policy_version == version and point.is_complete for point in points)

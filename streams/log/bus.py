@@ -1,0 +1,219 @@
+"""The interfaces between roles and the log. `KafkaBus` and `MemoryBus` give the same guarantees.
+
+Everything is synchronous and belongs to the thread that created it. A role's loop is its I/O
+thread; compute (an engine, a forward pass, an optimizer step) runs in other threads.
+Topics, groups and transactional ids are named without the run's prefix; the bus adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from rlstreams.schemas import SchemaTexts
+from rlstreams.streams.log.record import Batch, Committed, Outgoing, Partition, Position, RawRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polled:
+    """What one poll brought. Handle `revoked`, then `assigned`, then `records`."""
+
+    records: Sequence[RawRecord] = ()
+    # Newly ours, with the group's position as a stable (no longer pending) commit left it.
+    assigned: Mapping[Partition, Committed] = field(default_factory=dict)
+    # No longer ours: forget their unfinished and their finished but uncommitted records.
+    revoked: frozenset[Partition] = frozenset()
+
+
+class Closing(Protocol):
+    """Closed at the end of a `with` block; a subclass defines `close` alone."""
+
+    def close(self) -> None:
+        """Release connections; idempotent."""
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+class GroupConsumer(Closing, Protocol):
+    """Reads committed records of topics whose partitions a group shares out among its members.
+
+    An assigned partition starts at its committed offset, or at its beginning.
+    """
+
+    def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
+        """Whole records, at most `max_records`; returns early with what is there.
+
+        A partition's records come in order. With `max_records` 0 it only keeps the membership.
+        No more are fetched once their values hold `max_bytes`; what was fetched is delivered.
+        """
+
+    def positions(self) -> Mapping[Partition, int]:
+        """For each assigned partition the offset up to which everything was delivered.
+
+        Offsets of markers and aborted records below it count as delivered. The offsets of parts
+        whose record is not whole yet do not: the position stays at the first of them.
+        """
+
+    def pause(self, partitions: frozenset[Partition]) -> None:
+        """Deliver nothing from exactly these until called again; keeps the membership."""
+
+    def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
+        """Register `call`, which gets partitions that will go to another member while still ours.
+
+        It may commit their positions: no member gets them before it returns. A poll calls it before
+        `Polled.revoked` names them, and only with partitions that earlier polls reported as
+        assigned. It is not called for partitions that are lost (the group dropped this member) or
+        left by `close`. What it raises, the poll raises.
+        """
+
+
+class Reader(Closing, Protocol):
+    """Reads committed records of given partitions from given offsets; no group, no commits."""
+
+    def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
+        """Whole records, at most `max_records`; returns early with what is there.
+
+        Raises:
+            OffsetGoneError: the offset is outside the log; names the range that is there.
+        """
+
+    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
+        """The same without keys and times, for whoever reads by the thousand."""
+
+    def seek(self, offsets: Mapping[Partition, int]) -> None:
+        """Read exactly these partitions from these offsets on."""
+
+    def positions(self) -> Mapping[Partition, int]:
+        """Next offset to deliver by partition; steps over markers and aborted records."""
+
+
+class Commit(Protocol):
+    """A transaction that was started; it ends by itself, before its deadline."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s`; returns whether the transaction has ended.
+
+        Raises:
+            OutcomeUnknownError: it is past its deadline; exit.
+        """
+
+    def result(self) -> None:
+        """Raise what `Producer.commit` would raise. Call it only after `wait` returned True."""
+
+
+class Producer(Closing, Protocol):
+    """Writes under one transactional id. Making one fences its predecessor of the same id."""
+
+    def commit(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Sequence[Position]:
+        """One whole transaction: all records and all positions, or nothing.
+
+        Returns:
+            Where each record's part 0 lies, in order.
+
+        Raises:
+            AbortedError: nothing happened; handle revocations (poll), then send again.
+            RefusedError: nothing happened, and nothing ever will with one of these records. The
+                next commit may be aborted, for the client skips the numbers of what was refused.
+            FencedError: final for this process.
+            OutcomeUnknownError: no answer before the deadline; exit.
+        """
+
+    def commit_stream(self, records: Iterable[Outgoing]) -> None:
+        """One whole transaction of records that each name their partition, sent as they come.
+
+        Does not tell where they lie, and so sends several times as many a second as `commit`. What
+        `records` raises is raised, and nothing happened. It has to end within the transaction's
+        timeout.
+
+        Raises:
+            ValueError: a record names no partition.
+            AbortedError, RefusedError, FencedError, OutcomeUnknownError: as `commit`.
+        """
+
+    def start(
+        self,
+        records: Sequence[Outgoing],
+        consumed: Mapping[Partition, Committed] | None = None,
+        consumer: GroupConsumer | None = None,
+    ) -> Commit:
+        """`commit`, without waiting for its end: most of it is waiting for the broker.
+
+        Does not tell where the records lie, and so takes less than `commit` for each. Until it has
+        ended, use neither this producer nor `consumer`: a poll could take part in a rebalance that
+        the transaction knows nothing of.
+
+        Raises:
+            AbortedError: positions of partitions that are not ours; nothing was started.
+            FencedError, OutcomeUnknownError: how an earlier one ended.
+        """
+
+
+class Bus(Closing, Protocol):
+    """Makes producers, consumers and readers of one run, and answers questions about its topics."""
+
+    def producer(self, transactional_id: str) -> Producer:
+        """A producer; waits until its predecessor's transaction is settled."""
+
+    def consumer(self, group: str, topics: Sequence[str]) -> GroupConsumer:
+        """A member of `group`."""
+
+    def reader(self, offsets: Mapping[Partition, int] | None = None) -> Reader:
+        """A reader, seeked to `offsets` if given."""
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+
+    def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
+        """The id of each topic; a re-created one has another."""
+
+    def settings(self, topic: str) -> Mapping[str, str]:
+        """The topic's configuration in Kafka's words, e.g. `retention.ms`.
+
+        Raises:
+            TopicMismatchError: no such topic.
+        """
+
+    def cluster_id(self) -> str:
+        """The id of the cluster."""
+
+    def schemas(self) -> SchemaTexts:
+        """Schema texts from the topic `schemas`, for records of other releases; give it to every
+        `decoded`. Reads nothing before it is asked for one."""
+
+    def beginnings(self, topic: str) -> Mapping[Partition, int]:
+        """First offset that each partition still has."""
+
+    def ends(self, topic: str) -> Mapping[Partition, int]:
+        """Last stable offset of each partition: a reader that reached it has read all of now.
+
+        What was committed a moment ago may lie beyond it: the broker writes a transaction's markers
+        after it has answered the commit.
+        """
+
+    def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
+        """The group's positions, after pending transactions on them are settled.
+
+        Partitions without a commit are left out.
+        """

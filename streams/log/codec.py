@@ -1,0 +1,81 @@
+"""Events to outgoing records, records to events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rlstreams.schemas import DecodeError, decode, encode
+from rlstreams.schemas.binary import NO_TEXTS, SchemaTexts
+from rlstreams.schemas.events import Event, Prompt, ScoredTrajectory, Trajectory
+from rlstreams.schemas.tensor import Buffer
+from rlstreams.streams.log.parts import PART_BYTES
+from rlstreams.streams.log.record import (
+    ID_HEADER,
+    PART_HEADER,
+    PURPOSE_HEADER,
+    Outgoing,
+    RawRecord,
+    Record,
+)
+from rlstreams.streams.log.topic import Topic
+
+
+def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Outgoing:
+    """`event` as a record of `topic`, with its key and headers.
+
+    Raises:
+        TypeError: the topic does not carry this kind of event.
+    """
+    if not isinstance(event, topic.events):
+        raise TypeError(f"topic {topic.name} does not carry {type(event).__name__}")
+    subject = event.trajectory if isinstance(event, ScoredTrajectory) else event
+    return Outgoing(
+        topic=topic.name,
+        key=str(getattr(subject, topic.key)).encode(),
+        value=_in_few(encode(event)),
+        headers=_headers(subject),
+        partition=partition,
+    )
+
+
+def _in_few(pieces: list[Buffer]) -> list[Buffer]:
+    """What fits into one part as one piece: it is measured and handed on several times."""
+    if sum(map(len, pieces)) > PART_BYTES:
+        return pieces
+    return [b"".join(pieces)]
+
+
+def _headers(subject: Event) -> Mapping[str, bytes]:
+    """Of a sample, its id and purpose. A score is about its trajectory."""
+    if isinstance(subject, Trajectory):
+        attempt = subject.attempt
+    elif isinstance(subject, Prompt):
+        attempt = 0
+    else:
+        return {}
+    return {
+        ID_HEADER: f"{subject.group_id}/{subject.sample}/{attempt}".encode(),
+        PURPOSE_HEADER: subject.purpose.encode(),
+    }
+
+
+def decoded(raw: RawRecord, schemas: SchemaTexts = NO_TEXTS) -> Record[Event]:
+    """The record with its event.
+
+    Args:
+        schemas: of the log that it was read from (`Bus.schemas`, `RunLog.schemas`).
+
+    Raises:
+        schemas.DecodeError: not one of our events, or parts of it never came; the caller
+            dead-letters `raw`.
+    """
+    part = raw.headers.get(PART_HEADER)
+    if part is not None and not part.endswith(b"/1"):
+        raise DecodeError(f"parts are missing: of this record only {part!r} came")
+    return Record(event=decode(raw.value, schemas), raw=raw)
+
+
+def now_ms() -> int:
+    """Wall clock, milliseconds since the epoch: for events; durations use the monotonic clock."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,120 @@
+"""The done set: which records above a group's offset are finished, as text in commit metadata.
+
+Records finish out of order, but Kafka commits one offset. The offset is the low watermark
+(everything below is done); the records done above it are listed in the metadata of the same commit,
+so both advance in one transaction. Format: a letter, then base85 (Git's alphabet). Lower case is
+plain, upper case deflated (RFC 1951, without a header); `b` is a bitmap from the watermark on,
+lowest bit first, `r` alternating run lengths (not done first), each an Avro long. The
+shortest of the four is used. Text after a space is a note and not part of the set.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+
+from rlstreams.schemas.varint import long_bytes, read_long
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.log.record import Committed
+
+MAX_CHARACTERS = 4000  # brokers accept 4,096, and the client appends one
+MAX_SPAN = 24_576  # a plain bitmap of this many offsets takes 3,841 characters
+MAX_NOTE = 150
+
+
+class DoneSetError(StreamsError):
+    """Commit metadata that is not a done set, or a set too wide to be written."""
+
+
+def encode_done(low: int, done: Iterable[int], note: str = "") -> str:
+    """The offsets `done`, all at or above `low`, as metadata; "" for none.
+
+    Raises:
+        DoneSetError: longer than MAX_CHARACTERS with its note; cannot happen within MAX_SPAN and
+            a note of at most MAX_NOTE.
+    """
+    offsets = np.unique(np.fromiter(done, np.int64)) - low
+    if offsets.size and offsets[0] < 0:
+        raise DoneSetError(f"done offset {offsets[0] + low} is below the low watermark {low}")
+    text = _shortest(offsets) if offsets.size else ""
+    text = f"{text} {note}" if note else text
+    if len(text) > MAX_CHARACTERS:
+        raise DoneSetError(
+            f"done set of {offsets.size} offsets from {low} on and note {note!r} need {len(text)} "
+            f"characters, at most {MAX_CHARACTERS} are accepted"
+        )
+    return text
+
+
+def decode_done(low: int, metadata: str) -> frozenset[int]:
+    """The offsets at or above `low` that `metadata` names as done.
+
+    Raises:
+        DoneSetError: not written by `encode_done`.
+    """
+    text = metadata.rstrip("\0").partition(" ")[0]
+    if not text:
+        return frozenset()
+    try:
+        data = base64.b85decode(text[1:])
+        if text[0].isupper():
+            data = zlib.decompress(data, -zlib.MAX_WBITS)
+        if not data:
+            raise ValueError("nothing behind the letter")  # noqa: TRY301
+        if text[0] in "bB":
+            bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+            return frozenset((np.flatnonzero(bits) + low).tolist())
+        if text[0] in "rR":
+            return frozenset(_from_runs(low, data))
+    except (ValueError, IndexError, zlib.error) as err:
+        raise DoneSetError(f"commit metadata {metadata[:40]!r} is no done set: {err}") from err
+    raise DoneSetError(f"commit metadata {metadata[:40]!r} is no done set")
+
+
+def note_of(metadata: str) -> str:
+    """The note behind a done set."""
+    return metadata.rstrip("\0").partition(" ")[2]
+
+
+def covered(committed: Committed | None, offset: int) -> bool:
+    """Whether a group that committed this is done with `offset`."""
+    if committed is None:
+        return False
+    return offset < committed.offset or offset in _cached(committed)
+
+
+@lru_cache(maxsize=256)
+def _cached(committed: Committed) -> frozenset[int]:
+    return decode_done(committed.offset, committed.metadata)
+
+
+def _shortest(offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
+    """The shortest of the four forms; base85 keeps the order of lengths."""
+    bits = np.zeros(int(offsets[-1]) + 1, np.uint8)
+    bits[offsets] = 1
+    bitmap = np.packbits(bits, bitorder="little").tobytes()
+    edges = np.flatnonzero(np.diff(bits, prepend=0))
+    runs = np.diff(np.concatenate(([0], edges, [bits.size])))
+    varints = b"".join(long_bytes(n) for n in runs.tolist())
+    forms = (("b", bitmap), ("B", _deflate(bitmap)), ("r", varints), ("R", _deflate(varints)))
+    letter, data = min(forms, key=lambda form: len(form[1]))
+    return letter + base64.b85encode(data).decode()
+
+
+def _deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def _from_runs(low: int, data: bytes) -> Iterable[int]:
+    view, i, offset, is_done = memoryview(data), 0, low, False
+    while i < len(view):
+        run, i = read_long(view, i)
+        if is_done:
+            yield from range(offset, offset + run)
+        offset += run
+        is_done = not is_done

@@ -1,0 +1,140 @@
+"""A record: an event in its envelope, and its position in a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
+
+from rlstreams.schemas.tensor import Buffer
+
+E_co = TypeVar("E_co", covariant=True)
+
+ID_HEADER = "rlstreams-id"
+PURPOSE_HEADER = "rlstreams-purpose"
+PART_HEADER = "rlstreams-part"
+RECORD_HEADER = "rlstreams-record"
+WINDOW_HEADER = "rlstreams-window"
+REPLAY_HEADER = "rlstreams-replay-of"  # `{run}/{topic}[{partition}]@{offset}` of the recorded log
+REPLAY_SCOPE_HEADER = "rlstreams-replay-scope"  # PART: more was recorded than is replayed
+PART = b"part"
+
+
+class Partition(NamedTuple):
+    """One partition of one topic, named without the run's prefix."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.number}]"
+
+
+class Position(NamedTuple):
+    """Where one record lies: the offset of its part 0."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+class RawRecord(NamedTuple):
+    """A whole record as it was read, its parts joined. A tuple: every record read becomes one."""
+
+    position: Position
+    offsets: tuple[int, ...]  # of every part; one for a record that was not split
+    key: bytes
+    value: Buffer
+    headers: Mapping[str, bytes] = MappingProxyType({})
+    timestamp_ms: int = 0
+
+    @property
+    def partition(self) -> Partition:
+        """The partition that holds it."""
+        return Partition(self.position.topic, self.position.partition)
+
+
+class Batch(NamedTuple):
+    """Records of one partition: a list for each of what a reader wants that only accounts for them.
+
+    Without keys and times; a thousand records are three lists, and not thousands of objects.
+    """
+
+    partition: Partition
+    offsets: list[int]  # of the parts 0
+    values: list[Buffer]
+    headers: list[Mapping[str, bytes]]
+
+    def records(self) -> Iterator[RawRecord]:
+        """Each by itself."""
+        columns = zip(self.offsets, self.values, self.headers, strict=True)
+        for offset, value, headers in columns:
+            yield RawRecord(Position(*self.partition, offset), (offset,), b"", value, headers)
+
+    def only(self, which: Sequence[int]) -> Batch:
+        """Some of them."""
+        offsets, values, headers = self.offsets, self.values, self.headers
+        return Batch(
+            self.partition,
+            [offsets[index] for index in which],
+            [values[index] for index in which],
+            [headers[index] for index in which],
+        )
+
+
+def batches_of(records: Iterable[RawRecord]) -> list[Batch]:
+    """Neighbours of one partition as a batch."""
+    batches: list[Batch] = []
+    for raw in records:
+        partition = raw.partition
+        if not batches or batches[-1].partition != partition:
+            batches.append(Batch(partition, [], [], []))
+        _, offsets, values, headers = batches[-1]
+        offsets.append(raw.position.offset)
+        values.append(raw.value)
+        headers.append(raw.headers)
+    return batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record(Generic[E_co]):
+    """A decoded record: the event, and its envelope."""
+
+    event: E_co
+    raw: RawRecord
+
+    @property
+    def position(self) -> Position:
+        """Where it lies."""
+        return self.raw.position
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: every record sent is one, and that costs 0.5 us
+class Outgoing:
+    """A record to send; not changed afterwards.
+
+    A large `value` is in pieces, so that tensors are not joined twice.
+    """
+
+    topic: str
+    key: bytes
+    value: Sequence[Buffer]
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    partition: int | None = None  # None: murmur2 of the key
+
+    def __len__(self) -> int:
+        """Bytes of the value."""
+        value = self.value
+        return len(value[0]) if len(value) == 1 else sum(map(len, value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A group's position in one partition: the next offset, and what lies done above it."""
+
+    offset: int
+    metadata: str = ""

@@ -1,0 +1,87 @@
+"""How many partitions and which settings each topic of a run gets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlstreams.streams.log.topic import Retention, Topic
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TOPICS, TRAJECTORIES
+
+_DAY_MS = 24 * 3600 * 1000
+FLUSH = "flush.messages"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPlan:
+    """What the table of topics leaves open: counts follow from the workers of a run."""
+
+    rollout_workers: int
+    logprob_workers: int
+    partitions_per_worker: int = 2
+    replication: int = 1
+    payload_ms: int = 7 * _DAY_MS
+    payload_bytes: int = 16 * 1024**3  # per partition; -1: no bound
+    short_ms: int = _DAY_MS
+    fsync: bool = False  # every batch is on disk before it is acknowledged
+
+    def partitions(self, topic: Topic) -> int:
+        """Number of partitions.
+
+        `prompts` gets at least two per rollout worker, so that a straggler that pauses one of
+        them does not stop its worker. `scored-trajectories` has as many as `trajectories`.
+        """
+        if topic == PROMPTS:
+            return max(2, self.partitions_per_worker) * self.rollout_workers
+        if topic in (TRAJECTORIES, SCORED):
+            return self.partitions_per_worker * self.logprob_workers
+        assert topic.single_partition, f"no rule for the partitions of {topic.name}"
+        return 1
+
+    def settings(self, topic: Topic) -> dict[str, str]:
+        """Topic configuration of Apache Kafka; what is not here keeps the broker's default."""
+        # Two of three: an acknowledged record outlives the loss of any one broker.
+        durable = {"min.insync.replicas": "2"} if self.replication >= 3 else {}
+        # One message: the log is forced to disk before the append that brought it returns.
+        forced = {FLUSH: "1"} if self.fsync else {}
+        return {**self._retention(topic.retention), **durable, **forced}
+
+    def _retention(self, retention: Retention) -> dict[str, str]:
+        match retention:
+            case Retention.LONG:
+                return {"retention.ms": "-1", "retention.bytes": "-1"}
+            case Retention.PAYLOAD:
+                limits = {"retention.ms": self.payload_ms, "retention.bytes": self.payload_bytes}
+                return {name: str(value) for name, value in limits.items()}
+            case Retention.SHORT:
+                return {"retention.ms": str(self.short_ms)}
+            case Retention.COMPACT:
+                return {"cleanup.policy": "compact"}
+
+    def lengthened(self, topic: Topic, found: Mapping[str, str]) -> dict[str, str]:
+        """Bounds that the plan sets farther than they are; -1 is no bound.
+
+        Never a nearer one: an operator may have lengthened it, and shortening removes records.
+        """
+        if topic.retention is not Retention.PAYLOAD:
+            return {}
+        return {
+            name: wanted
+            for name, wanted in self._retention(topic.retention).items()
+            if _reach(wanted) > _reach(found.get(name, "-1"))
+        }
+
+    def wanted(self, run: str) -> Mapping[str, dict[str, object]]:
+        """Every topic of the run, by its full name, as an administration client creates it."""
+        return {
+            f"{run}.{topic.name}": {
+                "num_partitions": self.partitions(topic),
+                "replication_factor": self.replication,
+                "configs": self.settings(topic),
+            }
+            for topic in TOPICS
+        }
+
+
+def _reach(bound: str) -> float:
+    return float("inf") if int(bound) < 0 else int(bound)

@@ -1,0 +1,127 @@
+"""The one table of every topic: what it carries, its key, who writes it and who reads it."""
+
+from __future__ import annotations
+
+from rlstreams.schemas.events import (
+    ControlState,
+    DeadLetter,
+    GroupsDropped,
+    PolicyLoaded,
+    PolicyPublished,
+    Prompt,
+    PullRequested,
+    RedoDrifted,
+    ReplacementRequested,
+    ScoredTrajectory,
+    StepCompleted,
+    StepsRedone,
+    TrainerHeartbeat,
+    TrainerStarted,
+    Trajectory,
+    WorkerReport,
+)
+from rlstreams.streams.log.topic import Retention, Topic
+
+PROMPTS = Topic(
+    name="prompts",
+    events=(Prompt,),
+    key="group_id",
+    written_by=("prompts",),
+    read_by=("rollout",),
+    retention=Retention.LONG,
+    single_partition=False,
+)
+TRAJECTORIES = Topic(
+    name="trajectories",
+    events=(Trajectory,),
+    key="group_id",
+    written_by=("rollout",),
+    read_by=("logprob", "report", "recorder"),
+    retention=Retention.PAYLOAD,
+    single_partition=False,
+)
+SCORED = Topic(
+    name="scored-trajectories",
+    events=(ScoredTrajectory,),
+    key="group_id",
+    written_by=("logprob",),
+    read_by=("trainer",),
+    retention=Retention.PAYLOAD,
+    single_partition=False,
+)
+STEPS = Topic(
+    name="steps",
+    events=(
+        TrainerStarted,
+        StepCompleted,
+        GroupsDropped,
+        TrainerHeartbeat,
+        RedoDrifted,
+        StepsRedone,
+    ),
+    key="run",
+    written_by=("trainer",),
+    read_by=("prompts", "audit", "views"),
+    retention=Retention.LONG,
+)
+POLICY_VERSIONS = Topic(
+    name="policy-versions",
+    events=(PolicyPublished,),
+    key="model",
+    written_by=("trainer",),
+    read_by=("rollout", "logprob", "views"),
+    retention=Retention.LONG,
+)
+POLICY_PULLS = Topic(
+    name="policy-pulls",
+    events=(PullRequested, PolicyLoaded),
+    key="worker",
+    written_by=("rollout", "logprob"),
+    read_by=("trainer", "views"),
+    retention=Retention.LONG,
+)
+DEAD_LETTERS = Topic(
+    name="dead-letters",
+    events=(DeadLetter, ReplacementRequested),
+    key="group_id",
+    written_by=("rollout", "logprob", "trainer", "operator"),
+    read_by=("trainer", "prompts", "operator"),
+    retention=Retention.LONG,
+)
+WORKER_EVENTS = Topic(
+    name="worker-events",
+    events=(WorkerReport,),
+    key="worker",
+    written_by=("prompts", "rollout", "logprob", "trainer"),
+    read_by=("views",),
+    retention=Retention.SHORT,
+)
+CONTROL = Topic(
+    name="control",
+    events=(ControlState,),
+    key="run",
+    written_by=("operator", "up"),
+    read_by=("prompts", "rollout", "logprob", "trainer"),
+    retention=Retention.COMPACT,
+)
+SCHEMAS = Topic(
+    name="schemas",
+    events=(),
+    key="fingerprint",
+    written_by=("up",),
+    read_by=("any",),
+    retention=Retention.COMPACT,
+)
+
+TOPICS: tuple[Topic, ...] = (
+    PROMPTS,
+    TRAJECTORIES,
+    SCORED,
+    STEPS,
+    POLICY_VERSIONS,
+    POLICY_PULLS,
+    DEAD_LETTERS,
+    WORKER_EVENTS,
+    CONTROL,
+    SCHEMAS,
+)

@@ -1,0 +1,1 @@
+"""Opening the log of a run: live, finished or recorded."""

@@ -1,0 +1,372 @@
+"""Which hop blocks the next step, and the sentence that names the culprit. Pure.
+
+Samples move downstream: prompts, rollout, logprob, trainer; weights move the other way. The first
+hop, from upstream, that has had work and made no progress within its limit is the blocked one: the
+hops after it merely starve. A worker that is alive and reports that it is working has until the
+deadline of its current work; a silent one has no such allowance. After the last step only the
+trainer has something to do: its checkpoint, and the last version's pulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlstreams.streams.log.done_set import covered
+from rlstreams.streams.log.record import Committed, Partition, Position
+from rlstreams.streams.views.hops import HopsState, OpenSample, WorkerHop
+from rlstreams.streams.views.workers import SILENT_S
+
+START_S = 600.0  # a large model takes its time to load; until then a role is starting
+_NAMED = 3  # workers and groups that a sentence lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What is expected of a run, and when to lose patience. Seconds."""
+
+    groups_per_step: int
+    stall_s: float
+    sample_s: float = 0.0  # a rollout worker's own deadline for one sample
+    pull_s: float = 0.0  # for one pull of weights
+    save_s: float = 0.0  # for one checkpoint
+    start_s: float = START_S
+
+    def of(self, worker: WorkerHop) -> float:
+        """How long this worker may stay in the state that it reports."""
+        if worker.role == "rollout" and worker.state == "working":
+            return max(self.stall_s, self.sample_s)
+        if worker.state == "starting":
+            return max(self.stall_s, self.start_s)
+        if worker.state == "saving":
+            return max(self.stall_s, self.save_s)
+        return max(self.stall_s, self.pull_s) if worker.state == "pulling" else self.stall_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An open transaction. Records after it in its partitions cannot be read yet."""
+
+    worker: str  # `{role}-{ordinal}`, from its transactional id; empty: nobody of ours
+    transactional_id: str
+    partitions: tuple[str, ...]
+    age_s: float  # since it was written to last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the topics' events do not tell."""
+
+    now_ms: int
+    waited_s: float  # since the last step, or since the start: what counts of it
+    # By group ("rollout", "logprob"); without a group where the broker did not answer.
+    committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
+    held: tuple[Held, ...] = ()
+    gone: frozenset[str] = frozenset()  # workers without a process, as their supervisor knows
+    # Since when the process of a worker that has not reported yet runs, first or not: what was said
+    # before is a predecessor's. 0 while it is about to be started.
+    starting_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """The first blocked hop."""
+
+    hop: str  # "broker", "prompts", "rollout", "logprob", "weights" or "trainer"
+    workers: tuple[str, ...]  # the culprits, the worst first
+    sentence: str
+    is_overdue: bool  # False: its own deadline is still to come
+
+
+class Inquiry:
+    """One look at a state. `first` asks the hops in order."""
+
+    def __init__(self, state: HopsState, evidence: Evidence, limits: Limits) -> None:
+        self._state = state
+        self._evidence = evidence
+        self._limits = limits
+
+    def first(self) -> Blocked | None:
+        """The first hop that holds work up; None: every one that has work moves."""
+        steps: tuple[Callable[[], Blocked | None], ...] = (
+            self._held,
+            self._broker,
+            self._claim,
+            self._prompts,
+            self._rollout,
+            self._logprob,
+            self._trainer,
+        )
+        if self._state.is_over:
+            steps = (self._held, self._broker, self._end)
+        return next((found for step in steps if (found := step()) is not None), None)
+
+    def _held(self) -> Blocked | None:
+        """A commit takes well under a second, so a transaction open for longer is stuck.
+
+        Checked first, because it also hides others: readers cannot see what lies behind it.
+        """
+        old = [held for held in self._evidence.held if held.age_s > SILENT_S]
+        if not old:
+            return None
+        held = max(old, key=lambda it: it.age_s)
+        who = held.worker or f"the unknown transactional id {held.transactional_id!r}"
+        return Blocked(
+            hop=held.worker.rpartition("-")[0] or "broker",
+            workers=(held.worker,) if held.worker else (),
+            sentence=f"{who} has had a transaction open for {held.age_s:.0f} s, which "
+            f"blocks every reader of {', '.join(held.partitions)}",
+            is_overdue=True,
+        )
+
+    def _broker(self) -> Blocked | None:
+        running = [w for w in self._state.workers if not self._is_starting(w)]
+        newest_ms = max((worker.at_ms for worker in running), default=0)
+        is_silence = self._age_s(newest_ms) > SILENT_S and len(running) > 1
+        if not is_silence or self._evidence.gone:
+            return None
+        return Blocked(
+            hop="broker",
+            workers=(),
+            sentence=f"no worker has reported for {self._age_s(newest_ms):.0f} s: the broker "
+            "does not accept or deliver records",
+            is_overdue=True,
+        )
+
+    def _claim(self) -> Blocked | None:
+        state = self._state
+        if state.claim is None:
+            return self._blame("trainer", "the trainer has not claimed the run")
+        if state.newest_version not in state.published:
+            text = f"policy version {state.newest_version} was made but not published"
+            return self._blame("trainer", text, hop="weights")
+        return None
+
+    def _prompts(self) -> Blocked | None:
+        samples, size = self._state.samples, max(1, self._state.group_size)
+        sizes: dict[int, int] = {}
+        for sample in samples:
+            sizes[sample.group] = sizes.get(sample.group, 0) + 1
+        whole = sum(count >= size for count in sizes.values())
+        if whole >= self._limits.groups_per_step:
+            return None
+        torn = [group for group, count in sizes.items() if count < size]
+        text = f"{whole} whole groups are open, a step needs {self._limits.groups_per_step}; " + (
+            f"the last one is {last}" if (last := self._state.last_group) >= 0 else "none ever"
+        )
+        if torn:
+            text += f"; group {torn[0]} has {sizes[torn[0]]} of {size} samples"
+        return self._blame("prompts", text)
+
+    def _rollout(self) -> Blocked | None:
+        left = [s for s in self._state.samples if not (s.is_rolled_out or s.is_dead)]
+        if not left:
+            return None
+        text = f"{_trajectories(left)} missing: {_first_of(left, self._told_missing)}"
+        wanted = min(sample.min_policy_version for sample in left)
+        return self._blame("rollout", text, wanted=wanted)
+
+    def _logprob(self) -> Blocked | None:
+        known = self._evidence.committed.get("logprob")
+        left = [
+            s
+            for s in self._state.samples
+            if s.is_rolled_out and not s.is_dead and not self._is_covered(known, s.trajectory)
+        ]
+        # Without the group's positions nobody can say who has it: then a trainer that works does.
+        if not left or (known is None and self._trainer_works()):
+            return None
+        first = _first_of(left, self._told_unscored)
+        return self._blame("logprob", f"{_trajectories(left)} unscored: {first}")
+
+    def _trainer(self) -> Blocked | None:
+        """The trainer's step is due: enough groups are complete, or it reports that it works."""
+        known = self._evidence.committed.get("logprob")
+        sizes: dict[int, int] = {}
+        for s in self._state.samples:
+            is_scored = s.is_rolled_out and (known is None or self._is_covered(known, s.trajectory))
+            sizes[s.group] = sizes.get(s.group, 0) + (is_scored or s.is_dead)
+        complete = [group for group, count in sizes.items() if count >= self._state.group_size]
+        if len(complete) < self._limits.groups_per_step and not self._trainer_works():
+            return None
+        text = f"step {self._state.step + 1} has not run, although every sample of "
+        text += f"{_count(complete, 'open group', 'open groups')}"
+        text += f" ({_range(complete)})" if complete else ""
+        return self._blame("trainer", f"{text} is scored or dead-lettered")
+
+    def _end(self) -> Blocked | None:
+        """Whoever else has work now does it for nobody, but for the last evaluation."""
+        starting, trainers = self._evidence.starting_s, self._state.of("trainer")
+        if any(w.state == "stopped" and w.worker not in starting for w in trainers):
+            return None
+        return self._blame(
+            "trainer", f"all {self._state.step} steps are done, and it has not ended"
+        )
+
+    def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
+        """The hop with its workers, worst first; None if one of them finished something lately."""
+        workers = self._worst_first(role)
+        if not workers:
+            said = f"no {role} worker has ever reported"
+            starting_s = self._evidence.starting_s.items()
+            ages_s = [age_s for worker, age_s in starting_s if worker.rpartition("-")[0] == role]
+            return Blocked(
+                hop=hop or role,
+                workers=(),
+                sentence=f"{said}; {text}",
+                is_overdue=min(ages_s, default=self._evidence.waited_s) >= self._limits.start_s,
+            )
+        if any(self._moves(worker) for worker in workers):
+            return None
+        waits = [worker for worker in workers if self._awaits_weights(worker, wanted)]
+        if role != "trainer" and waits and len(waits) == len(workers):
+            return self._blame_weights(text, waits)
+        return Blocked(
+            hop=hop or role,
+            workers=tuple(worker.worker for worker in workers),
+            sentence=f"{self._describe(workers)}; {text}",
+            is_overdue=all(self._is_overdue(worker) for worker in workers),
+        )
+
+    def _blame_weights(self, text: str, waits: Sequence[WorkerHop]) -> Blocked:
+        trainers = self._state.of("trainer")
+        served = f"; it is served by {self._describe(trainers)}" if trainers else ""
+        return Blocked(
+            hop="weights",
+            workers=tuple(worker.worker for worker in (*waits, *trainers)),
+            sentence=f"{self._describe(waits)}{served}; {text}",
+            is_overdue=all(self._is_overdue(worker) for worker in waits),
+        )
+
+    def _awaits_weights(self, worker: WorkerHop, wanted: int) -> bool:
+        """Whether it is alive and waiting for a pull, or for a version that it was not given."""
+        is_silent = self._is_silent(worker) or self._is_starting(worker)
+        if is_silent or worker.state == "working":
+            return False
+        return worker.worker in self._state.pulls or worker.policy_version < wanted
+
+    def _moves(self, worker: WorkerHop) -> bool:
+        """Whether it finished something within the limit, and still reports."""
+        return not self._is_silent(worker) and self._age_s(worker.moved_ms) < self._limits.stall_s
+
+    def _is_starting(self, worker: WorkerHop) -> bool:
+        """Whether a new process of it was started, and has still time to load what it needs."""
+        starting_s = self._evidence.starting_s.get(worker.worker)
+        return starting_s is not None and starting_s < self._limits.start_s
+
+    def _is_silent(self, worker: WorkerHop) -> bool:
+        if self._is_starting(worker):
+            return False
+        is_old = self._age_s(worker.at_ms) > SILENT_S
+        return is_old or worker.worker in self._evidence.gone or worker.state == "stopped"
+
+    def _is_overdue(self, worker: WorkerHop) -> bool:
+        if self._is_starting(worker):
+            return False
+        limit_s = self._limits.of(worker)
+        is_pulled_from = self._state.is_over and worker.role == "trainer"
+        if (worker.worker in self._state.pulls or is_pulled_from) and worker.state != "working":
+            limit_s = max(limit_s, self._limits.pull_s)
+        # Nothing is counted while a checkpoint is written, and what was before is none of its time.
+        is_saving = worker.state == "saving"
+        since_ms = max(worker.moved_ms, worker.since_ms) if is_saving else worker.moved_ms
+        return self._is_silent(worker) or self._age_s(since_ms) >= limit_s
+
+    def told(self, role: str) -> str:
+        """The last reports of `role`'s workers, the worst first."""
+        return self._describe(self._worst_first(role)) or f"no {role} worker has ever reported"
+
+    def _worst_first(self, role: str) -> Sequence[WorkerHop]:
+        return sorted(self._state.of(role), key=self._badness)
+
+    def _badness(self, worker: WorkerHop) -> tuple[bool, int, str]:
+        return (not self._is_silent(worker), worker.moved_ms, worker.worker)
+
+    def _describe(self, workers: Sequence[WorkerHop]) -> str:
+        told = [self._about(worker) for worker in workers[:_NAMED]]
+        if len(workers) > _NAMED:
+            told.append(f"and {len(workers) - _NAMED} more")
+        return ", ".join(told)
+
+    def _about(self, worker: WorkerHop) -> str:
+        """One worker: dead, silent, or what it says, since when, and what it pulls."""
+        said = " ".join(filter(None, (worker.state, worker.detail)))
+        if self._is_starting(worker):
+            starting_s = self._evidence.starting_s[worker.worker]
+            return f"{worker.worker} was started {starting_s:.0f} s ago and has not reported yet"
+        if worker.worker in self._evidence.gone:
+            return f"{worker.worker} is not running (last reported: {said})"
+        if self._is_silent(worker):
+            silent_s = self._age_s(worker.at_ms)
+            return f"no report from {worker.worker} for {silent_s:.0f} s (last reported: {said})"
+        text = f"{worker.worker} says {said!r}, no progress for "
+        text += f"{self._age_s(worker.moved_ms):.0f} s"
+        pull = self._state.pulls.get(worker.worker)
+        if pull is not None:
+            asked_s = self._age_s(pull.requested_at_ms)
+            text += f", asked for policy version {pull.policy_version} {asked_s:.0f} s ago"
+            text += " and has not loaded it"
+        return text
+
+    def _told(
+        self, sample: OpenSample, at: Position | None, since_ms: int, group: str, what: str
+    ) -> str:
+        where = f" at {at}" if at is not None else ""
+        committed = self._evidence.committed.get(group, {})
+        mine = committed.get(Partition(at.topic, at.partition)) if at is not None else None
+        done = f" (group {group} is at {mine.offset})" if mine is not None else ""
+        return f"{sample.name}{where}{done}, {what} {self._age_s(since_ms):.0f} s ago"
+
+    def _told_missing(self, sample: OpenSample) -> str:
+        return self._told(sample, sample.prompt, sample.issued_at_ms, "rollout", "issued")
+
+    def _told_unscored(self, sample: OpenSample) -> str:
+        at, since_ms = sample.trajectory, sample.finished_at_ms
+        return f"{self._told(sample, at, since_ms, 'logprob', 'finished')} by {sample.worker}"
+
+    def _trainer_works(self) -> bool:
+        return any(
+            w.state in ("working", "saving") or self._is_silent(w) or self._is_starting(w)
+            for w in self._state.of("trainer")
+        )
+
+    @staticmethod
+    def _is_covered(known: Mapping[Partition, Committed] | None, position: Position | None) -> bool:
+        if known is None or position is None:
+            return False
+        return covered(known.get(Partition(position.topic, position.partition)), position.offset)
+
+    def _age_s(self, at_ms: int) -> float:
+        return max(0, self._evidence.now_ms - at_ms) / 1000
+
+
+def blocked(state: HopsState, evidence: Evidence, limits: Limits) -> Blocked | None:
+    """The first blocked hop, with its sentence; None: every hop that has work finishes some."""
+    return Inquiry(state, evidence, limits).first()
+
+
+def told(state: HopsState, evidence: Evidence, limits: Limits, role: str) -> str:
+    """The last reports of `role`'s workers, the worst first."""
+    return Inquiry(state, evidence, limits).told(role)
+
+
+def _trajectories(samples: Sequence[OpenSample]) -> str:
+    groups = sorted({sample.group for sample in samples})
+    whose = f"{'group' if len(groups) == 1 else 'groups'} {_range(groups)}"
+    verb = "is" if len(samples) == 1 else "are"
+    return f"{_count(samples, 'trajectory', 'trajectories')} of {whose} {verb}"
+
+
+def _range(groups: Sequence[int]) -> str:
+    if len(groups) <= _NAMED:
+        return ", ".join(map(str, groups))
+    return f"{groups[0]} to {groups[-1]}"
+
+
+def _count(samples: Sequence[object], one: str, many: str) -> str:
+    return f"{len(samples)} {one if len(samples) == 1 else many}"
+
+
+def _first_of(samples: Sequence[OpenSample], told: Callable[[OpenSample], str]) -> str:
+    first = told(samples[0])
+    return first if len(samples) == 1 else f"{first}, and {len(samples) - 1} more"

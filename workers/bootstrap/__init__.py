@@ -1,0 +1,1 @@
+"""The only place that picks concrete parts: bus, engine, scorer, channel, verifier."""

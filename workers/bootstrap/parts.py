@@ -1,0 +1,319 @@
+"""The only place that picks concrete parts: bus, engine, scorer, channel, server, verifier."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.streams.log import crash_points
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.streams.log.topic_plan import TopicPlan
+from rlstreams.streams.run.run_folder import BROKER_FOLDER
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.runtime import Role
+
+if TYPE_CHECKING:
+    from rlstreams.streams.broker.embedded import EmbeddedBroker
+    from rlstreams.workers.engines.base import Engine
+    from rlstreams.workers.logprob.reference import Reference
+    from rlstreams.workers.weights.channel import WeightChannel, WeightServer
+
+WEIGHTS_FOLDER = "weights"
+BROKER_BACK_S = 5.0  # a supervisor has begun to start a dead broker again by then
+
+
+def bootstrap_of(config: RunConfig) -> str:
+    """Where the run's broker listens: as configured, or as the embedded one wrote it down.
+
+    A broker that died and is being started again is waited for.
+
+    Raises:
+        ConfigError: no broker is named and none runs under the run's folder.
+        DeadlineError: its start takes too long.
+    """
+    if config.broker.bootstrap:
+        return config.broker.bootstrap
+    broker = embedded_broker(config)
+    state = broker.coming(BROKER_BACK_S)
+    if state is None:
+        raise ConfigError(
+            f"broker.bootstrap is empty and no embedded broker runs in {broker.folder}; "
+            f"start one: rlstreams broker start --dir {broker.folder}"
+        )
+    return state.bootstrap
+
+
+def topic_plan(config: RunConfig) -> TopicPlan:
+    """Partitions and settings of the run's topics."""
+    return TopicPlan(
+        rollout_workers=config.rollout.workers,
+        logprob_workers=config.logprob.workers,
+        partitions_per_worker=config.broker.partitions_per_worker,
+        replication=config.broker.replication,
+        payload_ms=round(3600_000 * config.broker.payload_retention_hours),
+        payload_bytes=config.broker.payload_retention_bytes,
+        fsync=config.broker.fsync,
+    )
+
+
+OUTAGE_S = 60.0  # how long a worker waits for an unreachable broker
+
+
+def open_bus(config: RunConfig, *, outage_s: float = OUTAGE_S) -> Bus:
+    """The run's bus."""
+    from rlstreams.streams.kafka.bus import KafkaBus
+
+    return KafkaBus(
+        bootstrap_of(config),
+        config.run.id,
+        options=client_options(config),
+        commit_s=config.deadlines.commit_s,
+        outage_s=outage_s,
+    )
+
+
+def await_broker(config: RunConfig, timeout_s: float) -> None:
+    """Until the embedded broker listens, if the run has one: its supervisor may be starting it
+    again. Whoever asks it next says what is wrong if it does not."""
+    until_s = time.monotonic() + timeout_s
+    while not config.broker.bootstrap and time.monotonic() < until_s:
+        state = embedded_broker(config).status()
+        if state is not None and _listens(state.bootstrap):
+            return
+        time.sleep(0.1)
+
+
+def _listens(bootstrap: str) -> bool:
+    host, _, port = bootstrap.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def client_options(config: RunConfig) -> Mapping[str, str]:
+    """`broker.options`, secrets resolved: for the roles' clients and for administration alike."""
+    return {name: resolve_secret(value) for name, value in config.broker.options.items()}
+
+
+def embedded_broker(config: RunConfig) -> EmbeddedBroker:
+    """The broker under the run's folder; started or not."""
+    from rlstreams.streams.broker.config import FSYNC
+    from rlstreams.streams.broker.embedded import EmbeddedBroker
+
+    return EmbeddedBroker(
+        Path(config.folder) / BROKER_FOLDER,
+        config.broker.port,
+        config.broker.jars_dir,
+        config.broker.heap_mb,
+        settings=FSYNC if config.broker.fsync else {},
+    )
+
+
+def arm_crash_point(text: str) -> None:
+    """Make this process die where `text` says, or else where the environment does.
+
+    Raises:
+        ConfigError: no such point or action.
+    """
+    if text := text or os.environ.get(crash_points.VARIABLE, ""):
+        crash_points.arm_from(text)
+
+
+def make_role(context: Context) -> Role:
+    """The role that `context` names, ready to run.
+
+    Raises:
+        ConfigError: an unknown role, or a model, data set or verifier that cannot be used.
+    """
+    makers = {
+        "prompts": _prompts,
+        "rollout": _rollout,
+        "logprob": _logprob,
+        "trainer": _trainer,
+    }
+    if context.role not in makers:
+        raise ConfigError(f"role must be one of {sorted(makers)}, got {context.role!r}")
+    from rlstreams.workers.model.base import EngineError
+    from rlstreams.workers.model.tokenizer import TokenizerError
+
+    try:
+        return makers[context.role](context)
+    except (EngineError, TokenizerError) as err:
+        # Another start would find the same folder: no failure to be cured by a restart.
+        raise ConfigError(f"model.path: {err}") from err
+
+
+def _prompts(context: Context) -> Role:
+    from rlstreams.workers.prompts.worker import PromptsWorker
+
+    return PromptsWorker(context)
+
+
+def _rollout(context: Context) -> Role:
+    from rlstreams.workers.loop.log import get as get_log
+    from rlstreams.workers.model.tokenizer import Tokenizer
+    from rlstreams.workers.rollout.make_environment import make_turns
+    from rlstreams.workers.rollout.make_verifier import make_verifier
+    from rlstreams.workers.rollout.sampling import Sampler, judging_threads, sampling_of
+    from rlstreams.workers.rollout.worker import make_worker
+
+    config = context.config.rollout
+    log = get_log(context.role, context.worker, context.instance)
+    engine = _engine(context)
+    sampler = Sampler(
+        engine=engine,
+        verifier=make_verifier(context.config.reward),
+        tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
+        sampling=sampling_of(config),
+        evaluation=sampling_of(context.config.evaluation),
+        turns=make_turns(
+            context.config,
+            vocab_size=engine.vocab_size,
+            note=lambda what: log.warning("environment", what=what),
+        ),
+        max_attempts=config.max_attempts,
+        deadline_s=config.sample_deadline_s,
+        judging=judging_threads(context.config.reward.num_at_once),
+    )
+    return make_worker(context, context.bus, engine, _channel(context), sampler)
+
+
+def _engine(context: Context) -> Engine:
+    config = context.config
+    if config.rollout.engine != "builtin":
+        from rlstreams.workers.bootstrap.served import make_served_engine
+
+        return make_served_engine(context)
+    from rlstreams.workers.engines.builtin import BuiltinEngine
+    from rlstreams.workers.model.device import claim_device
+
+    return BuiltinEngine(
+        model_folder(config.model.path),
+        slots=config.rollout.slots,
+        threads=config.model.threads,
+        capture_experts=config.rollout.capture_experts,
+        pull_deadline_s=config.weights.pull_deadline_s,
+        device=claim_device("rollout.device", config.rollout.device),
+        dtype=config.model.dtype,
+    )
+
+
+def _logprob(context: Context) -> Role:
+    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+    from rlstreams.workers.logprob.worker import make_worker
+    from rlstreams.workers.model.device import claim_device
+
+    device = claim_device("logprob.device", context.config.logprob.device)
+    scorer = BuiltinScorer(
+        model_folder(context.config.model.path),
+        versions_held=context.config.logprob.versions_held,
+        pull_deadline_s=context.config.weights.pull_deadline_s,
+        threads=context.config.model.threads,
+        device=device,
+        dtype=context.config.model.dtype,
+        replay_routes=context.config.trainer.routing_replay,
+    )
+    reference = None
+    if context.config.trainer.loss.kl_coef:
+        reference = _reference(context.config, device, scorer.vocab_size)
+    return make_worker(context, context.bus, scorer, _channel(context), reference)
+
+
+def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
+    """The model that `trainer.loss.kl_coef` keeps the policy close to.
+
+    Raises:
+        ConfigError: it has another vocabulary.
+    """
+    from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+    from rlstreams.workers.engines.folder_channel import FolderChannel
+    from rlstreams.workers.logprob.reference import Reference
+
+    path = config.model.path if config.logprob.reference == START else config.logprob.reference
+    folder = model_folder(path)
+    channel = FolderChannel(folder, config.model.dtype)
+    scorer = BuiltinScorer(
+        folder,
+        versions_held=1,
+        threads=config.model.threads,
+        device=device,
+        dtype=config.model.dtype,
+    )
+    if scorer.vocab_size != vocab_size:
+        raise ConfigError(
+            f"logprob.reference is {config.logprob.reference!r}, whose vocabulary has "
+            f"{scorer.vocab_size} tokens; {config.model.path} has {vocab_size}: name a model of "
+            "the same tokenizer"
+        )
+    pulled = scorer.pull(channel.published, channel)
+    return Reference(
+        scorer=scorer, policy_version=pulled.policy_version, weight_hash=pulled.weight_hash
+    )
+
+
+def _trainer(context: Context) -> Role:
+    from rlstreams.workers.model.device import claim_devices
+    from rlstreams.workers.trainer.parallel.team import team_of
+    from rlstreams.workers.trainer.training.training import Training
+    from rlstreams.workers.trainer.worker import TrainerWorker
+
+    config, section = context.config, context.config.trainer
+    device, gpus = claim_devices("trainer.device", section.device, section.ranks)
+    folder = model_folder(config.model.path)
+    team = team_of(gpus, host=config.weights.host)
+    training = Training(
+        folder, section, config.model.threads, device, config.model.dtype, team=team
+    )
+    return TrainerWorker(context, context.bus, training, _weight_server(context))
+
+
+def _weight_server(context: Context) -> WeightServer:
+    weights = context.config.weights
+    if weights.channel == "file":
+        from rlstreams.workers.weights.file import FileWeightServer
+
+        return FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=weights.versions_served)
+    from rlstreams.workers.config.addresses import check_address
+    from rlstreams.workers.loop.log import get as get_log
+    from rlstreams.workers.weights.collective import CollectiveWeightServer
+    from rlstreams.workers.weights.sender import Limits
+
+    check_address("weights.host", weights.host)
+    is_cut = context.config.trainer.ranks > 1
+    return CollectiveWeightServer(
+        weights.channel,
+        host=weights.host,
+        secret=_secret(context),
+        log=get_log(context.role, context.worker, context.instance),
+        limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
+        # Room that shards leave on rank 0's GPU is not room for whole versions.
+        place="pinned" if is_cut and weights.snapshot == "auto" else weights.snapshot,
+        hold_s=weights.hold_s,
+    )
+
+
+def _channel(context: Context) -> WeightChannel:
+    channel = context.config.weights.channel
+    if channel == "file":
+        from rlstreams.workers.weights.file import FileWeightChannel
+
+        return FileWeightChannel()
+    from rlstreams.workers.weights.collective import CollectiveWeightChannel
+
+    return CollectiveWeightChannel(channel, _secret(context))
+
+
+def _secret(context: Context) -> str:
+    from rlstreams.workers.weights.secret import run_secret
+
+    return run_secret(resolve_secret(context.config.weights.secret), context.folder)

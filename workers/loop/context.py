@@ -1,0 +1,39 @@
+"""What every worker is given: who it is, its configuration, its bus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlstreams.streams.log.bus import Bus
+from rlstreams.workers.config.run import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Identity and dependencies of one worker process."""
+
+    config: RunConfig
+    bus: Bus
+    role: str  # "prompts", "rollout", "logprob", "trainer"
+    ordinal: int
+    instance: str  # unique per process
+    takeover: bool = False  # whoever owns the run is dead, says the operator: no lease watch
+    reaped: frozenset[str] = frozenset()  # instances of this worker that the supervisor saw end
+    beat: Callable[[], None] = lambda: None  # a turn that takes long has come forward
+
+    @property
+    def worker(self) -> str:
+        """`{role}-{ordinal}`: the same across restarts."""
+        return f"{self.role}-{self.ordinal}"
+
+    @property
+    def transactional_id(self) -> str:
+        """`{role}.{ordinal}`: fixed, so that a restart settles its predecessor's transaction."""
+        return f"{self.role}.{self.ordinal}"
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.folder)

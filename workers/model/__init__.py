@@ -1,0 +1,1 @@
+"""Hugging Face models: load, mask, score, route, tokenize."""

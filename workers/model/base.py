@@ -1,0 +1,10 @@
+"""What models, engines and scorers share; importing it costs nothing."""
+
+from __future__ import annotations
+
+CPU = "cpu"  # a device
+LOGITS_BYTES = 256 << 20  # logits in float32 that are computed at a time, where many are needed
+
+
+class EngineError(Exception):
+    """An engine refused or failed; names server, request and field."""

@@ -1,0 +1,91 @@
+"""Which device a role computes on: one GPU a process, and it sees no other.
+
+Every thread of torch begins on GPU 0, and NCCL takes the current one: a process that sees only its
+own GPU cannot use another by mistake, whatever thread it is in.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.model.base import CPU
+
+CUDA = "cuda"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def claim_device(field: str, wanted: str) -> str:
+    """Hide all GPUs but `wanted` from this process; returns torch's name for what is left.
+
+    Call it before anything touches CUDA: torch reads the variable once.
+
+    Args:
+        field: that asked for it, for the error.
+        wanted: `cpu` (nothing is hidden), `cuda`, or `cuda:N`, which counts among those that
+            `CUDA_VISIBLE_DEVICES` leaves.
+
+    Raises:
+        ConfigError: there is no such GPU, or torch is built without CUDA.
+    """
+    if wanted == CPU:
+        return CPU
+    _, _, number = wanted.partition(":")
+    if number:
+        os.environ[VISIBLE] = _visible(field, int(number))
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"{field} is {wanted!r}, but torch {torch.__version__} finds no GPU "
+            f"({VISIBLE}={os.environ.get(VISIBLE, '')!r})"
+        )
+    return CUDA
+
+
+def claim_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, ...]]:
+    """As `claim_device`, for the first of several ranks; and the GPU of each other one, as
+    `CUDA_VISIBLE_DEVICES` names it ("" on the CPU). Rank R has the GPU R behind the first.
+
+    Raises:
+        ConfigError: there are not so many GPUs.
+    """
+    if ranks == 1 or wanted == CPU:
+        return claim_device(field, wanted), ("",) * (ranks - 1)
+    first = int(wanted.partition(":")[2] or 0)
+    named = tuple(_visible(field, first + rank) for rank in range(ranks))
+    if os.environ.get(VISIBLE) is None and (count := torch.cuda.device_count()) < first + ranks:
+        raise ConfigError(
+            f"{field} is {wanted!r} for {ranks} ranks, but torch finds {count} GPUs: "
+            "lower trainer.ranks"
+        )
+    return claim_device(field, f"{CUDA}:{first}"), named[1:]
+
+
+def nearest_devices(field: str, wanted: str, ranks: int) -> tuple[str, tuple[str, ...]]:
+    """As `claim_devices`, but the CPU where there are not so many GPUs."""
+    try:
+        return claim_devices(field, wanted, ranks)
+    except ConfigError:
+        return CPU, ("",) * (ranks - 1)
+
+
+def nearest_device(field: str, wanted: str) -> str:
+    """As `claim_device`, but the CPU where there is no such GPU: to look at a run elsewhere."""
+    try:
+        return claim_device(field, wanted)
+    except ConfigError:
+        return CPU
+
+
+def _visible(field: str, number: int) -> str:
+    """The GPU `number` as it is called outside of this process."""
+    named = os.environ.get(VISIBLE)
+    if named is None:
+        return str(number)
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    if number >= len(names):
+        raise ConfigError(
+            f"{field} is 'cuda:{number}', but {VISIBLE}={named!r} leaves {len(names)} GPUs"
+        )
+    return names[number]

@@ -1,0 +1,206 @@
+"""A Hugging Face folder as a module: the one place that knows how models are loaded and fed.
+
+Engine, scorer and trainer load, mask and name weights alike, so that their numbers agree.
+Axes: `B` sequence, `T` token, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlstreams.workers.model import one_order
+from rlstreams.workers.model.attention import Attention
+from rlstreams.workers.model.base import CPU, EngineError
+from rlstreams.workers.model.families import SDPA, chosen_attention, library_model
+from rlstreams.workers.model.folder import eos_ids_of, module_name, num_experts_of, read_config
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.layout import layout_difference, layout_of
+
+__all__ = [
+    "EXPERTS",
+    "FLOAT32",
+    "Numerics",
+    "causal_mask",
+    "configure_torch",
+    "eos_ids_of",
+    "import_library",
+    "load_model",
+    "load_weights",
+    "model_class",
+    "num_experts_of",
+    "numerics_of",
+    "read_config",
+    "right_padded",
+    "weights_of",
+]
+
+FLOAT32 = "float32"
+EXPERTS = "grouped_mm"  # how experts are computed: part of what makes a step bit-equal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """What the last bit of a result depends on; recorded with a run."""
+
+    torch_version: str
+    threads: int
+    cpu_capability: str
+    device: str = CPU
+    attention: str = SDPA
+    experts: str = EXPERTS
+    in_one_order: bool = True  # gradients add up so, also on a GPU
+    ranks: int = 1  # sums of several are in another order
+
+
+def configure_torch(
+    threads: int, device: str = CPU, *, fused: bool = False, in_one_order: bool = True
+) -> Numerics:
+    """Fix thread count and deterministic kernels for this process.
+
+    Args:
+        fused: on a GPU, allow the fused attention kernels; without them attention holds the square
+            of the length.
+        in_one_order: on a GPU, `one_order.backward` adds up gradients in one order.
+    """
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    one_order.ask(in_one_order and device != CPU)  # on the CPU all is
+    if device != CPU:
+        _configure_cuda(fused)
+    # It would write NaN into every new tensor first: an eighth of a decode step, to no effect here.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    return Numerics(
+        torch_version=torch.__version__,
+        threads=threads,
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        device=CPU if device == CPU else torch.cuda.get_device_name(),
+        in_one_order=in_one_order or device == CPU,
+    )
+
+
+def _configure_cuda(fused: bool) -> None:
+    """What is deterministic on a GPU only if one asks for it."""
+    # cuBLAS reads it when its first handle is made.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # A cumulative sum has no deterministic kernel: those of ours are over integers, which add up
+    # alike in any order, or draw a token. So an operation without one is told of, not refused.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.enable_flash_sdp(fused)
+    torch.backends.cuda.enable_mem_efficient_sdp(fused)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def import_library() -> None:
+    """Import what every model's module imports: most of the cost of the first model."""
+    import transformers.modeling_layers
+    import transformers.modeling_utils  # noqa: F401
+
+
+def model_class(folder: Path) -> Any:  # noqa: ANN401  (a class of an untyped library)
+    """The model's class, imported from its own module.
+
+    The `Auto` classes import generation and mappings that nothing here uses.
+
+    Raises:
+        EngineError: a model that transformers does not have.
+    """
+    config = read_config(folder)
+    place, name = module_name(config)
+    try:
+        module = importlib.import_module(place)
+        return getattr(module, name)
+    except (ImportError, AttributeError) as err:
+        library = library_model(config)
+        sought = "" if library is None or library.has_class else f" ({library.sought})"
+        raise EngineError(f"model folder {str(folder)!r}: no class {name}: {err}{sought}") from err
+
+
+def load_model(folder: Path | str, dtype: str = FLOAT32) -> torch.nn.Module:
+    """The model of a folder, in eval mode, on the CPU.
+
+    Raises:
+        EngineError: the folder is no model that can be loaded; names folder and reason.
+    """
+    folder = Path(folder)
+    cls = model_class(folder)
+    config = read_config(folder)
+    has_experts = num_experts_of(config) and cls._can_set_experts_implementation()
+    extra = {"experts_implementation": EXPERTS} if has_experts else {}
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model = cls.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=chosen_attention(config, has_sdpa=bool(cls._supports_sdpa)),
+            local_files_only=True,
+            **extra,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as err:
+        raise EngineError(f"model folder {str(folder)!r} cannot be loaded: {err}") from err
+    module: torch.nn.Module = model.eval()
+    return module.requires_grad_(False)
+
+
+def numerics_of(model: torch.nn.Module, configured: Numerics) -> Numerics:
+    """`configured`, with the kernels that were chosen for this model."""
+    config: Any = model.config
+    return replace(configured, attention=str(config.get_text_config()._attn_implementation))
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The model's weights under the names that travel between our processes, in name order.
+
+    These are `state_dict()`'s names (experts fused, not those of the folder's file), each storage
+    once: of tied weights the first name stays. The tensors are the model's own, not copies.
+    """
+    seen: set[int] = set()
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in sorted(model.state_dict().items()):
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            weights[name] = tensor.detach()
+    return weights
+
+
+def load_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy `weights` into the model in place; all fit, or none is touched.
+
+    Raises:
+        WeightError: names, shapes or dtypes differ; names the first differences.
+    """
+    own = weights_of(model)
+    difference = layout_difference(expected=layout_of(own), found=layout_of(weights))
+    if difference:
+        raise WeightError(f"weights do not fit the model: {difference}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+
+
+def right_padded(
+    sequences: Sequence[Sequence[int] | np.ndarray[Any, Any]], pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids (B, T) int64 with padding at the end, and which of them are real (B, T) bool."""
+    lengths = np.array([len(sequence) for sequence in sequences])
+    real = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    ids = np.full(real.shape, pad_id, np.int64)
+    for row, sequence in zip(ids, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return torch.from_numpy(ids), torch.from_numpy(real)
+
+
+def causal_mask(real_BT: torch.Tensor) -> torch.Tensor:
+    """(B, 1, T, T) bool, True where a token may attend: of a model whose layers see everything."""
+    mask = Attention().causal(real_BT)
+    assert isinstance(mask, torch.Tensor)
+    return mask

@@ -1,0 +1,186 @@
+"""Log-probs of chosen tokens, without the logits of all: trainer and log-prob worker share it.
+
+A vocabulary is some thirty times wider than a hidden state, so the output head is applied to the
+rows that are asked for, a chunk at a time, and again in the backward: [N, V] never exists whole.
+The head is the library's own, soft caps and scales included: the model's forward, with its lower
+part standing in for itself. That this gives the whole forward's logits is measured when a model is
+taken up; a family where it does not keeps the whole forward.
+Axes: `B` sequence, `T` token, `N` chosen token, `H` hidden, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rlstreams.workers.model.attention import Mask
+from rlstreams.workers.model.base import LOGITS_BYTES
+from rlstreams.workers.model.one_order import computed_again
+from rlstreams.workers.model.routing import RoutingReplay
+
+HEAD_TOLERANCE = {torch.float32: 1e-3}  # of a logit: a head of another kind is off by far more
+HEAD_TOLERANCE_LOW = 0.25  # the same in 16 bits
+_PROBE = ((3, 5, 7, 4, 6), (6, 4, 2, 2, 5))
+# What a forward raises that cannot be taken apart, or does not know its lower part.
+_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
+
+MakeMask = Callable[[Tensor], Mask | None]
+
+
+class TokenScores(NamedTuple):
+    """What a model says of the tokens that were sampled."""
+
+    logprobs_N: Tensor  # float32, nats
+    entropy_N: Tensor  # float32, no gradient
+
+
+def score_tokens(logits_NV: Tensor, token_ids_N: Tensor, temperature_N: Tensor) -> TokenScores:
+    """Log-probs and entropy of softmax(logits / temperature), in float32."""
+    scaled_NV = logits_NV.float() / temperature_N[:, None]
+    logprobs_NV = torch.log_softmax(scaled_NV, dim=-1)
+    with torch.no_grad():
+        # entr is 0 at probability 0, where p log p would be NaN.
+        entropy_N = torch.special.entr(logprobs_NV.exp()).sum(-1)
+    return TokenScores(logprobs_NV.gather(-1, token_ids_N[:, None]).squeeze(-1), entropy_N)
+
+
+class TokenScorer:
+    """A model as a function from tokens to the log-probs of some. One thread calls it at a time.
+
+    Args:
+        model: called with `input_ids` (B, T), `attention_mask`, `position_ids` (B, T) and
+            `use_cache`; answers with `.logits` (B, T, V).
+        mask: of the real tokens, (B, T) bool, padded at the end.
+        chunk_bytes: bound of one chunk's logits in float32, a row at least; a backward holds about
+            five arrays of that size.
+    """
+
+    def __init__(
+        self, model: nn.Module, mask: MakeMask, *, chunk_bytes: int = LOGITS_BYTES
+    ) -> None:
+        self.model = model
+        self.routing = RoutingReplay(model)
+        self._mask = mask
+        self._chunk_bytes = chunk_bytes
+        self._body = self._find_body()
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the head is applied to chosen rows only."""
+        return self._body is not None
+
+    def __call__(
+        self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor, temperature_N: Tensor
+    ) -> TokenScores:
+        """Scores of the chosen tokens, row by row; with gradient where it is enabled.
+
+        Args:
+            ids_BT: int64.
+            real_BT: bool, False is padding at the end of a row.
+            chosen_BT: bool; never a row's first token, which nothing predicts.
+            temperature_N: of the chosen tokens, row by row.
+        """
+        rows_NX, head = self._rows(ids_BT, real_BT, chosen_BT)
+        ids_N = ids_BT[chosen_BT]
+
+        def score(rows_nX: Tensor, ids_n: Tensor, temperature_n: Tensor) -> TokenScores:
+            return score_tokens(head(rows_nX), ids_n, temperature_n)
+
+        size = self._chunk_rows()
+        if len(ids_N) <= size:
+            return score(rows_NX, ids_N, temperature_N)
+        chunks = (torch.split(tensor, size) for tensor in (rows_NX, ids_N, temperature_N))
+        parts = [
+            # No random numbers are drawn: there is no state of a generator to keep.
+            checkpoint(
+                score,
+                *chunk,
+                use_reentrant=False,
+                preserve_rng_state=False,
+                context_fn=computed_again,
+            )
+            for chunk in zip(*chunks, strict=True)
+        ]
+        return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _rows(
+        self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor
+    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """What predicts the chosen tokens, and what makes logits of it."""
+        inputs = self._inputs(ids_BT, real_BT)
+        before_BT = chosen_BT[:, 1:]  # column t's logits predict column t + 1
+        if self._body is None:
+            return self.model(**inputs).logits[:, :-1][before_BT], lambda logits: logits
+        output = self._body(**inputs)
+        hidden_BTH = output.last_hidden_state
+        return hidden_BTH[:, :-1][before_BT], self._head_of(self._body, type(output))
+
+    def _inputs(self, ids_BT: Tensor, real_BT: Tensor) -> dict[str, Any]:
+        # Padding counts on: positions that stand still would look like packed sequences.
+        positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
+        return {
+            "input_ids": ids_BT,
+            "attention_mask": self._mask(real_BT),
+            "position_ids": positions_BT,
+            "use_cache": False,
+        }
+
+    def _head_of(self, body: nn.Module, output: type[Any]) -> Callable[[Tensor], Tensor]:
+        """The library's head: the whole forward, with `body` answering hidden states it is told."""
+
+        def head(hidden_NH: Tensor) -> Tensor:
+            ids_1N = torch.zeros(1, len(hidden_NH), dtype=torch.int64, device=hidden_NH.device)
+            with _answering(body, output(last_hidden_state=hidden_NH[None])):
+                logits_1NV: Tensor = self.model(input_ids=ids_1N, use_cache=False).logits
+            return logits_1NV[0]
+
+        return head
+
+    def _chunk_rows(self) -> int:
+        return max(1, self._chunk_bytes // (4 * self._vocab_size))
+
+    @property
+    def _vocab_size(self) -> int:
+        config = getattr(self.model, "config", None)
+        return int(config.get_text_config().vocab_size) if config is not None else 1
+
+    @torch.no_grad()
+    def _find_body(self) -> nn.Module | None:
+        """The part below the head, if head and body by themselves give the forward's logits."""
+        if not hasattr(self.model, "get_decoder"):
+            return None  # no model of the library
+        device = next(self.model.parameters()).device
+        ids_BT = torch.tensor(_PROBE, device=device) % self._vocab_size
+        inputs = self._inputs(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
+        expected_BTV = self.model(**inputs).logits
+        tolerance = HEAD_TOLERANCE.get(expected_BTV.dtype, HEAD_TOLERANCE_LOW)
+        model: Any = self.model
+        bodies: tuple[nn.Module, ...] = (model.base_model, model.get_decoder())
+        for body in dict.fromkeys(bodies):
+            try:
+                output = body(**inputs)
+                # In another order: a head that looks at its neighbours would be seen.
+                turned_NH = output.last_hidden_state.flatten(0, 1).flip(0)
+                found_NV = self._head_of(body, type(output))(turned_NH).flip(0)
+            except _REFUSALS:
+                continue
+            expected_NV = expected_BTV.flatten(0, 1)
+            is_alike = found_NV.shape == expected_NV.shape
+            if is_alike and float((found_NV - expected_NV).abs().max()) <= tolerance:
+                return body
+        return None
+
+
+@contextmanager
+def _answering(body: nn.Module, answer: object) -> Iterator[None]:
+    """`body` computes nothing and answers this."""
+    body.forward = lambda *_args, **_kwargs: answer
+    try:
+        yield
+    finally:
+        del body.forward  # the class's own is seen again

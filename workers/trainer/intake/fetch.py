@@ -1,0 +1,89 @@
+"""Read records again by their recorded positions, a bounded number of bytes at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.record import Partition, Position, RawRecord
+
+POLL_BYTES = 64_000_000  # of one poll, about: a trajectory may have 50 MB
+
+
+class RecordGoneError(Exception):
+    """A recorded position holds no record: removed by retention, or the topic is another one."""
+
+
+class PollSize:
+    """How many records to ask for, so that one poll brings about `budget_bytes` at most.
+
+    The first poll asks for one; each may ask for twice as many as the one before, while so many of
+    the largest record seen would fit.
+    """
+
+    MAX = 256
+
+    def __init__(self, budget_bytes: int = POLL_BYTES) -> None:
+        self._budget_bytes = budget_bytes
+        self._largest_bytes = 1
+        self.num_records = 1
+
+    def saw(self, raws: Sequence[RawRecord]) -> None:
+        """These came with the last poll."""
+        if raws:
+            self._largest_bytes = max(self._largest_bytes, *(len(raw.value) for raw in raws))
+            fitting = max(1, self._budget_bytes // self._largest_bytes)
+            self.num_records = min(2 * self.num_records, fitting, self.MAX)
+
+
+def fetch(
+    bus: Bus,
+    positions: Sequence[Position],
+    *,
+    deadline_s: float = 120.0,
+    while_waiting: Callable[[int], None] = lambda _: None,
+) -> list[RawRecord]:
+    """The records at `positions`, in that order.
+
+    Args:
+        while_waiting: called after each poll with how many records it brought, wanted or passed
+            over: 0 is no progress.
+
+    Raises:
+        OffsetGoneError: below the beginning of the log; names the range that is there.
+        RecordGoneError: the reader passed a position without meeting its record.
+        TimeoutError: nothing came for `deadline_s`; names the first missing one.
+    """
+    wanted: defaultdict[Partition, set[int]] = defaultdict(set)
+    for topic, number, offset in positions:
+        wanted[Partition(topic, number)].add(offset)
+    found: dict[Position, RawRecord] = {}
+    until = time.monotonic() + deadline_s
+    size = PollSize()
+    with bus.reader() as reader:
+        for partition, offsets in wanted.items():
+            reader.seek({partition: min(offsets)})
+            while left := {o for o in offsets if Position(*partition, o) not in found}:
+                if time.monotonic() > until:
+                    missing = Position(*partition, min(left))
+                    raise TimeoutError(f"{missing}: nothing was read for {deadline_s:g} s")
+                raws = reader.poll(size.num_records, 0.1)
+                size.saw(raws)
+                found |= {raw.position: raw for raw in raws if raw.position.offset in offsets}
+                if raws:
+                    until = time.monotonic() + deadline_s
+                _check_passed(reader.positions()[partition], partition, left, found)
+                while_waiting(len(raws))
+    return [found[position] for position in positions]
+
+
+def _check_passed(
+    at: int, partition: Partition, left: set[int], found: dict[Position, RawRecord]
+) -> None:
+    for offset in left:
+        if offset < at and Position(*partition, offset) not in found:
+            raise RecordGoneError(
+                f"{Position(*partition, offset)} holds no committed record; the reader is at {at}"
+            )

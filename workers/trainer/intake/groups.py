@@ -1,0 +1,193 @@
+"""What the planner knows about one open group: its live and dead samples, without payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rlstreams.schemas.events import AbsentSample, DeadLetter, ScoredTrajectory, Trajectory
+from rlstreams.streams.log.record import Position
+from rlstreams.workers.engines.base import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySegment:
+    """One policy segment that has tokens."""
+
+    segment: int  # index into Trajectory.segments
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenSample:
+    """A scored sample, as far as planning needs it."""
+
+    group_id: str
+    sample: int
+    group_size: int
+    purpose: str
+    row: int
+    dataset_epoch: int
+    replacement: int
+    position: Position
+    num_tokens: int  # prompt included
+    num_bytes: int  # of the record
+    segments: tuple[PolicySegment, ...]
+    reward: float = 0.0
+    is_truncated: bool = False  # cut at its length, not ended by the policy
+
+    @classmethod
+    def of(cls, scored: ScoredTrajectory, position: Position, num_bytes: int) -> SeenSample:
+        """What to remember of a record."""
+        trajectory = scored.trajectory
+        return cls(
+            group_id=trajectory.group_id,
+            sample=trajectory.sample,
+            group_size=trajectory.group_size,
+            purpose=trajectory.purpose,
+            row=trajectory.row,
+            dataset_epoch=trajectory.dataset_epoch,
+            replacement=trajectory.replacement,
+            position=position,
+            num_tokens=sum(len(segment.token_ids) for segment in trajectory.segments),
+            num_bytes=num_bytes,
+            segments=tuple(
+                PolicySegment(index, segment.policy_version)
+                for index, segment in enumerate(trajectory.segments)
+                if segment.author == "policy" and len(segment.token_ids)
+            ),
+            reward=trajectory.reward,
+            is_truncated=is_truncated(trajectory),
+        )
+
+
+def is_truncated(trajectory: Trajectory) -> bool:
+    """Whether the last that the policy said was cut at its length."""
+    reasons = [s.finish_reason for s in trajectory.segments if s.author == "policy"]
+    return bool(reasons) and reasons[-1] == FinishReason.LENGTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadSample:
+    """A dead letter, as far as planning needs it."""
+
+    group_id: str
+    sample: int  # -1: unknown
+    purpose: str
+    row: int
+    dataset_epoch: int
+    replacement: int
+    reason: str
+    permanent: bool
+    position: Position
+
+    @classmethod
+    def of(cls, letter: DeadLetter, position: Position) -> DeadSample:
+        """What to remember of a record."""
+        return cls(
+            group_id=letter.group_id,
+            sample=letter.sample,
+            purpose=letter.purpose,
+            row=letter.row,
+            dataset_epoch=letter.dataset_epoch,
+            replacement=letter.replacement,
+            reason=letter.reason,
+            permanent=letter.permanent,
+            position=position,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """An open group. Its clock starts with the first thing seen of it, dead letters included."""
+
+    number: int
+    first_seen_s: float
+    origin: SeenSample | DeadSample  # the first that names the row, or else the first
+    group_size: int | None = None  # dead letters do not carry it: the run's, or a sample's
+    living: dict[int, SeenSample] = field(default_factory=dict)
+    dead: dict[int, DeadSample] = field(default_factory=dict)
+    policy_versions: set[int] = field(default_factory=set)
+    is_planned: bool = False
+    refusal: tuple[str, str] | None = None  # why no step can take it: reason, detail
+
+    @property
+    def group_id(self) -> str:
+        """The number as events write it."""
+        return str(self.number)
+
+    def take(self, seen: SeenSample) -> None:
+        """Add a sample that is not here yet.
+
+        Raises:
+            ValueError: a sample number outside of the group, a size that differs from siblings'.
+        """
+        name = f"sample {seen.group_id}/{seen.sample} at {seen.position}"
+        if not 0 <= seen.sample < seen.group_size:
+            raise ValueError(f"{name}: sample must be below group_size {seen.group_size}")
+        if self.group_size not in (None, seen.group_size):
+            raise ValueError(
+                f"{name}: group_size {seen.group_size} differs from its group's {self.group_size}"
+            )
+        self.group_size = seen.group_size
+        self._meet(seen)
+        self.living[seen.sample] = seen
+        self.policy_versions.update(segment.policy_version for segment in seen.segments)
+
+    def bury(self, dead: DeadSample) -> None:
+        """Note a dead letter; of several for one sample the first counts."""
+        self._meet(dead)
+        self.dead.setdefault(dead.sample, dead)
+
+    def _meet(self, seen: SeenSample | DeadSample) -> None:
+        """A letter of a record that could not be read has no row; any other record has."""
+        if self.origin.row < 0:
+            self.origin = seen
+
+    def in_order(self) -> list[SeenSample]:
+        """Living samples by sample number."""
+        return [seen for _, seen in sorted(self.living.items())]
+
+    @property
+    def lost(self) -> set[int]:
+        """Sample numbers that only a dead letter speaks of; -1 is one that it could not name."""
+        return self.dead.keys() - self.living.keys()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each sample is alive or dead."""
+        if self.group_size is None:
+            return False
+        return len(self.living) + sum(0 <= s < self.group_size for s in self.lost) == (
+            self.group_size
+        )
+
+    def is_doomed(self, min_samples: int) -> bool:
+        """Whether dead letters leave fewer than `min_samples` (0: all) that can live."""
+        lost = self.lost
+        if -1 in lost or (lost and min_samples == 0):
+            return True
+        if self.group_size is None:
+            return False
+        can_live = self.group_size - sum(0 <= s < self.group_size for s in lost)
+        return can_live < min(min_samples or self.group_size, self.group_size)
+
+    def absent(self) -> Iterable[AbsentSample]:
+        """Samples that a batch with this group lacks, by sample number."""
+        for sample in sorted(self.lost):
+            yield AbsentSample(
+                group_id=self.group_id, sample=sample, reason=self.dead[sample].reason
+            )
+
+    def positions(self) -> Iterable[Position]:
+        """Where all that is known of it lies."""
+        yield from (seen.position for seen in self.living.values())
+        yield from (dead.position for dead in self.dead.values())
+
+    def describe(self, now_s: float) -> str:
+        """One line for whoever asks why it was dropped."""
+        size = "?" if self.group_size is None else str(self.group_size)
+        dead = ", ".join(f"{s} {self.dead[s].reason}" for s in sorted(self.lost))
+        line = f"{len(self.living)} of {size} samples after {now_s - self.first_seen_s:.1f} s"
+        line = f"{line}; dead: {dead}" if dead else line
+        return f"{line}; {self.refusal[1]}" if self.refusal else line

@@ -1,0 +1,152 @@
+"""Whether a scored trajectory can be trained on at all: checked once, before it is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlstreams.schemas.events import TRAIN, DeadLetter, ScoredTrajectory, Segment, SegmentScore
+from rlstreams.workers.config.across import MIN_TEMPERATURE
+from rlstreams.workers.loop.validation import (
+    check_logprobs,
+    check_trajectory,
+    floats_of,
+    is_group_number,
+)
+from rlstreams.workers.model.routes import RouterShape, check_routes
+
+MAX_TEMPERATURE = 1e30  # in float32 it is finite, and so is what is divided by it
+ANCHORS = ("sampled", "nearby", "behavior")
+
+
+def validate(scored: ScoredTrajectory, vocab_size: int, max_tokens: int) -> None:
+    """Return if every number that the trainer will use is usable, and every tensor whole.
+
+    Args:
+        max_tokens: that the model takes.
+
+    Raises:
+        ValueError: as `check_trajectory`; also scores that are not one per policy segment in order,
+            an unknown anchor, one of another version than it says, log-probs of another length or
+            that are no log-probs, a temperature of 0, next to it, or infinite in float32.
+    """
+    check_trajectory(scored.trajectory, vocab_size, max_tokens)
+    for index, segment in enumerate(scored.trajectory.segments):
+        is_policy = segment.author == "policy"
+        is_usable = MIN_TEMPERATURE <= segment.temperature <= MAX_TEMPERATURE
+        if is_policy and not is_usable:
+            raise ValueError(
+                f"segments[{index}].temperature must be at least {MIN_TEMPERATURE:g} to train on, "
+                f"and at most {MAX_TEMPERATURE:g}, got {segment.temperature}"
+            )
+    _check_scores(scored)
+
+
+def check_versions(scored: ScoredTrajectory, hashes: Mapping[int, str]) -> None:
+    """Return if weights that the ledger knows sampled every policy segment, and scored it.
+
+    Args:
+        hashes: weight hash by version, of all versions that `steps` made.
+
+    Raises:
+        ValueError: a version that no step made, or that has another hash in the ledger.
+    """
+    for index, segment in enumerate(scored.trajectory.segments):
+        if segment.author == "policy":
+            _check_version(f"segments[{index}]", segment, hashes)
+    for index, score in enumerate(scored.scores):
+        if score.anchor != "behavior":  # that one has no version
+            _check_version(f"scores[{index}]", score, hashes)
+
+
+def _check_version(name: str, by: Segment | SegmentScore, hashes: Mapping[int, str]) -> None:
+    version = by.policy_version
+    if version not in hashes:
+        raise ValueError(
+            f"{name}.policy_version must be one that steps made, at most {max(hashes)}, "
+            f"got {version}"
+        )
+    if by.weight_hash not in ("", hashes[version]):
+        raise ValueError(
+            f"{name}.weight_hash of policy version {version} must be {hashes[version]}, "
+            f"got {by.weight_hash}"
+        )
+
+
+def check_reference(scored: ScoredTrajectory, weight_hash: str = "") -> None:
+    """Return if every policy token has a log-prob under the reference, as `kl_coef` needs it.
+
+    Args:
+        weight_hash: of the reference, where it is known.
+
+    Raises:
+        ValueError: one has none, or of another reference.
+    """
+    for index, score in enumerate(scored.scores):
+        if score.reference_logprobs is None:
+            raise ValueError(
+                f"scores[{index}].reference_logprobs is missing, and trainer.loss.kl_coef needs "
+                "it: it was scored by a worker that was not told of it"
+            )
+        if weight_hash and score.reference_hash != weight_hash:
+            raise ValueError(
+                f"scores[{index}].reference_hash must be {weight_hash}, version 0's, with "
+                f"logprob.reference 'start', got {score.reference_hash or 'none'}"
+            )
+
+
+def check_routing(
+    scored: ScoredTrajectory, *, is_replayed: bool, shape: RouterShape | None = None
+) -> None:
+    """Return if both log-probs of the ratio are made with the same routes.
+
+    A row that is not recorded is no objection: both sides leave it to their live router.
+
+    Args:
+        is_replayed: the trainer's setting.
+        shape: of the trainer's model, to hold the rows to.
+
+    Raises:
+        ValueError: it was scored under the other setting, or from another model.
+    """
+    is_scored = any(score.anchor != "behavior" for score in scored.scores)
+    if is_scored and scored.routing_replayed != is_replayed:
+        raise ValueError(
+            f"routing_replayed is {scored.routing_replayed}, but trainer.routing_replay is "
+            f"{is_replayed}: the two log-probs of the ratio would be of different routes"
+        )
+    experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
+    if shape is not None and experts is not None:
+        check_routes(experts.numpy(), None if mask is None else mask.numpy(), shape)
+
+
+def is_ours(letter: DeadLetter) -> bool:
+    """Whether a letter names a training sample as this run numbers them."""
+    return letter.purpose == TRAIN and is_group_number(letter.group_id)
+
+
+def _check_scores(scored: ScoredTrajectory) -> None:
+    segments = scored.trajectory.segments
+    expected = [i for i, segment in enumerate(segments) if segment.author == "policy"]
+    actual = [score.segment for score in scored.scores]
+    if expected != actual:
+        raise ValueError(f"scores must be of the policy segments {expected}, got {actual}")
+    for index, score in enumerate(scored.scores):
+        name = f"scores[{index}]"
+        if score.anchor not in ANCHORS:
+            raise ValueError(f"{name}.anchor must be one of {ANCHORS}, got {score.anchor!r}")
+        sampled = segments[score.segment].policy_version
+        if score.anchor == "sampled" and score.policy_version != sampled:
+            raise ValueError(
+                f"{name}.policy_version must be {sampled} with anchor 'sampled', "
+                f"got {score.policy_version}"
+            )
+        num_tokens = len(segments[score.segment].token_ids)
+        check_logprobs(f"{name}.proximal_logprobs", score.proximal_logprobs, num_tokens)
+        _check_optional(name, score, num_tokens)
+
+
+def _check_optional(name: str, score: SegmentScore, num_tokens: int) -> None:
+    if score.reference_logprobs is not None:
+        check_logprobs(f"{name}.reference_logprobs", score.reference_logprobs, num_tokens)
+    if score.entropy is not None:
+        floats_of(f"{name}.entropy", score.entropy, num_tokens)

@@ -1,0 +1,1 @@
+"""One optimizer step: packing, loss, gradients, update. Knows no topic."""

@@ -1,0 +1,275 @@
+"""One batch in, new weights out: forward, backward, clip, AdamW.
+
+The same weights, optimizer state, step number and batch give the same bits, under
+`configure_torch` on the same hardware: nothing here draws random numbers, reads a clock or depends
+on what ran before. Axes: `B` sequence, `T` token, `N` tokens of the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.model.model import causal_mask
+from rlstreams.workers.model.one_order import backward
+from rlstreams.workers.model.routing import Routes, RoutingReplay
+from rlstreams.workers.model.token_scores import MakeMask, TokenScorer, TokenScores
+from rlstreams.workers.trainer.learn.adam import Adam
+from rlstreams.workers.trainer.learn.kl import kl_terms, with_kl
+from rlstreams.workers.trainer.learn.loss import policy_losses, reduced
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
+from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
+from rlstreams.workers.trainer.learn.trainable import VALUE, AllWeights, Trainable
+
+
+class Score(Protocol):
+    """A `TokenScorer`, or what stands for one."""
+
+    routing: RoutingReplay
+
+    def __call__(
+        self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor, temperature_N: Tensor, /
+    ) -> TokenScores:
+        """See `TokenScorer`."""
+
+
+class NumericsError(Exception):
+    """A step gave NaN or infinity; names step and number. The weights are as before the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step tells the ledger."""
+
+    loss: float  # mean over the batch's loss tokens
+    metrics: dict[str, float]
+
+
+def lr_at(step: int, section: OptimizerSection) -> float:
+    """Learning rate of step `step` (the first is 1): linear warm-up, then constant."""
+    return section.lr * min(1.0, step / max(section.warmup_steps, 1))
+
+
+class Learner:
+    """A model that learns. Not thread-safe: one thread calls it at a time.
+
+    `model` and `mask` are those of a `TokenScorer`. The model stays in eval mode: dropout would
+    make it another policy than the one that sampled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerSection,
+        loss: LossSection,
+        *,
+        step: int = 0,
+        mask: MakeMask = causal_mask,
+        trainable: Trainable | None = None,
+        scorer: Score | None = None,
+    ) -> None:
+        """
+        Args:
+            scorer: of the same model; None makes one.
+        """
+        self.step_number = step  # steps done
+        self.num_micro_batches = 0  # done so far: progress, also within a long step
+        self._model = model.eval()
+        self._trained = AllWeights(model) if trainable is None else trainable
+        self._scorer: Score = TokenScorer(model, mask) if scorer is None else scorer
+        self._adam = Adam(self._trained.parameters())
+        self.configure(optimizer, loss)
+
+    def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:
+        """Go on under this configuration from the next step; moments and step number stay."""
+        self._section = optimizer
+        self._loss = loss
+        self._adam.configure(optimizer)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Learn from one batch.
+
+        Raises:
+            NumericsError: loss or gradient is not finite; the step did not happen.
+            OutOfMemoryError: memory ran out; the step did not happen.
+        """
+        totals, grad_norm = self._gradient(batch)
+        loss = self._loss_of(totals)
+        number = self.step_number + 1
+        if problem := _problem(loss, grad_norm):
+            self._forget()
+            raise NumericsError(f"step {number}: {problem}")
+        lr = lr_at(number, self._section)
+        self._update(lr)
+        self.step_number = number
+        metrics = totals.means() | {
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "num_loss_tokens": float(batch.num_loss_tokens),
+        }
+        return StepResult(loss=loss, metrics=metrics)
+
+    def probe(self, batch: Batch) -> str:
+        """What would be wrong with the numbers of this batch; "": nothing. Changes nothing.
+
+        Raises:
+            OutOfMemoryError: memory ran out.
+        """
+        totals, grad_norm = self._gradient(batch)
+        self._forget()
+        return _problem(self._loss_of(totals), grad_norm)
+
+    def _forget(self) -> None:
+        """No gradient is left."""
+        self._adam.clear()
+
+    def _update(self, lr: float) -> None:
+        """The weights follow the gradient."""
+        self._adam.update(lr)
+
+    def _loss_of(self, totals: LossTotals) -> float:
+        return totals.loss / totals.tokens if self._loss.reduce == "token" else totals.shares
+
+    def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
+        """The batch's gradient, clipped, in the parameters; and its norm before."""
+        self._adam.clear()
+        totals = LossTotals()
+        for index, micro_batch in enumerate(batch.micro_batches):
+            told = None
+            try:
+                if micro_batch.num_loss_tokens:
+                    self._accumulate(micro_batch, totals)
+            except (RuntimeError, MemoryError) as err:
+                if not is_out_of_memory(err):
+                    raise
+                told = str(err) or type(err).__name__  # a MemoryError says nothing
+            if told is not None:  # out here, for the caught error's frames hold the tensors
+                self._adam.clear()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                raise OutOfMemoryError(index, told)
+            self.num_micro_batches += 1
+        return totals, self._adam.clip(self._section.max_grad_norm)
+
+    def _accumulate(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
+        """Add one micro-batch's share of the batch's gradient."""
+        # The backward too: layers that are computed again there choose their experts again.
+        with self._scorer.routing.replaying(self._routes(micro_batch)) as counted:
+            self._learn(micro_batch, totals)
+        if micro_batch.is_routed_BT is not None:
+            totals.add_routes(
+                num_layers=self._scorer.routing.num_layers,
+                recorded=int(micro_batch.is_routed_BT.sum()),
+                forwarded=int(micro_batch.real_BT[:, 1:].sum()),
+                flips=counted.num_flips,
+            )
+
+    def _routes(self, micro_batch: MicroBatch) -> Routes | None:
+        """What the routers are told, moved once; None: they choose."""
+        experts_BTLK, is_routed_BT = micro_batch.routed_experts_BTLK, micro_batch.is_routed_BT
+        if experts_BTLK is None or is_routed_BT is None:
+            return None
+        return Routes(self._tensor(experts_BTLK), self._tensor(is_routed_BT))
+
+    def _learn(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
+        mask_BT = micro_batch.loss_mask_BT
+        rows_N, _ = mask_BT.nonzero()
+        advantages_N = self._tensor(micro_batch.advantages_B[rows_N])
+        proximal_N = self._tensor(micro_batch.proximal_logprobs_BT[mask_BT])
+        behavior_N = self._tensor(micro_batch.behavior_logprobs_BT[mask_BT])
+        scores = self._score(micro_batch)
+        counts_R = micro_batch.loss_tokens_by_row
+        losses = policy_losses(
+            scores.logprobs_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss
+        )
+        reference_BT = micro_batch.reference_logprobs_BT
+        # `Training` has checked that samples have one; what is no sample has none to stay close to.
+        if self._loss.kl_coef and reference_BT is not None:
+            reference_N = self._tensor(reference_BT[mask_BT])
+            kl_N = kl_terms(scores.logprobs_N, reference_N, self._loss)
+            losses = with_kl(losses, kl_N, self._loss)
+            totals.add_reference(kl_N)
+        share = reduced(
+            losses.losses_N,
+            counts_R,
+            self._loss,
+            num_batch_tokens=micro_batch.num_batch_loss_tokens,
+            num_batch_rows=micro_batch.num_batch_rows,
+        )
+        backward(share)
+        totals.shares += float(share.detach())
+        is_true_anchor_N = self._tensor(micro_batch.is_true_anchor_BT[mask_BT])
+        is_after_pull_N = self._tensor(micro_batch.is_after_pull_BT[mask_BT])
+        totals.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N, is_after_pull_N)
+
+    def _score(self, micro_batch: MicroBatch) -> TokenScores:
+        """Scores of the loss tokens, row by row."""
+        mask_BT = micro_batch.loss_mask_BT
+        return self._scorer(
+            self._tensor(micro_batch.token_ids_BT),
+            self._tensor(micro_batch.real_BT),
+            self._tensor(mask_BT),
+            self._tensor(micro_batch.temperature_BT[mask_BT]),
+        )
+
+    def _tensor(self, array: npt.NDArray) -> Tensor:  # type: ignore[type-arg]
+        return torch.from_numpy(array).to(next(self._model.parameters()).device)
+
+    def check(self) -> None:
+        """Whether all that computes is there; of several ranks one may be gone."""
+
+    def close(self) -> None:
+        """Release what is not this process's own; of several ranks the others."""
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """What is published, by name; the model's own tensors, which the next step changes."""
+        return self._trained.weights()
+
+    def optimizer_tensors(self) -> Mapping[str, Tensor]:
+        """AdamW's state, as `Adam.tensors` has it; of adapters also the `value`, which the weights
+        do not tell.
+
+        Learning rate, betas and the like are configuration, not state: they are not in it.
+        """
+        values = {f"{name}:{VALUE}": tensor for name, tensor in self._trained.extra().items()}
+        return self._adam.tensors() | values
+
+    def load(
+        self, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor], step: int
+    ) -> None:
+        """Go on from a checkpoint of step `step`.
+
+        Raises:
+            WeightError: the weights are not this model's.
+            ValueError: the optimizer state is not this model's.
+        """
+        extra: dict[str, Tensor] = {}
+        states: dict[str, dict[str, Tensor]] = {name: {} for name in self._adam.names}
+        for key, tensor in optimizer_tensors.items():
+            name, _, part = key.rpartition(":")
+            if name not in states:
+                raise ValueError(
+                    f"optimizer state names an unknown parameter: {key!r}; it is of another "
+                    "model, or was written under another trainer.lora"
+                )
+            if part == VALUE:
+                extra[name] = tensor
+            else:
+                states[name][part] = tensor
+        self._trained.load(weights, extra)
+        self._adam.load(states)
+        self.step_number = step
+
+
+def _problem(loss: float, grad_norm: float) -> str:
+    named = (("loss", loss), ("gradient norm", grad_norm))
+    return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")

@@ -1,0 +1,256 @@
+"""Scored trajectories to the arrays of one step.
+
+Samples stay in batch order and micro-batches are cut from that order, so order and boundaries, both
+in the ledger, reproduce every array bit for bit. Axes: `B` sequence, `T` token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
+from rlstreams.workers.model.routes import padded_routes
+
+Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One forward and backward. Arrays are [B, T] unless said, padded at the end of T.
+
+    What belongs to a token stands in the token's own column: its log-probs are given the columns
+    before it. Outside of the loss mask they are 0 and temperature is 1.
+    """
+
+    token_ids_BT: npt.NDArray[np.int64]
+    real_BT: Bools  # False: padding
+    loss_mask_BT: Bools  # True: a policy token to learn from
+    behavior_logprobs_BT: Float32s  # nats
+    proximal_logprobs_BT: Float32s  # nats
+    is_true_anchor_BT: Bools  # proximal was scored under the version that sampled the token
+    is_after_pull_BT: Bools  # sampled under another version than the sample's first token
+    temperature_BT: Float32s
+    advantages_B: Float32s
+    num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
+    num_batch_rows: int  # samples of the whole batch that have such tokens
+    trajectories: tuple[Trajectory, ...]  # by row
+    reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
+    # [B, T, layers with a router, top_k], and which tokens have them: every forward of these tokens
+    # takes these experts, and the live router's for the others. None: live routers alone.
+    routed_experts_BTLK: npt.NDArray[Any] | None = None
+    is_routed_BT: Bools | None = None
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Tokens of this micro-batch that are learnt from."""
+        return int(self.loss_mask_BT.sum())
+
+    @property
+    def loss_tokens_by_row(self) -> list[int]:
+        """The same by row, of the rows that have some."""
+        return [int(num) for num in self.loss_mask_BT.sum(1) if num]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One optimizer step."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    borders: tuple[int, ...]  # samples in each micro-batch
+    num_loss_tokens: int
+    staleness: dict[str, int]  # trained tokens by staleness, as `StepCompleted` has them
+    anchors: dict[str, int]  # trained tokens by anchor, likewise
+
+
+def pack(
+    samples: Sequence[ScoredTrajectory],
+    advantages: Float32s,
+    masked: Sequence[MaskedSegment],
+    *,
+    policy_version: int,
+    token_budget: int,
+    pad_id: int = 0,
+    borders: Sequence[int] | None = None,
+    replay_routes: bool = False,
+) -> Batch:
+    """The batch of a plan. Deterministic; samples have passed `validate`.
+
+    Args:
+        samples: in batch order.
+        advantages: float32 [samples].
+        masked: segments that stay out of the loss.
+        policy_version: the version that the step starts from.
+        token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
+        pad_id: any id that the model knows.
+        borders: cut exactly so (a redo), whatever the budget.
+        replay_routes: take the recorded experts along.
+
+    Raises:
+        ValueError: lengths or borders that do not fit the samples, a masked segment that is not
+            in them, or no token left to learn from.
+    """
+    if len(advantages) != len(samples):
+        raise ValueError(f"{len(advantages)} advantages for {len(samples)} samples")
+    kept = _trained_segments(samples, masked)
+    by_sample = [_num_policy_tokens(s, k) for s, k in zip(samples, kept, strict=True)]
+    num_loss_tokens = sum(by_sample)
+    if num_loss_tokens == 0:
+        raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
+    if borders is None:
+        borders = micro_batch_borders([_num_tokens(s) for s in samples], token_budget)
+    if sum(borders) != len(samples) or min(borders) < 1:
+        raise ValueError(f"borders {tuple(borders)} do not cut {len(samples)} samples")
+    ends = np.cumsum(borders).tolist()
+    return Batch(
+        micro_batches=tuple(
+            _micro_batch(
+                samples[end - size : end],
+                advantages[end - size : end],
+                kept[end - size : end],
+                (num_loss_tokens, sum(num > 0 for num in by_sample)),
+                pad_id,
+                replay_routes,
+            )
+            for size, end in zip(borders, ends, strict=True)
+        ),
+        borders=tuple(borders),
+        num_loss_tokens=num_loss_tokens,
+        **_token_counts(samples, kept, policy_version),
+    )
+
+
+def micro_batch_borders(lengths: Sequence[int], token_budget: int) -> tuple[int, ...]:
+    """Samples in each micro-batch: as many neighbours as fit `token_budget` when padded."""
+    sizes: list[int] = []
+    longest = 0
+    for length in lengths:
+        longest = max(longest, length)
+        if sizes and (sizes[-1] + 1) * longest <= token_budget:
+            sizes[-1] += 1
+        else:
+            sizes.append(1)
+            longest = length
+    return tuple(sizes)
+
+
+def _trained_segments(
+    samples: Sequence[ScoredTrajectory], masked: Sequence[MaskedSegment]
+) -> list[frozenset[int]]:
+    """Per sample the indices of the policy segments that are in the loss."""
+    out = {(m.group_id, m.sample, m.segment) for m in masked}
+    policy = {
+        (s.trajectory.group_id, s.trajectory.sample, score.segment)
+        for s in samples
+        for score in s.scores
+    }
+    if out - policy:
+        raise ValueError(f"masked segments are not in the batch: {sorted(out - policy)}")
+    return [
+        frozenset(
+            score.segment
+            for score in s.scores
+            if (s.trajectory.group_id, s.trajectory.sample, score.segment) not in out
+        )
+        for s in samples
+    ]
+
+
+def _num_tokens(scored: ScoredTrajectory) -> int:
+    return sum(len(segment.token_ids) for segment in scored.trajectory.segments)
+
+
+def _num_policy_tokens(scored: ScoredTrajectory, kept: frozenset[int]) -> int:
+    return sum(len(scored.trajectory.segments[index].token_ids) for index in kept)
+
+
+def _micro_batch(
+    samples: Sequence[ScoredTrajectory],
+    advantages_B: Float32s,
+    kept: Sequence[frozenset[int]],
+    of_batch: tuple[int, int],
+    pad_id: int,
+    replay_routes: bool,
+) -> MicroBatch:
+    shape = (len(samples), max(_num_tokens(s) for s in samples))
+    routes = padded_routes([recorded_routes(s) for s in samples] if replay_routes else [], shape[1])
+    batch = MicroBatch(
+        token_ids_BT=np.full(shape, pad_id, np.int64),
+        real_BT=np.zeros(shape, np.bool_),
+        loss_mask_BT=np.zeros(shape, np.bool_),
+        behavior_logprobs_BT=np.zeros(shape, np.float32),
+        proximal_logprobs_BT=np.zeros(shape, np.float32),
+        is_true_anchor_BT=np.zeros(shape, np.bool_),
+        is_after_pull_BT=np.zeros(shape, np.bool_),
+        temperature_BT=np.ones(shape, np.float32),
+        advantages_B=np.asarray(advantages_B, np.float32),
+        num_batch_loss_tokens=of_batch[0],
+        num_batch_rows=of_batch[1],
+        trajectories=tuple(s.trajectory for s in samples),
+        reference_logprobs_BT=np.zeros(shape, np.float32),
+        routed_experts_BTLK=None if routes is None else routes[0],
+        is_routed_BT=None if routes is None else routes[1],
+    )
+    for row, (scored, segments) in enumerate(zip(samples, kept, strict=True)):
+        _fill_row(batch, row, scored, segments)
+    return batch
+
+
+def recorded_routes(
+    scored: ScoredTrajectory,
+) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
+    """Its experts [tokens - 1, layers, top_k] and which rows of them are recorded, if any are."""
+    experts, mask = scored.trajectory.routed_experts, scored.trajectory.routed_experts_mask
+    if experts is None:
+        return None, None
+    return experts.numpy(), None if mask is None else mask.numpy()
+
+
+def is_sampled(segment: Segment) -> bool:
+    """Whether the policy's tokens are in it."""
+    return segment.author == "policy" and len(segment.token_ids) > 0
+
+
+def _fill_row(batch: MicroBatch, row: int, scored: ScoredTrajectory, kept: frozenset[int]) -> None:
+    scores = {score.segment: score for score in scored.scores}
+    start = 0
+    first = next(s.policy_version for s in scored.trajectory.segments if is_sampled(s))
+    for index, segment in enumerate(scored.trajectory.segments):
+        here = (row, slice(start, start + len(segment.token_ids)))
+        start += len(segment.token_ids)
+        batch.token_ids_BT[here] = segment.token_ids.numpy()
+        batch.real_BT[here] = True
+        if index not in kept:
+            continue
+        assert segment.behavior_logprobs is not None, "validated before"
+        batch.loss_mask_BT[here] = True
+        batch.behavior_logprobs_BT[here] = segment.behavior_logprobs.numpy()
+        batch.proximal_logprobs_BT[here] = scores[index].proximal_logprobs.numpy()
+        reference = scores[index].reference_logprobs
+        assert batch.reference_logprobs_BT is not None, "made above"
+        batch.reference_logprobs_BT[here] = np.nan if reference is None else reference.numpy()
+        batch.is_true_anchor_BT[here] = scores[index].anchor == "sampled"
+        batch.is_after_pull_BT[here] = segment.policy_version != first
+        batch.temperature_BT[here] = segment.temperature
+
+
+def _token_counts(
+    samples: Sequence[ScoredTrajectory], kept: Sequence[frozenset[int]], policy_version: int
+) -> dict[str, Any]:
+    """Trained tokens by staleness and by anchor."""
+    staleness: Counter[int] = Counter()
+    anchors: Counter[str] = Counter()
+    for scored, segments in zip(samples, kept, strict=True):
+        for score in scored.scores:
+            segment = scored.trajectory.segments[score.segment]
+            if score.segment in segments and is_sampled(segment):
+                staleness[policy_version - segment.policy_version] += len(segment.token_ids)
+                anchors[score.anchor] += len(segment.token_ids)
+    by_staleness = {str(age): num for age, num in sorted(staleness.items())}
+    return {"staleness": by_staleness, "anchors": dict(sorted(anchors.items()))}

@@ -1,0 +1,1 @@
+"""Doing committed steps again: ledger, restore, redo, retention."""

@@ -1,0 +1,146 @@
+"""Keeps recovery possible while the trainer runs: checkpoint, retention, redo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.log import Log
+from rlstreams.workers.trainer.redo.ledger import Ledger
+from rlstreams.workers.trainer.redo.redo import Compute, Coroutine, Redone, redo
+from rlstreams.workers.trainer.redo.restore import Restored, restore
+from rlstreams.workers.trainer.redo.retention import (
+    Limits,
+    RedoSpan,
+    RetentionError,
+    check_open,
+    check_redo,
+    needs_checkpoint,
+)
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.training import Training
+
+LOOK_EVERY_S = 1.0  # at the age of what redo needs
+
+
+class Recovery:
+    """Checkpoints of one run, and the redo from them.
+
+    Raises:
+        RetentionError: samples that were not trained on yet are gone from the log.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        bus: Bus,
+        ledger: Ledger,
+        training: Training,
+        compute: Compute,
+        log: Log,
+    ) -> None:
+        self._run = context.config.run.id
+        self._section = context.config.trainer
+        self._bus = bus
+        self._ledger = ledger
+        self._training = training
+        self._compute = compute
+        self._log = log
+        self._store = CheckpointStore(context.folder / "checkpoints")
+        self._limits = Limits.of(bus.settings(SCORED.name))
+        self._span = RedoSpan()
+        self._next_look = 0.0
+        self.saved_step = 0  # 0: version 0 is the model folder
+        beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
+        check_open(ledger.positions, beginnings, ledger.last_step)
+
+    def come_back(self, while_waiting: Callable[[int], None]) -> Coroutine[Redone]:
+        """Load the newest checkpoint that the ledger confirms, and do the steps since again.
+
+        Where a redo must be exact it ends at the first unequal step.
+
+        Raises:
+            RetentionError, RedoError: the log no longer has, or never had, what the ledger says.
+        """
+        restored: Restored = yield self._compute(
+            restore, self._store, self._run, self._ledger, self._training
+        )
+        for passed in restored.passed_over:
+            self._log.warning(
+                "checkpoint_passed_over", checkpoint=passed.name, reason=passed.reason
+            )
+        self.saved_step = restored.step
+        facts = [self._ledger.steps[n] for n in self._ledger.steps if n > restored.step]
+        try:
+            check_redo(facts, self._bus.beginnings(SCORED.name), restored.checkpoint)
+        except RetentionError as err:
+            for passed in restored.passed_over:
+                err.add_note(f"checkpoint {passed.name} was passed over: {passed.reason}")
+            raise
+        redone = yield from redo(
+            self._bus,
+            self._ledger,
+            self._training,
+            self._compute,
+            while_waiting=while_waiting,
+            used=self._span.add,
+            stop_at_unequal=self._section.is_redo_exact,
+        )
+        return replace(redone, passed_over=restored.passed_over)
+
+    def used(self, raws: Iterable[RawRecord]) -> None:
+        """The newest step used these records."""
+        self._span.add(raws)
+
+    def is_due(self, step: int, ends: Callable[[], Mapping[Partition, int]]) -> bool:
+        """Whether to write a checkpoint of `step`, the newest: by count, or because of retention.
+
+        Args:
+            ends: next offsets to read; asked for at most once a second.
+        """
+        if step == self.saved_step:
+            return False
+        if step % self._section.checkpoint_every == 0:
+            return True
+        if (now_s := time.monotonic()) < self._next_look:
+            return False
+        self._next_look = now_s + LOOK_EVERY_S
+        span = self._span
+        reason = needs_checkpoint(
+            span.oldest, ends(), span.bytes_per_offset, self._limits, now_ms()
+        )
+        if reason:
+            self._log.info("checkpoint_early", step=step, reason=reason)
+        return bool(reason)
+
+    def save(
+        self, epoch: int, step: int, policy_version: int, prove: Callable[[], None]
+    ) -> Coroutine[None]:
+        """Write a checkpoint of the present weights, unless there is one of their step.
+
+        Call it only after the step's commit: a checkpoint is never ahead of the log. Older ones are
+        removed only by who is still the owner behind it.
+
+        Args:
+            prove: commits something.
+        """
+        if self.saved_step == step:
+            return
+        manifest = Manifest(
+            run=self._run,
+            epoch=epoch,
+            step=step,
+            policy_version=policy_version,
+            weight_hash=self._training.weight_hash,
+        )
+        yield self._compute(self._training.save, self._store, manifest)
+        self.saved_step = step
+        self._span.clear()
+        prove()
+        yield self._compute(self._store.prune, self._section.checkpoints_kept, epoch)

@@ -1,0 +1,1 @@
+"""Training from samples to checkpoints, on one rank or several."""

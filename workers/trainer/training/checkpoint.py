@@ -1,0 +1,238 @@
+"""A checkpoint is a snapshot of the fold over the ledger: a folder that is complete or absent.
+
+It is written under a temporary name next to its final one; each file, the folder and its parent
+are synced around one rename. The ledger decides which one is loaded, never the folder's age.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.workers.trainer.training.file_hash import file_hash
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+MANIFEST_FILE = "manifest.json"
+_NAME = re.compile(r"(\d{6,})-(\d{8,})")
+_TEMPORARY = ".tmp-"
+_LEFT_OVER = re.compile(r"\.tmp-(?:removed-)?(\d{6,})-\d{8,}")
+
+
+class CheckpointError(Exception):
+    """A checkpoint folder that cannot be used; names folder, file and difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is of. `files` is filled in when it is saved."""
+
+    run: str
+    epoch: int
+    step: int  # steps done
+    policy_version: int
+    weight_hash: str
+    rng: str = ""  # hexadecimal
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # name -> `file_hash`
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return f"{self.epoch:06d}-{self.step:08d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """A checkpoint that was not taken, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The newest checkpoint that may be used, if any."""
+
+    manifest: Manifest | None
+    passed_over: tuple[PassedOver, ...]  # newer ones, newest first
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in one folder. One process writes at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(
+        self, manifest: Manifest, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]
+    ) -> Manifest:
+        """Write a checkpoint; returns its manifest with the files' hashes.
+
+        The tensors must not change meanwhile. A folder of the same epoch and step is replaced.
+
+        Raises:
+            OSError: disk full, no permission; nothing is left but what was there.
+        """
+        from safetensors.torch import save_file
+
+        reach(CrashPoint.CHECKPOINT_BEFORE)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = self._folder / f"{_TEMPORARY}{manifest.name}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            for name, tensors in ((MODEL_FILE, weights), (OPTIMIZER_FILE, optimizer)):
+                plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+                save_file(plain, temporary / name)
+            hashes = {name: file_hash(temporary / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
+            whole = Manifest(**(asdict(manifest) | {"files": hashes}))
+            text = json.dumps(asdict(whole), indent=2, sort_keys=True)
+            (temporary / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+            self._publish(temporary, manifest.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return whole
+
+    def _publish(self, temporary: Path, name: str) -> None:
+        for path in (*temporary.iterdir(), temporary):
+            _fsync(path)
+        reach(CrashPoint.CHECKPOINT_WRITTEN)
+        self._remove(name)
+        temporary.rename(self._folder / name)
+        _fsync(self._folder)
+        reach(CrashPoint.CHECKPOINT_AFTER)
+
+    def newest(self, objection: Callable[[Manifest], str]) -> Found:
+        """The checkpoint of the highest step that is whole and that nothing speaks against.
+
+        Args:
+            objection: compares with the ledger: a reason against it, or "". It is asked before
+                files are read, for it costs less.
+        """
+        passed_over: list[PassedOver] = []
+        for name in self._names():
+            try:
+                manifest = self._manifest(name)
+                reason = objection(manifest)
+                if not reason:
+                    self._check_files(manifest)
+            except CheckpointError as err:
+                reason = str(err)
+            if not reason:
+                return Found(manifest=manifest, passed_over=tuple(passed_over))
+            passed_over.append(PassedOver(name=name, reason=reason))
+        return Found(manifest=None, passed_over=tuple(passed_over))
+
+    def load(self, manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Weights and optimizer tensors, on the CPU. No pickle is read."""
+        from safetensors.torch import load_file
+
+        folder = self._folder / manifest.name
+        return load_file(folder / MODEL_FILE), load_file(folder / OPTIMIZER_FILE)
+
+    def load_weights(self, manifest: Manifest) -> dict[str, Tensor]:
+        """The weights alone, on the CPU."""
+        from safetensors.torch import load_file
+
+        weights: dict[str, Tensor] = load_file(self._folder / manifest.name / MODEL_FILE)
+        return weights
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Those that can be read, the highest step first; their files are not looked at."""
+        for name in self._names():
+            with contextlib.suppress(CheckpointError):
+                yield self._manifest(name)
+
+    def prune(self, keep: int, epoch: int) -> list[str]:
+        """Remove all but the `keep` written last, by epoch and step; returns the names removed.
+
+        By epoch first: after a damaged one was passed over, the steps of the next epoch count up
+        from below it, and what was just written must stay. Checkpoints of epochs above `epoch`,
+        the caller's, are not its to judge: a stopped trainer that woke up leaves them alone. Call
+        it only after a commit that came after the save: so whoever takes over starts from what was
+        just written, and needs none of those removed here.
+
+        Raises:
+            ValueError: `keep` is below 1.
+        """
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        ours = [name for name in self._names() if _epoch_and_step(name)[0] <= epoch]
+        removed = sorted(ours, key=_epoch_and_step, reverse=True)[keep:]
+        for name in removed:
+            self._remove(name)
+        return removed
+
+    def _names(self) -> list[str]:
+        """Checkpoints by step, then epoch, the highest first."""
+        if not self._folder.is_dir():
+            return []
+        names = [path.name for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+        return sorted(names, key=lambda name: _epoch_and_step(name)[::-1], reverse=True)
+
+    def _manifest(self, name: str) -> Manifest:
+        path = self._folder / name / MANIFEST_FILE
+        try:
+            manifest = Manifest(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as err:
+            raise CheckpointError(f"cannot read {MANIFEST_FILE}: {err}") from err
+        if manifest.name != name:
+            raise CheckpointError(f"{MANIFEST_FILE} is of {manifest.name}")
+        return manifest
+
+    def _check_files(self, manifest: Manifest) -> None:
+        for name in (MODEL_FILE, OPTIMIZER_FILE):
+            expected = manifest.files.get(name, "")
+            try:
+                actual = file_hash(self._folder / manifest.name / name)
+            except OSError as err:
+                raise CheckpointError(f"cannot read {name}: {err}") from err
+            if actual != expected:
+                raise CheckpointError(
+                    f"{name} has hash {actual[:12]}, the manifest says {expected[:12]}"
+                )
+
+    def _remove(self, name: str) -> None:
+        # Renamed first: a checkpoint that is half removed must not look like one.
+        doomed = self._folder / f"{_TEMPORARY}removed-{name}"
+        shutil.rmtree(doomed, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # not there, or not any more
+            (self._folder / name).rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def clean(self, epoch: int) -> None:
+        """Remove left-overs of writers that died; one that only slept finds its folder gone.
+
+        Args:
+            epoch: the caller's own, by its claim. Those of later ones may be in the making: it may
+                itself have slept.
+        """
+        for path in self._folder.glob(f"{_TEMPORARY}*"):
+            found = _LEFT_OVER.fullmatch(path.name)
+            if found and int(found[1]) <= epoch:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _epoch_and_step(name: str) -> tuple[int, int]:
+    epoch, _, step = name.partition("-")
+    return int(epoch), int(step)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

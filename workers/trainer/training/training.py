@@ -1,0 +1,364 @@
+"""The computing half of the trainer: one thread, no log. Takes samples, gives weights.
+
+A live step and its redo take the same path from payloads to weights; they differ only in where
+samples, masks and micro-batch boundaries come from: the planner, or the ledger.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
+from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.loop.dead_letters import Reason
+from rlstreams.workers.model.base import CPU
+from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
+from rlstreams.workers.model.model import (
+    FLOAT32,
+    configure_torch,
+    load_model,
+    numerics_of,
+    weights_of,
+)
+from rlstreams.workers.model.one_order import NoOrderError
+from rlstreams.workers.model.recompute import recompute_activations
+from rlstreams.workers.model.routing_check import check_replay
+from rlstreams.workers.model.token_scores import MakeMask
+from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
+from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
+from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
+from rlstreams.workers.trainer.learn.out_of_memory import (
+    OutOfMemoryError,
+    SampleTooLargeError,
+    smaller_borders,
+)
+from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, pack
+from rlstreams.workers.trainer.learn.trainable import trainable_of
+from rlstreams.workers.trainer.parallel.team import Team, closed_on_error
+from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.layout import weight_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What one step made."""
+
+    loss: float
+    metrics: dict[str, float]
+    weight_hash: str
+    previous_hash: str
+    batch_hash: str
+    batch: Batch
+    advantages: Sequence[float]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntrainableSample:
+    """A sample whose numbers or size no step can take."""
+
+    index: int  # in the batch
+    reason: Reason
+    detail: str
+
+
+class Training:
+    """Model and optimizer at a version."""
+
+    def __init__(
+        self,
+        folder: Path,
+        section: TrainerSection,
+        threads: int,
+        device: str = CPU,
+        dtype: str = FLOAT32,
+        team: Team | None = None,
+    ) -> None:
+        """
+        Args:
+            device: `cpu`, or `cuda` after `claim_device`.
+            dtype: `model.dtype`.
+            team: the other ranks; None: there are none.
+
+        Raises:
+            ConfigError: a model that cannot be trained so. Whatever is raised, the team is closed.
+            EngineError: `section.routing_replay`, and a family whose routers cannot be told.
+        """
+        with closed_on_error(team):
+            num_ranks = 1 if team is None else team.size
+            if num_ranks != section.ranks:
+                raise ValueError(f"trainer.ranks is {section.ranks}, but there are {num_ranks}")
+            numerics = configure_torch(
+                threads, device, fused=True, in_one_order=section.redo != "tolerate"
+            )
+            config = read_config(folder)
+            self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
+            self._section = section
+            model = load_model(folder, dtype)
+            mask = check_scoring(model, self.vocab_size)
+            self.routers = check_replay(model, self.vocab_size) if section.routing_replay else None
+            if team is None:
+                model = model.to(device)
+            self.numerics = replace(numerics_of(model, numerics), ranks=num_ranks)
+            self.model_hash = self.weight_hash = weight_hash(weights_of(model))
+            if team is None:
+                self.learner = _learner(model, mask, section)
+            else:
+                spec = {"folder": folder, "section": section, "device": device, "dtype": dtype}
+                self.learner = _leader(team, spec, threads, model, mask)
+
+    def check(self) -> None:
+        """
+        Raises:
+            FollowerError: another rank is gone or silent.
+        """
+        self.learner.check()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self.learner.close()
+
+    def configure(self, section: TrainerSection) -> None:
+        """Go on under another configuration; a redo takes each step's own."""
+        self._section = section
+        self.learner.configure(section.optimizer, section.loss)
+
+    def train(
+        self,
+        payloads: Sequence[Payload],
+        masked: Sequence[MaskedSegment],
+        policy_version: int,
+        borders: Sequence[int] | None = None,
+    ) -> Trained:
+        """One optimizer step from `policy_version`.
+
+        Args:
+            payloads: in batch order.
+            borders: samples in each micro-batch, where the ledger has them.
+
+        Where memory does not suffice the batch is cut into smaller micro-batches, as the result's
+        borders tell.
+
+        Raises:
+            NumericsError: loss or gradient is not finite.
+            SampleTooLargeError: one sample alone does not fit in memory.
+            ValueError: with `kl_coef`, a sample without log-probs of the reference; one that was
+                scored under another `routing_replay`.
+        """
+        reach(CrashPoint.FORWARD_BEFORE)
+        started_s = time.monotonic()
+        samples = [payload.scored for payload in payloads]
+        if self._section.loss.kl_coef:
+            for sample in samples:
+                check_reference(sample)
+        for sample in samples:
+            check_routing(sample, is_replayed=self._section.routing_replay)
+        advantages = self._advantages(samples)
+        batch, result = self._step(samples, advantages, masked, policy_version, borders)
+        before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
+        seconds = time.monotonic() - started_s
+        reach(CrashPoint.FORWARD_AFTER)
+        return Trained(
+            loss=result.loss,
+            metrics=result.metrics | batch_metrics(payloads) | {"train_s": seconds},
+            weight_hash=self.weight_hash,
+            previous_hash=before,
+            batch_hash=batch_hash(payloads),
+            batch=batch,
+            advantages=[float(a) for a in advantages],
+            seconds=seconds,
+        )
+
+    def try_train(
+        self, payloads: Sequence[Payload], masked: Sequence[MaskedSegment], policy_version: int
+    ) -> Trained | tuple[UntrainableSample, ...]:
+        """As `train`; or the samples, in batch order, without which it may work. Deterministic.
+
+        Raises:
+            NumericsError: as `train`, and the weights are at fault, or no sample alone is.
+        """
+        try:
+            return self.train(payloads, masked, policy_version)
+        except SampleTooLargeError as err:
+            return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.told),)
+        except NumericsError as err:
+            samples = [payload.scored for payload in payloads]
+            untrainable = self._untrainable(samples, masked, policy_version)
+            blame(err, samples, untrainable, self.learner.weights())
+            return untrainable
+
+    def _untrainable(
+        self,
+        samples: Sequence[ScoredTrajectory],
+        masked: Sequence[MaskedSegment],
+        policy_version: int,
+    ) -> tuple[UntrainableSample, ...]:
+        """Run each sample alone, forward and backward: about as much work as the step."""
+        found = []
+        for index, (sample, advantage) in enumerate(
+            zip(samples, self._advantages(samples), strict=True)
+        ):
+            own = masks_of(sample, masked)
+            if len(own) == sum(is_sampled(segment) for segment in sample.trajectory.segments):
+                continue  # nothing of it is learnt from
+            batch = pack(
+                [sample],
+                np.array([advantage], np.float32),
+                own,
+                policy_version=policy_version,
+                token_budget=self._section.micro_batch_tokens,
+                replay_routes=self._section.routing_replay,
+            )
+            try:
+                problem, reason = self.learner.probe(batch), Reason.NUMERICS
+            except OutOfMemoryError as err:
+                problem, reason = err.told, Reason.MEMORY
+            if problem:
+                found.append(UntrainableSample(index=index, reason=reason, detail=problem))
+        return tuple(found)
+
+    def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Float32s:
+        rewards = [sample.trajectory.reward for sample in samples]
+        if self._section.control == "permuted":
+            rewards = permuted(rewards, self.learner.step_number)
+        return group_advantages(
+            rewards,
+            [sample.trajectory.group_id for sample in samples],
+            normalize_std=self._section.loss.normalize_std,
+            lone=self._section.loss.lone,
+        )
+
+    def _step(
+        self,
+        samples: Sequence[ScoredTrajectory],
+        advantages: Float32s,
+        masked: Sequence[MaskedSegment],
+        policy_version: int,
+        borders: Sequence[int] | None,
+    ) -> tuple[Batch, StepResult]:
+        """The step, with borders that fit in memory."""
+        while True:
+            batch = pack(
+                samples,
+                advantages,
+                masked,
+                policy_version=policy_version,
+                token_budget=self._section.micro_batch_tokens,
+                borders=borders,
+                replay_routes=self._section.routing_replay,
+            )
+            try:
+                return batch, self.learner.step(batch)
+            except NoOrderError as err:
+                raise ConfigError(
+                    f"trainer.redo is {self._section.redo!r}, but {str(err)[:200]}: "
+                    'set it to "tolerate"'
+                ) from err
+            except OutOfMemoryError as err:
+                failed, told = err.index, err.told
+            widths = [micro_batch.token_ids_BT.shape[1] for micro_batch in batch.micro_batches]
+            borders = smaller_borders(batch.borders, widths, failed)
+            if borders == batch.borders:
+                raise SampleTooLargeError(sum(borders[:failed]), told)
+
+    def save(self, store: CheckpointStore, manifest: Manifest) -> None:
+        """Write a checkpoint of the present state."""
+        store.save(manifest, self.learner.weights(), self.learner.optimizer_tensors())
+
+    def restore(self, store: CheckpointStore, manifest: Manifest) -> None:
+        """Go back to a checkpoint.
+
+        Raises:
+            WeightError, ValueError: its tensors are not this model's, or have another hash than it
+                says; nothing is loaded.
+        """
+        weights, optimizer = store.load(manifest)
+        if (actual := weight_hash(weights)) != manifest.weight_hash:
+            raise WeightError(
+                f"its weights have hash {actual[:12]}, "
+                f"its manifest says {manifest.weight_hash[:12]}"
+            )
+        self.learner.load(weights, optimizer, manifest.step)
+        self.weight_hash = actual
+
+
+def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learner:
+    """The learner of a trainer with one rank.
+
+    Raises:
+        ConfigError: no layer to adapt.
+    """
+    try:
+        trainable = trainable_of(model, section.lora)
+    except ValueError as err:
+        raise ConfigError(str(err)) from err
+    if section.activation_checkpointing:
+        recompute_activations(model)
+    return Learner(model, section.optimizer, section.loss, mask=mask, trainable=trainable)
+
+
+def _leader(
+    team: Team, spec: Mapping[str, Any], threads: int, model: nn.Module, mask: MakeMask
+) -> Learner:
+    """The learner of the first of several ranks, which leads the others."""
+    from rlstreams.workers.trainer.parallel.leader import Leader
+    from rlstreams.workers.trainer.parallel.rank_learner import RankSpec
+
+    return Leader(team, RankSpec(rank=0, host=team.host, **spec), threads, model, mask)
+
+
+def masks_of(
+    sample: ScoredTrajectory, masked: Sequence[MaskedSegment]
+) -> tuple[MaskedSegment, ...]:
+    """The masked segments of one sample."""
+    own = (sample.trajectory.group_id, sample.trajectory.sample)
+    return tuple(mask for mask in masked if (mask.group_id, mask.sample) == own)
+
+
+def blame(
+    error: NumericsError,
+    samples: Sequence[ScoredTrajectory],
+    untrainable: Sequence[UntrainableSample],
+    weights: Mapping[str, Tensor],
+) -> None:
+    """Return if dropping their groups may help.
+
+    Raises:
+        NumericsError: it would not: no sample alone is at fault, or the weights are.
+    """
+    if not untrainable:
+        raise NumericsError(
+            f"{error}; each sample by itself gives finite numbers: lower trainer.optimizer.lr, or "
+            "look at the batch with `rlstreams inspect`"
+        ) from error
+    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise NumericsError(
+            f"{error}; the weights are at fault: {broken[0]} is not finite"
+        ) from error
+    groups = {sample.trajectory.group_id for sample in samples}
+    blamed = {samples[bad.index].trajectory.group_id for bad in untrainable}
+    if len(groups) > 1 and blamed == groups:
+        raise NumericsError(
+            f"{error}; so does every group of the batch by itself: the weights are at fault, not "
+            "a sample"
+        ) from error
+
+
+def permuted(rewards: Sequence[float], step: int) -> list[float]:
+    """The rewards in an order that the step alone decides, so a redo permutes them alike."""
+    order = np.random.default_rng(step).permutation(len(rewards))
+    return [rewards[index] for index in order]
