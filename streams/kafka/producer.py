@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,8 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rlstreams.streams.kafka.commit import KafkaCommit
 from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
 from rlstreams.streams.kafka.errors import aborted_transaction, error_of, lost_transaction
-from rlstreams.streams.kafka.reports import Reports, Sending
-from rlstreams.streams.kafka.stretch import Stretches
+from rlstreams.streams.kafka.reports import Reports
 from rlstreams.streams.log.bus import Closing, GroupConsumer
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import (
@@ -26,7 +25,6 @@ from rlstreams.streams.log.errors import (
     OutcomeUnknownError,
     StreamsError,
 )
-from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
@@ -60,8 +58,7 @@ class KafkaProducer(Closing):
         self._prefix = f"{run}."
         self._id = transactional_id
         self._commit_s = commit_s
-        self._num_partitions: dict[str, int] = {}  # of topics written to; a run never changes it
-        self._sending: Sending | None = None  # of the transaction that was begun last
+        self._sending: Reports | None = None  # of the transaction that was begun last
         self._ended: StreamsError | None = None
         self._started: KafkaCommit | None = None
         self._closed = False
@@ -111,12 +108,7 @@ class KafkaProducer(Closing):
         self._check_free()
         member = _member(consumed or {}, consumer)
         deadline = time.monotonic() + self._commit_s
-        topics = {record.topic for record in records}
-        sending: Sending
-        if topics <= self._num_partitions.keys():
-            sending = self._stretches(deadline, self._partition)
-        else:
-            sending = Reports(partial(self._enqueue, deadline), self._prefix)
+        sending = Reports(partial(self._enqueue, deadline), self._prefix)
         metadata, failed = None, None
         if records or consumed:
             try:
@@ -130,21 +122,9 @@ class KafkaProducer(Closing):
                     raise failed
                 if records or consumed:
                     self._settle(sending, consumed or {}, metadata, deadline)
-            self._learn(topics)
 
         self._started = KafkaCommit(end, self._id, self._commit_s)
         return self._started
-
-    def _partition(self, record: Outgoing) -> int:
-        return partition_of(record.key, self._num_partitions[record.topic])
-
-    def _learn(self, topics: Set[str]) -> None:
-        """How many partitions they have, once something is in them: before, they may be unknown."""
-        for topic in topics - self._num_partitions.keys():
-            with suppress(KafkaException):  # asked again behind the next one
-                found = self._client.list_topics(self._prefix + topic, timeout=_LEARN_S)
-                if partitions := found.topics[self._prefix + topic].partitions:
-                    self._num_partitions[topic] = len(partitions)
 
     def commit_stream(self, records: Iterable[Outgoing]) -> None:
         """One whole transaction of records as they come, which need not tell where they lie.
@@ -161,26 +141,17 @@ class KafkaProducer(Closing):
         first = next(left, None)
         if first is None:
             return
-        stretches = self._stretches(None, _no_partition)
+        reports = Reports(partial(self._enqueue, None), self._prefix)
         with self._judged():
             try:
-                self._open(stretches, itertools.chain((first,), left), None)
+                self._open(reports, map(_placed, itertools.chain((first,), left)), None)
             except (KafkaException, FencedError, OutcomeUnknownError):
                 raise
             except BaseException:  # of who makes the records: they end here, and so does this
                 if (reason := self._abort()) is not None:
                     self._ended = lost_transaction(reason, self._id)
                 raise
-            self._settle(stretches, {}, None, time.monotonic() + self._commit_s)
-
-    def _stretches(self, deadline: float | None, partition: Callable[[Outgoing], int]) -> Stretches:
-        """Args: deadline: None: `commit_s` for each wait."""
-
-        def wait(*message: Any, **settings: Any) -> None:  # noqa: ANN401
-            until = time.monotonic() + self._commit_s if deadline is None else deadline
-            self._enqueue(until, *message, **settings)
-
-        return Stretches(self._client.produce, wait, self._prefix, partition)
+            self._settle(reports, {}, None, time.monotonic() + self._commit_s)
 
     def _check_free(self) -> None:
         """One transaction at a time, and none behind one that was final."""
@@ -205,7 +176,7 @@ class KafkaProducer(Closing):
             raise
 
     def _open(
-        self, sending: Sending, records: Iterable[Outgoing], member: KafkaGroupConsumer | None
+        self, sending: Reports, records: Iterable[Outgoing], member: KafkaGroupConsumer | None
     ) -> Any:  # noqa: ANN401
         """Begin, and hand all records to the client; returns the member's metadata."""
         self._sending = sending
@@ -221,7 +192,7 @@ class KafkaProducer(Closing):
 
     def _settle(
         self,
-        sending: Sending,
+        sending: Reports,
         consumed: Mapping[Partition, Committed],
         metadata: Any,  # noqa: ANN401
         deadline: float,
@@ -256,11 +227,18 @@ class KafkaProducer(Closing):
             return lost_transaction(reason, self._id)
         return AbortedError(f"transactional id {self._id}: aborted ({_UNPLACED})")
 
-    def _enqueue(self, deadline: float, *message: Any, **settings: Any) -> None:  # noqa: ANN401
+    def _enqueue(
+        self,
+        deadline: float | None,
+        *message: Any,  # noqa: ANN401
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        """Args: deadline: None: `commit_s` from the first time that the client's queue is full."""
         while True:
             try:
                 self._client.produce(*message, **settings)
-            except BufferError:  # the client's queue is full: let it send
+            except BufferError:  # let it send
+                deadline = deadline or time.monotonic() + self._commit_s
                 if time.monotonic() >= deadline:
                     raise self._too_late(None) from None
                 _serve(lambda: self._client.poll(0.05))
@@ -351,8 +329,10 @@ class KafkaProducer(Closing):
             _serve(client.close)
 
 
-def _no_partition(record: Outgoing) -> int:
-    raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
+def _placed(record: Outgoing) -> Outgoing:
+    if record.partition is None:
+        raise ValueError(f"a record of a stream names its partition, key {record.key!r}")
+    return record
 
 
 def _left_s(deadline: float) -> float:

@@ -1,28 +1,13 @@
-"""One delivery report per record, with its offset. `stretch` needs fewer, and gives no offsets."""
+"""The records of one transaction on their way into the log: one delivery report each."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from rlstreams.streams.log.parts import PART_BYTES, num_parts, part_headers, split, whole
 from rlstreams.streams.log.record import Outgoing, Position
-
-
-class Sending(Protocol):
-    """The records of one transaction, handed to the client, and what it reports of them."""
-
-    def send(self, records: Iterable[Outgoing]) -> None:
-        """Hand all of them to the client."""
-
-    @property
-    def error(self) -> Any:  # noqa: ANN401
-        """What the client said of the first message that was refused; None if none was."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the reports prove that none is missing from the log."""
 
 
 class Reports:
@@ -37,10 +22,10 @@ class Reports:
         self._produce = produce
         self._prefix = prefix
         self._found: list[Position | None] = []
-        self.error: Any = None
+        self.error: Any = None  # what the client said of the first message that was refused
 
     def send(self, records: Iterable[Outgoing]) -> None:
-        """See `Sending`."""
+        """Hand all of them to the client."""
         for index, record in enumerate(records):
             self._found.append(None)
             self._send(record, self._into(index, record.topic))
@@ -52,7 +37,7 @@ class Reports:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each has a place."""
+        """Whether the reports prove that none is missing from the log."""
         return None not in self._found
 
     def _into(self, index: int, topic: str) -> Callable[[Any, Any], None]:
