@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from rlstreams.streams.kafka.errors import NOISE, UNTOLD, broker_error, error_of, until
 from rlstreams.streams.kafka.feed import ASK_S, Feed, Fetched
 from rlstreams.streams.log.bus import Closing, Polled
+from rlstreams.streams.log.done_set import UNREADABLE
 from rlstreams.streams.log.errors import AbortedError, BrokerError, StreamsError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
@@ -332,5 +333,10 @@ def committed_at(tp: Any) -> Committed | None:  # noqa: ANN401
     """The client's answer as ours; None without a commit."""
     if tp.offset < 0:
         return None
-    # confluent-kafka writes a NUL after the metadata that other clients see.
-    return Committed(offset=tp.offset, metadata=(tp.metadata or "").rstrip("\0"))
+    # confluent-kafka writes a NUL after the metadata that other clients see, and of theirs it reads
+    # on to the next one, whatever lies there.
+    try:
+        metadata = (tp.metadata or "").rstrip("\0")
+    except UnicodeDecodeError:
+        metadata = UNREADABLE
+    return Committed(offset=tp.offset, metadata=metadata)

@@ -6,6 +6,8 @@ so both advance in one transaction. Format: a letter, then base85 (Git's alphabe
 plain, upper case deflated (RFC 1951, without a header); `b` is a bitmap from the watermark on,
 lowest bit first, `r` alternating run lengths (not done first), each an Avro long. The
 shortest of the four is used. Text after a space is a note and not part of the set.
+
+Anybody may commit for a group, so what is read here is bounded before it is unpacked.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from rlstreams.streams.log.record import Committed
 MAX_CHARACTERS = 4000  # brokers accept 4,096, and the client appends one
 MAX_SPAN = 24_576  # a plain bitmap of this many offsets takes 3,841 characters
 MAX_NOTE = 150
+WIDEST = 1 << 18  # offsets; no writer reaches it, for a partition pauses at MAX_SPAN
+UNREADABLE = "\ufffd"  # stands for metadata that is no text; never a done set
 
 
 class DoneSetError(StreamsError):
@@ -54,18 +58,22 @@ def decode_done(low: int, metadata: str) -> frozenset[int]:
     """The offsets at or above `low` that `metadata` names as done.
 
     Raises:
-        DoneSetError: not written by `encode_done`.
+        DoneSetError: not written by `encode_done`, or wider than WIDEST.
     """
+    if len(metadata) > MAX_CHARACTERS + 1:
+        raise DoneSetError(f"commit metadata of {len(metadata)} characters is no done set")
     text = metadata.rstrip("\0").partition(" ")[0]
     if not text:
         return frozenset()
     try:
         data = base64.b85decode(text[1:])
         if text[0].isupper():
-            data = zlib.decompress(data, -zlib.MAX_WBITS)
+            data = _inflate(data)
         if not data:
             raise ValueError("nothing behind the letter")  # noqa: TRY301
         if text[0] in "bB":
+            if len(data) * 8 > WIDEST:
+                raise ValueError(f"more than {WIDEST} offsets")  # noqa: TRY301
             bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
             return frozenset((np.flatnonzero(bits) + low).tolist())
         if text[0] in "rR":
@@ -84,12 +92,16 @@ def covered(committed: Committed | None, offset: int) -> bool:
     """Whether a group that committed this is done with `offset`."""
     if committed is None:
         return False
-    return offset < committed.offset or offset in _cached(committed)
+    return offset < committed.offset or offset in readable_done(committed)
 
 
 @lru_cache(maxsize=256)
-def _cached(committed: Committed) -> frozenset[int]:
-    return decode_done(committed.offset, committed.metadata)
+def readable_done(committed: Committed) -> frozenset[int]:
+    """The done set of a commit; none if its metadata is somebody else's."""
+    try:
+        return decode_done(committed.offset, committed.metadata)
+    except DoneSetError:
+        return frozenset()
 
 
 def _shortest(offsets: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
@@ -110,10 +122,20 @@ def _deflate(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
+def _inflate(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+    found = unpacker.decompress(data, WIDEST)  # a run of one offset takes a byte
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise ValueError(f"more than {WIDEST} bytes, or cut short")
+    return found
+
+
 def _from_runs(low: int, data: bytes) -> Iterable[int]:
     view, i, offset, is_done = memoryview(data), 0, low, False
     while i < len(view):
         run, i = read_long(view, i)
+        if not 0 <= run <= low + WIDEST - offset:
+            raise ValueError(f"a run of {run} offsets")
         if is_done:
             yield from range(offset, offset + run)
         offset += run

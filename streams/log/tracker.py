@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from rlstreams.streams.log.bus import Polled
-from rlstreams.streams.log.done_set import MAX_SPAN, decode_done, encode_done, note_of
+from rlstreams.streams.log.done_set import (
+    MAX_SPAN,
+    DoneSetError,
+    decode_done,
+    encode_done,
+    note_of,
+)
 from rlstreams.streams.log.probing import Probing
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
@@ -22,7 +28,11 @@ class PartitionTracker:
     def __init__(self, committed: Committed) -> None:
         self._position = committed.offset
         self._open: dict[int, RawRecord] = {}  # by every offset of the record
-        self._done = set(decode_done(committed.offset, committed.metadata))  # at or above position
+        self.problem = ""  # of the predecessor's commit, which is taken as one without a done set
+        try:
+            self._done = set(decode_done(committed.offset, committed.metadata))  # from position on
+        except DoneSetError as err:
+            self._done, self.problem = set(), str(err)
         self._note = Probing.parse(note_of(committed.metadata))
         self.num_bytes = 0  # of the values of open records
         self.inherited = self._note  # as the predecessor left it, while its record is unfinished
@@ -184,6 +194,10 @@ class Tracker:
     def inherited(self, partition: Partition) -> Probing | None:
         """The note that the predecessor had to leave there, while its record is unfinished."""
         return self._partitions[partition].inherited
+
+    def problem(self, partition: Partition) -> str:
+        """Why the metadata of its last commit could not be read; empty: it could."""
+        return self._partitions[partition].problem
 
     def low(self, partition: Partition) -> int:
         """The low watermark of an assigned partition."""

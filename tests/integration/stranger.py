@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from fastavro.schema import fingerprint, to_parsing_canonical_form
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 
 DEADLINE_S = 120.0
 MARKER = b"\xc3\x01"
@@ -148,3 +148,12 @@ def _by_fingerprint(texts):
         print_ = fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO")
         schemas[bytes.fromhex(print_)] = parse_schema(schema)
     return schemas
+
+
+def commit(bootstrap, group, topic, offset, metadata):
+    """Commit a position of partition 0, as any client may."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False)
+    at = TopicPartition(topic, 0)
+    consumer.assign([at])
+    consumer.commit({at: OffsetAndMetadata(offset, metadata, -1)})
+    consumer.close()

@@ -15,7 +15,7 @@ from rlstreams.schemas.shapes import to_plain
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.codec import decoded, outgoing
-from rlstreams.streams.log.done_set import encode_done
+from rlstreams.streams.log.done_set import covered, encode_done
 from rlstreams.streams.log.record import Committed, Outgoing, Partition
 from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topic_plan import TopicPlan
@@ -213,3 +213,15 @@ def _write_at_once(bus: KafkaBus, records: list[Outgoing]) -> None:
 
 def _names(node: ast.Import) -> list[str]:
     return [alias.name for alias in node.names]
+
+
+def test_metadata_of_another_client_is_no_done_set(broker: str, bus: KafkaBus, run_id: str) -> None:
+    """Any text, without the NUL that ours ends in: the offset counts, and nothing above it."""
+    partition = Partition(PROMPTS.name, 0)
+    texts = ["x" * length for length in range(1, 30)]
+    found = []
+    for text in texts:
+        stranger.commit(broker, f"{run_id}.rollout", f"{run_id}.{PROMPTS.name}", 5, text)
+        found.append(bus.committed("rollout", PROMPTS.name)[partition])
+    assert {5} == {committed.offset for committed in found}
+    assert not any(covered(committed, 5) for committed in found)

@@ -27,6 +27,7 @@ from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.streams.log.tracker import Tracker
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
+from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.outbox import Finished, Outbox
 from rlstreams.workers.loop.probation import MAX_TRIES, Probation
 from rlstreams.workers.loop.runtime import IDLE_S
@@ -220,7 +221,15 @@ class StageLoop:
 
     def _take_over(self, assigned: Mapping[Partition, Committed]) -> None:
         """Note the takeover, unless there is a note: then its first record is suspect."""
-        for partition in assigned:
+        for partition, committed in assigned.items():
+            if problem := self._tracker.problem(partition):
+                get_log(self._context.role, self._context.worker, self._context.instance).warning(
+                    "no_done_set",
+                    group=self._context.role,
+                    partition=f"{partition.topic}[{partition.number}]",
+                    position=committed.offset,
+                    why=f"{problem}; what was finished above the position is done again",
+                )
             note = self._tracker.inherited(partition)
             if note is None:
                 self._owed[partition] = Probing(self._tracker.low(partition), 1)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import random
+import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlstreams.schemas.varint import long_bytes
 from rlstreams.streams.log.bus import Polled
 from rlstreams.streams.log.done_set import (
     MAX_CHARACTERS,
     MAX_SPAN,
+    UNREADABLE,
     DoneSetError,
     covered,
     decode_done,
@@ -59,11 +63,19 @@ def test_a_set_that_does_not_fit_is_refused() -> None:
         encode_done(0, [offset for offset in range(1, 100_000) if draw.random() < 0.5])
 
 
-@pytest.mark.parametrize("text", ["x", "b!", "B00000", "r~~"])
+BOMB = "R" + base64.b85encode(zlib.compress(b"\x02" * (1 << 24), 9)[2:-4]).decode()
+WIDE = "r" + base64.b85encode(long_bytes(0) + long_bytes(1 << 40)).decode()
+
+
+@pytest.mark.parametrize("text", ["x", "b!", "B00000", "r~~", BOMB, WIDE, UNREADABLE, "b" * 5000])
 def test_foreign_metadata_is_refused(text: str) -> None:
-    """Somebody else's metadata is named, not misread."""
+    """Somebody else's metadata is named, not misread, and costs no memory."""
     with pytest.raises(DoneSetError, match="no done set"):
         decode_done(0, text)
+    tracker = PartitionTracker(Committed(offset=7, metadata=text))
+    assert "no done set" in tracker.problem
+    assert 7 == tracker.low
+    assert not covered(Committed(offset=7, metadata=text), 7)
 
 
 def test_only_the_contiguous_front_moves_the_watermark() -> None:
