@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import queue
+import secrets
 import signal
 import socket
 import struct
@@ -23,6 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rlstreams.workers.rollout.descendants import VARIABLE, end_descendants
 
 NUM_TRIES, PAUSE_S = 10, 1.0  # to start a process where the system has no room for one
 START_S = 60.0  # a user's file may import a large library
@@ -109,9 +112,10 @@ class Child:
             told.write(spec)
             told.seek(0)
             # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
+            self._mark = secrets.token_hex(8)
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=told, stdout=2,
-                start_new_session=True,
+                start_new_session=True, env={**os.environ, VARIABLE: self._mark},
             )  # fmt: skip
         self._timeout_s = timeout_s
         self._is_ended = False
@@ -186,6 +190,7 @@ class Child:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM of a zombie
             os.killpg(self._process.pid, signal.SIGKILL)
+        end_descendants(self._mark)  # those in sessions of their own
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
         self._process.wait(timeout=START_S)

@@ -39,13 +39,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import asyncio
 
-    from rlstreams.workers.rollout import named_code
+    from rlstreams.workers.rollout import descendants, named_code
 else:
-    _spec = importlib.util.spec_from_file_location(
-        "_rlstreams_named_code", Path(__file__).with_name("named_code.py")
-    )
-    named_code = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(named_code)
+
+    def _beside(name: str) -> Any:  # noqa: ANN401
+        spec = importlib.util.spec_from_file_location(
+            f"_rlstreams_{name}", Path(__file__).with_name(f"{name}.py")
+        )
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    descendants, named_code = _beside("descendants"), _beside("named_code")
 
 UnusableError = named_code.UnusableError
 Reply = dict[str, Any]
@@ -265,7 +270,11 @@ class Link:
                 if "cancel" in request:
                     self.break_off(request["cancel"])
         finally:  # also out of memory: nobody could reach this process any more
-            os._exit(0)
+            try:
+                if mark := os.environ.get(descendants.VARIABLE):
+                    descendants.end_descendants(mark)
+            finally:
+                os._exit(0)
 
     def _place_of_task(self, number: int) -> str:
         """`file:line` where an asynchronous call waits; empty if there is none, or it is busy."""
