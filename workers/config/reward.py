@@ -54,6 +54,9 @@ class RewardSection:
     """An answer cut at max_new_tokens earns 0."""
     timeout_s: float = 10.0
     """Time limit for one call of user code."""
+    attempts: int = 3
+    """Calls for one answer while your function raises, with a growing pause between them; an
+    exception with an attribute `final = True` is not tried again."""
     processes: int = 2
     """Processes that run user code, in each rollout worker."""
     concurrency: int = 32
@@ -62,8 +65,8 @@ class RewardSection:
     """Memory limit of one such process, MB; a call that needs more fails. 0: no limit."""
 
     def __post_init__(self) -> None:
-        positive("reward", timeout_s=self.timeout_s, processes=self.processes)
-        positive("reward", concurrency=self.concurrency)
+        positive("reward", timeout_s=self.timeout_s, attempts=self.attempts)
+        positive("reward", processes=self.processes, concurrency=self.concurrency)
         not_negative("reward", memory_mb=self.memory_mb)
         if (self.verifier == SUM) != bool(self.parts):
             raise ConfigError(

@@ -145,6 +145,8 @@ class _Maker:
                 f"`module:function`, got {verifier!r}{half or meant(verifier, known)}"
             )
         return Function(
+            # What is ours computes: it would fail alike.
+            attempts=1 if verifier in CHILD_JUDGES else self._section.attempts,
             name=function,
             file=file,
             module=module,

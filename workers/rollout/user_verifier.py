@@ -28,6 +28,8 @@ from rlstreams.workers.rollout.verifier_child import (
     started,
 )
 
+PAUSE_S = 0.25  # before the second attempt, four times as long before each further one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
@@ -40,6 +42,7 @@ class Function:
     timeout_s: float = 10.0
     memory_mb: int = 0
     processes: int = 2
+    attempts: int = 1  # calls for one answer while it raises
     concurrency: int = 1  # calls at a time in a process, if it is asynchronous
     title: str = ""  # for messages; empty: made from the others
 
@@ -83,6 +86,7 @@ class UserVerifier:
     def __init__(self, function: Function, field: str = "reward.verifier") -> None:
         self._function = function
         self._closed = False
+        self._ended = threading.Event()  # ends the pauses
         if function.file and not Path(function.file).is_file():
             raise ConfigError(
                 f"{field}: there is no file {function.file}{meant_path(function.file)}"
@@ -100,7 +104,7 @@ class UserVerifier:
     def __call__(
         self, prompt: str, completion: str, answer: str, metadata: Metadata, ending: Ending
     ) -> Judgement:
-        """Judge in a child process.
+        """Judge in a child process; again, after a pause, what raised and may fare better.
 
         Raises:
             RewardError: the function raised, hung, died, returned no number, or the system has no
@@ -112,23 +116,37 @@ class UserVerifier:
             "answer": answer,
             "metadata": dict(metadata),
         }
+        error: object = "is closed"
+        for attempt in range(self._function.attempts):
+            if attempt and self._ended.wait(PAUSE_S * 4 ** (attempt - 1)):
+                break
+            reply = self._ask(request, ending)
+            if isinstance(reply, Judgement):
+                return reply
+            error = reply["error"]
+            if not reply.get("again"):
+                break
+        tries = f", the last of {attempt + 1} attempts" if attempt else ""
+        raise RewardError(f"verifier {error}{tries}")
+
+    def _ask(self, request: Reply, ending: Ending) -> Judgement | Reply:
+        """One call: what it gave, or the child's reply with its error."""
         try:
             child = self._take()
         except (RewardError, NoRoomError) as err:
             raise RewardError(f"verifier {self._function} {err}") from None
         try:
             reply = child.ask({**request, "extra": _extra(child.wants, ending)})
-            if "error" not in reply:
-                return _judgement(child, reply)
+            return reply if "error" in reply else _judgement(child, reply)
         except NoAnswerError as err:
             named = f"{child.place}: {self._function.name}" if child.place else self._function
             raise RewardError(f"verifier {named} {err}") from None
         finally:
             self._give_back(child)
-        raise RewardError(f"verifier {reply['error']}")
 
     def close(self) -> None:
         """Kill the idle children; one that is judging ends with its last judgement."""
+        self._ended.set()
         with self._changed:
             self._closed = True
             idle = [child for child, calls in self._num_calls.items() if not calls]

@@ -6,7 +6,8 @@ under a short name. Argument: the file descriptor of a connected socket; on stdi
 `{"id": 0, "ready": "file:line", "is_async": bool, "wants": [name]}` or `{"id": 0, "error": ...}`.
 Then it answers each request, an object of `id`, `prompt`, `completion`, `answer`, `metadata` and
 `extra` (those of `wants`), with `{"id": .., "reward": number, "parts": {name: number}}` or
-`{"id": .., "error": text}`: one after the other, or, of an `async def`, as each is done.
+`{"id": .., "error": text, "again": bool}` (whether another call may fare better): one after the
+other, or, of an `async def`, as each is done.
 
 `{"id": .., "where": ID}` is answered at once, amid user code, with `{"where": "file:line"}` of what
 that request is doing. `{"id": .., "cancel": ID}` is answered when an asynchronous one has ended.
@@ -164,7 +165,8 @@ async def answer_async(function: Callable[..., Any], request: Reply, spec: Reply
 def raised(err: BaseException, spec: Reply) -> Reply:
     """The reply for what user code raised."""
     name = f"{spec['function']} raised {type(err).__name__}"
-    return {"error": f"{where(err, spec['file'])}: {name}: {err}"}
+    is_final = bool(getattr(err, "final", False))
+    return {"error": f"{where(err, spec['file'])}: {name}: {err}", "again": not is_final}
 
 
 def limit_memory(memory_mb: int, *, by_kernel: bool = sys.platform == "linux") -> None:
