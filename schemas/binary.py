@@ -11,8 +11,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -20,16 +19,12 @@ from fastavro import schemaless_reader
 from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException
 
-from rlstreams.schemas.alike import Decoder
 from rlstreams.schemas.avro import HISTORY, fingerprint, parsing_form, schema_text
-from rlstreams.schemas.decoder import compile_decoder
+from rlstreams.schemas.decoder import Decoder, compile_decoder
 from rlstreams.schemas.encoder import compile_encoder
 from rlstreams.schemas.events import EVENTS, Event
 from rlstreams.schemas.foreign import writer_schema
-from rlstreams.schemas.outlines import Outlines
 from rlstreams.schemas.shapes import from_plain
-from rlstreams.schemas.straight import Straight, compile_straight
-from rlstreams.schemas.straight_encoder import StraightEncoder, compile_straight_encoder
 from rlstreams.schemas.tensor import Buffer
 
 MARKER = b"\xc3\x01"
@@ -47,16 +42,7 @@ _CORRUPT = (
 )
 # What a foreign writer's schema raises: no schema, one that ours cannot take, a bottomless one.
 _UNRESOLVABLE = (SchemaParseException, SchemaResolutionError, RecursionError)
-_ENCODERS: dict[type[Event], _Encoder] = {}  # made at first use
-_DECODERS: dict[bytes, Decoder] = {}  # by fingerprint
-_OUTLINES: dict[bytes, Outlines[Straight]] = {}  # by the header of their records
 _BY_NAME: Mapping[str, type[Event]] = {cls.__name__: cls for cls in EVENTS}
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoder:
-    any_outline: Callable[[Any], list[Buffer]]
-    outlines: Outlines[StraightEncoder]
 
 
 class DecodeError(ValueError):
@@ -85,20 +71,9 @@ def encode(event: Event) -> list[Buffer]:
     """The record's value as buffers in order; tensors are not copied. Join them to send.
 
     Raises:
-        TypeError, ValueError: a field holds what its type cannot.
+        TypeError, ValueError, AttributeError: a field holds what its type cannot.
     """
-    encoder = _ENCODERS.get(type(event)) or _encoder(type(event))
-    for straight in encoder.outlines.lines:
-        try:
-            buffers = straight(event)
-        except _CORRUPT:  # of another outline, or a wrong type: the encoder of all events tells
-            continue
-        if straight is not encoder.outlines.lines[0]:
-            encoder.outlines.prefer(straight)
-        return buffers
-    buffers = encoder.any_outline(event)
-    encoder.outlines.learn(event)
-    return buffers
+    return _encoder(type(event).__name__)(event)
 
 
 def decode(value: Buffer, schemas: SchemaTexts = NO_TEXTS) -> Event:
@@ -114,49 +89,50 @@ def decode(value: Buffer, schemas: SchemaTexts = NO_TEXTS) -> Event:
         UnknownSchemaError: a fingerprint that neither the package nor `schemas` knows, or
             (`UnknownEventError`) one of an event that is none of ours.
     """
-    view = memoryview(value)
-    if type(value) is not bytes:
-        return _decode_any(value, view.toreadonly(), schemas)
-    outlines = _OUTLINES.get(value[:HEADER_BYTES])
-    if outlines is None:
-        event = _decode_any(value, view, schemas)
-        if _fingerprint(value) in _DECODERS:
-            compile_line = partial(compile_straight, type(event))
-            _OUTLINES[value[:HEADER_BYTES]] = Outlines(type(event), compile_line)
+    cls = _ours().get(bytes(value[:HEADER_BYTES]))
+    if cls is not None:
+        event: Event = read_own(_decoder(cls.__name__), cls, value)
         return event
-    for straight in outlines.lines:
-        try:
-            event, end = straight(value, view, HEADER_BYTES)
-        except _CORRUPT:  # of another outline, or damaged: the decoder of all records tells
-            continue
-        if end == len(value):
-            if straight is not outlines.lines[0]:
-                outlines.prefer(straight)
-            return event  # type: ignore[no-any-return]
-    event = _decode_any(value, view, schemas)
-    outlines.learn(event)
-    return event
-
-
-def _decode_any(value: Buffer, view: memoryview, schemas: SchemaTexts) -> Event:
-    """A record of any outline; errors as `decode`."""
     print_ = _fingerprint(value)
-    decoder = _decoder(print_)
     try:
-        if decoder is None:
-            return _resolve(value, print_, schemas)
-        record = value if type(value) is bytes else bytes(value)  # slices of it are looked up
-        event, end = decoder(record, view, HEADER_BYTES)
+        return _resolve(value, print_, schemas)
     except DecodeError:
         raise
     except _CORRUPT as err:
+        raise _damaged(value, err) from err
+
+
+def header_of(cls: type[Event]) -> bytes:
+    """What records of an event's present schema begin with."""
+    return MARKER + fingerprint(schema_text(cls.__name__))
+
+
+def read_own(decoder: Decoder, cls: type[Event], value: Buffer) -> Any:  # noqa: ANN401
+    """What `decoder` reads of a record that begins with `header_of(cls)`.
+
+    Raises:
+        DecodeError: damaged, truncated, or with bytes to spare.
+    """
+    record, view = value, memoryview(value)
+    if type(record) is not bytes:
+        record, view = bytes(value), view.toreadonly()
+    try:
+        found, end = decoder(record, view, HEADER_BYTES)
+    except _CORRUPT as err:
+        raise _damaged(value, err) from err
+    if end != len(record):
+        verb = "is truncated" if end > len(record) else "has bytes to spare"
         raise DecodeError(
-            f"record of {len(value)} bytes, schema {print_.hex()}: damaged, "
-            f"or cut short ({type(err).__name__}: {err})"
-        ) from err
-    if end != len(value):
-        raise DecodeError(_length_message(type(event).__name__, end, len(value)))
-    return event  # type: ignore[no-any-return]
+            f"{cls.__name__} {verb}: its fields end at byte {end}, the record at {len(record)}"
+        )
+    return found
+
+
+def _damaged(value: Buffer, err: Exception) -> DecodeError:
+    return DecodeError(
+        f"record of {len(value)} bytes, schema {bytes(value[2:HEADER_BYTES]).hex()}: damaged, "
+        f"or cut short ({type(err).__name__}: {err})"
+    )
 
 
 def _fingerprint(value: Buffer) -> bytes:
@@ -168,30 +144,19 @@ def _fingerprint(value: Buffer) -> bytes:
     return bytes(value[2:HEADER_BYTES])
 
 
-def _length_message(name: str, end: int, length: int) -> str:
-    verb = "is truncated" if end > length else "has bytes to spare"
-    return f"{name} {verb}: its fields end at byte {end}, the record at {length}"
+@cache
+def _encoder(name: str) -> Callable[[Any], list[Buffer]]:
+    return compile_encoder(_BY_NAME[name], header_of(_BY_NAME[name]))
 
 
-def _encoder(cls: type[Event]) -> _Encoder:
-    header = MARKER + fingerprint(schema_text(cls.__name__))
-    compile_line = partial(compile_straight_encoder, cls, header=header)
-    _ENCODERS[cls] = _Encoder(compile_encoder(cls, header), Outlines(cls, compile_line))
-    return _ENCODERS[cls]
-
-
-def _decoder(print_: bytes) -> Decoder | None:
-    if print_ not in _DECODERS:
-        cls = _ours().get(print_)
-        if cls is None:
-            return None
-        _DECODERS[print_] = compile_decoder(cls)
-    return _DECODERS[print_]
+@cache
+def _decoder(name: str) -> Decoder:
+    return compile_decoder(_BY_NAME[name])
 
 
 @cache
 def _ours() -> Mapping[bytes, type[Event]]:
-    return {fingerprint(schema_text(cls.__name__)): cls for cls in EVENTS}
+    return {header_of(cls): cls for cls in EVENTS}
 
 
 @cache

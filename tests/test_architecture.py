@@ -28,7 +28,6 @@ LARGE_FOLDERS = {
     "rlstreams.workers.engines.served": 25,
     "rlstreams.workers.weights.link": 22,
     "rlstreams.streams.log": 24,
-    "rlstreams.schemas": 24,
 }
 
 # Of our own packages each may import these, and itself; the longest name that fits counts.
