@@ -46,7 +46,11 @@ class PullRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoaded:
-    """A worker holds a version, checked by hash; its samples name this event by `load_id`."""
+    """A worker holds a version; its samples name this event by `load_id`.
+
+    By `file` the worker has computed `weight_hash` itself. By `nccl` and `gloo` it repeats the
+    announcement: what the worker has checked is the sender's checksum of the bytes that were sent.
+    """
 
     worker: str
     instance: str

@@ -42,7 +42,7 @@ class Pulled:
     """A finished pull."""
 
     policy_version: int
-    weight_hash: str  # computed by the receiver
+    weight_hash: str  # by `file` computed by the receiver, else the announced one: see PolicyLoaded
     num_bytes: int
     seconds: float
     paused_s: float  # how long generation stood still
