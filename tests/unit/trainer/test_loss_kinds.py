@@ -46,7 +46,7 @@ def gspo(
     """Values; `policy` of a row decides its s."""
     out = []
     for pi, prox, mu, a in zip(*map(rows, (policy, proximal, behavior, advantages)), strict=True):
-        s = math.exp(min(10.0, float(np.mean(np.clip(pi - prox, -20, 20)))))
+        s = math.exp(min(10.0, float(np.mean(pi - prox))))
         for token in range(len(pi)):
             loss = max(-s * a[token], -clip(s, by) * a[token])
             out.append(weight(prox[token], mu[token], by) * loss)
@@ -60,7 +60,10 @@ def reference(tokens: list[Floats], by: LossSection) -> Floats:
     if by.kind == "ppo":
         return np.array([ppo(*token, by) for token in each])
     return np.array(
-        [-weight(prox, mu, by) * clip(math.exp(pi - prox), by) * a * pi for pi, prox, mu, a in each]
+        [
+            -weight(prox, mu, by) * min(math.exp(pi - prox), 1 + by.clip_high) * a * pi
+            for pi, prox, mu, a in each
+        ]
     )
 
 
@@ -144,6 +147,26 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token() -> None:
     losses.losses_N.sum().backward()
     np.testing.assert_allclose(policy.grad, [-1.28], rtol=1e-6)
     assert losses.is_clipped_N.tolist() == [True]
+
+
+def test_cispo_has_no_lower_bound() -> None:
+    """A token that became unlikely learns with its own small weight, as in the paper."""
+    policy = torch.tensor([math.log(0.1)], requires_grad=True)
+    zero, one = torch.zeros(1), torch.ones(1)
+    losses = policy_losses(policy, zero, zero, one, [1], LossSection(kind="cispo"))
+    losses.losses_N.sum().backward()
+    np.testing.assert_allclose(policy.grad, [-0.1], rtol=1e-6)
+    assert losses.is_clipped_N.tolist() == [False]
+
+
+def test_a_token_far_off_keeps_its_gradient_in_its_sequence() -> None:
+    """GSPO bounds the sequence's mean, not the tokens that it is the mean of."""
+    policy = torch.tensor([25.0, -25.0, 0.0], dtype=torch.float64, requires_grad=True)
+    zeros, ones = torch.zeros(3), torch.ones(3)
+    losses = policy_losses(policy, zeros, zeros, ones, [3], LossSection(kind="gspo"))
+    losses.losses_N.sum().backward()
+    np.testing.assert_allclose(losses.losses_N.detach(), [-1.0, -1.0, -1.0], rtol=1e-12)
+    np.testing.assert_allclose(policy.grad, [-1.0, -1.0, -1.0], rtol=1e-12)
 
 
 @pytest.mark.parametrize("reduce", ["token", "sequence", "constant"])

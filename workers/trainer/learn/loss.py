@@ -16,7 +16,7 @@ Log-probs are in nats.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -47,32 +47,39 @@ def policy_losses(
     """The loss that `by.kind` names, token by token; any float dtype.
 
     With rho = exp(policy - proximal) and w = min(exp(proximal - behavior), cap), no gradient
-    through w, both log-ratios clamped to +-20, and clip(x) into [1 - low, 1 + high]:
+    through w, both log-ratios clamped to +-20, and clip(x) into [1 - low, 1 + high]. The formulas
+    are set out in infra/docs/loss.md:
 
     - ppo: -w min(rho A, clip(rho) A); where A < 0 at most -w dual A (Ye et al., arXiv 1912.09729).
     - gspo: the same without `dual` and with the sequence's s = exp(mean of policy - proximal over
       its tokens) for rho; each token has its own gradient (GSPO-token, Zheng et al., arXiv
-      2507.18071). The mean is clamped to 10 from above.
-    - cispo: -w clip(rho) A log pi, no gradient through the clipped ratio (arXiv 2506.13585).
+      2507.18071). The mean is clamped to -20 from below and 10 from above, its tokens are not.
+    - cispo: -w min(rho, 1 + high) A log pi, no gradient through the ratio (arXiv 2506.13585, which
+      sets no lower bound).
 
     Args:
         counts_R: tokens of each row, which sum to N; none is 0.
     """
-    log_ratios_N = _clamped(policy_N - proximal_N)
-    if by.kind == "gspo":
-        log_ratios_N = _of_sequences(log_ratios_N, counts_R)
-    ratios_N = log_ratios_N.exp()
     weights_N = _clamped(proximal_N - behavior_N).exp().clamp(max=by.weight_cap).detach()
-    clipped_N = ratios_N.clamp(1 - by.clip_low, 1 + by.clip_high)
-    if by.kind == "cispo":
-        clipped_N = clipped_N.detach()
-        losses_N = -weights_N * clipped_N * advantages_N * policy_N
-        return TokenLosses(losses_N, weights_N, ratios_N.detach(), ratios_N.detach() != clipped_N)
-    free_N, bounded_N = ratios_N * advantages_N, clipped_N * advantages_N
+    log_ratios_N = policy_N - proximal_N
+    match by.kind:
+        case "ppo":
+            ratios_N, dual = _clamped(log_ratios_N).exp(), by.clip_dual
+        case "gspo":
+            ratios_N, dual = _of_sequences(log_ratios_N, counts_R).exp(), 0.0
+        case "cispo":
+            ratios_N = _clamped(log_ratios_N).exp().detach()
+            clipped_N = ratios_N.clamp(max=1 + by.clip_high)
+            losses_N = -weights_N * clipped_N * advantages_N * policy_N
+            return TokenLosses(losses_N, weights_N, ratios_N, ratios_N != clipped_N)
+        case kind:
+            assert_never(kind)
+    free_N = ratios_N * advantages_N
+    bounded_N = ratios_N.clamp(1 - by.clip_low, 1 + by.clip_high) * advantages_N
     least_N = torch.minimum(free_N, bounded_N)
     is_clipped_N = bounded_N < free_N
-    if by.kind == "ppo" and by.clip_dual:
-        floor_N = by.clip_dual * advantages_N
+    if dual:
+        floor_N = dual * advantages_N
         is_floored_N = (advantages_N < 0) & (least_N < floor_N)
         least_N = torch.where(is_floored_N, floor_N, least_N)
         is_clipped_N = is_clipped_N | is_floored_N
@@ -113,7 +120,7 @@ def _of_sequences(log_ratios_N: Tensor, counts_R: Sequence[int]) -> Tensor:
     repeats_R = torch.tensor(counts, device=means_R.device)
     means_N = means_R.repeat_interleave(repeats_R, output_size=len(log_ratios_N))
     own_N = log_ratios_N - log_ratios_N.detach()  # 0, with the gradient
-    return (own_N + means_N).clamp(max=SEQUENCE_LOG_LIMIT)
+    return (own_N + means_N).clamp(-LOG_RATIO_LIMIT, SEQUENCE_LOG_LIMIT)
 
 
 def _clamped(log_ratios_N: Tensor) -> Tensor:
