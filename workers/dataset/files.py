@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from rlstreams.streams.log.cache import cache_folder
+from rlstreams.streams.log.errors import ConfigError
 
+LINE_BYTES = 4 << 20  # of one row; a million tokens
 REMEMBERED_BYTES = 32 << 20  # hashing a smaller file takes less than a tenth of a second
 
 
@@ -60,6 +63,27 @@ def write_whole(path: Path, content: bytes) -> None:
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     beside.write_bytes(content)
     beside.replace(path)
+
+
+def numbered_lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
+    """Lines of a file with their numbers, from 1.
+
+    Args:
+        name: field and file, for the error.
+
+    Raises:
+        ConfigError: a line longer than `LINE_BYTES`: to tokenise one takes hundreds of times as
+            much memory.
+    """
+    for number in itertools.count(1):
+        line = file.readline(LINE_BYTES + 1)
+        if len(line) > LINE_BYTES:
+            raise ConfigError(
+                f"{name}: line {number} is longer than {LINE_BYTES >> 20} MiB; shorten or remove it"
+            )
+        if not line:
+            return
+        yield number, line
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -7,7 +7,6 @@ that decides what is in it; so the next start reads no row.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import shutil
 import tempfile
@@ -22,7 +21,12 @@ import msgspec
 
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.dataset.files import REMEMBERED_BYTES, content_hash, signature
+from rlstreams.workers.dataset.files import (
+    REMEMBERED_BYTES,
+    content_hash,
+    numbered_lines,
+    signature,
+)
 from rlstreams.workers.dataset.index import (
     HELD_OUT,
     TRAIN,
@@ -196,7 +200,7 @@ def _read(wanted: Pass, writer: SplitWriter, left_out: Counter[str]) -> int:
     same_kind = _SameKind(wanted)
     next_s = time.monotonic() + _PROGRESS_S
     with wanted.path.open("rb", buffering=1 << 20) as file:
-        for line_number, line in zip(itertools.count(1), file, strict=False):
+        for line_number, line in numbered_lines(file, f"{wanted.name}: {wanted.path}"):
             start, offset = offset, offset + len(line)
             if line.isspace():
                 continue

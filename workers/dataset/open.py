@@ -13,7 +13,7 @@ from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.dataset import Dataset
-from rlstreams.workers.dataset.files import Signature, content_hash, signature
+from rlstreams.workers.dataset.files import Signature, content_hash, numbered_lines, signature
 from rlstreams.workers.dataset.identity import shape_of
 from rlstreams.workers.dataset.index import Index
 from rlstreams.workers.dataset.indexing import Pass, open_index, parse, skipped
@@ -194,7 +194,7 @@ def _check_disjoint(train: Dataset, held_out: Dataset) -> None:
 def _first_lines(path: Path, field: str) -> Iterator[tuple[str, dict[str, object]]]:
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in numbered_lines(file, f"{field}: {path}"):
                 if not line.isspace():
                     place = f"{path}:{number}"
                     yield place, parse(line, place, field)

@@ -12,6 +12,7 @@ from rlstreams.start.project.scaffold import DEMO_MODEL, Plan, relative
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.nearest import meant, meant_path
 from rlstreams.workers.config.packaged import example
+from rlstreams.workers.dataset.files import numbered_lines
 from rlstreams.workers.dataset.indexing import parse
 from rlstreams.workers.dataset.sources import first_parquet_rows, refuse_table
 from rlstreams.workers.model.tokenizer import Tokenizer
@@ -106,7 +107,7 @@ def read_rows(path: Path) -> tuple[Rows, int]:
             return first_parquet_rows(path, "--from", LOOKED_AT)
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in numbered_lines(file, f"--from {path}"):
                 if line.isspace():
                     continue
                 count += 1

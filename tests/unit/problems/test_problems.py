@@ -52,6 +52,7 @@ def test_a_chat_is_a_prompt(tmp_path: Path) -> None:
         (r'{"prompt": "a", "\udc00": 1}', r"rows\.jsonl:2: `.udc00` has '.udc00', half of"),
         (r'{"prompt": "a", "x": [{"y": "\ud83d"}]}', r"rows\.jsonl:2: `x` has '.ud83d'"),
         ("[" * 100_000, r"rows\.jsonl:2: nested too deeply"),
+        pytest.param("x" * (5 << 20), r"rows\.jsonl: line 2 is longer than 4 MiB", id="long"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, told: str) -> None:
