@@ -1,7 +1,8 @@
-"""Any event at all, for property tests."""
+"""Any event at all and any of its fields, for property tests."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -41,3 +42,24 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 def events() -> st.SearchStrategy[Any]:
     """An event of any kind."""
     return st.sampled_from(EVENTS).flatmap(_record)
+
+
+def paths_of(cls: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every field with its shape, those of records within records and arrays too."""
+    for name, kind in fields_of(cls):
+        shape, inner = shape_of(kind)
+        yield prefix + name, shape
+        if shape in ("optional", "array"):
+            shape, inner = shape_of(inner)
+        if shape == "record":
+            yield from paths_of(inner, f"{prefix}{name}.")
+
+
+def picked(node: Any, path: str) -> Any:
+    """The value at a path of an event, as a projection gives it."""
+    if not path or node is None:
+        return node
+    if isinstance(node, tuple):
+        return [picked(item, path) for item in node]
+    name, _, rest = path.partition(".")
+    return picked(getattr(node, name), rest)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,36 +11,14 @@ from hypothesis import strategies as st
 
 from rlstreams.schemas import EVENTS, DecodeError, Prompt, Trajectory, encode, fingerprint
 from rlstreams.schemas.projection import Projection
-from rlstreams.schemas.shapes import fields_of, shape_of
 from tests.factories import one_of_each, policy_segment, prompt, prompt_segment, trajectory
 from tests.newer_release import newer_text, newer_value
-from tests.unit.schemas.strategies import values
-
-
-def paths_of(cls: type, prefix: str = "") -> Iterator[str]:
-    """Every field, those of records within records and arrays too."""
-    for name, kind in fields_of(cls):
-        yield prefix + name
-        shape, inner = shape_of(kind)
-        if shape in ("optional", "array"):
-            inner = shape_of(inner)[1]
-        if dataclasses.is_dataclass(inner):
-            yield from paths_of(inner, f"{prefix}{name}.")
-
-
-def picked(node: Any, path: str) -> Any:
-    """The value at a path of a decoded event."""
-    if not path or node is None:
-        return node
-    if isinstance(node, tuple):
-        return [picked(item, path) for item in node]
-    name, _, rest = path.partition(".")
-    return picked(getattr(node, name), rest)
+from tests.unit.schemas.strategies import paths_of, picked, values
 
 
 def leaves_of(cls: type) -> list[str]:
     """The paths that lead no further."""
-    paths = list(paths_of(cls))
+    paths = [path for path, _ in paths_of(cls)]
     return [path for path in paths if not any(p.startswith(f"{path}.") for p in paths)]
 
 
@@ -52,7 +28,7 @@ def test_any_fields_of_any_event(data: st.DataObject, cls: type[Any]) -> None:
     """In any order; of a record of our schema, and of one that has to be resolved."""
     event = data.draw(values(cls))
     chosen: list[str] = []
-    for path in data.draw(st.lists(st.sampled_from(list(paths_of(cls))), max_size=8)):
+    for path, _ in data.draw(st.lists(st.sampled_from(list(paths_of(cls))), max_size=8)):
         if not any(f"{path}.".startswith(f"{p}.") or p.startswith(f"{path}.") for p in chosen):
             chosen.append(path)
     projection = Projection(cls, *chosen)
