@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 from rlstreams.schemas.operations import (
     ControlState,
@@ -57,24 +57,7 @@ Event: TypeAlias = (
     | ControlState
 )
 
-EVENTS: tuple[type[Event], ...] = (
-    Prompt,
-    Trajectory,
-    ScoredTrajectory,
-    TrainerStarted,
-    StepCompleted,
-    GroupsDropped,
-    TrainerHeartbeat,
-    RedoDrifted,
-    StepsRedone,
-    PolicyPublished,
-    PullRequested,
-    PolicyLoaded,
-    DeadLetter,
-    ReplacementRequested,
-    WorkerReport,
-    ControlState,
-)
+EVENTS: tuple[type[Event], ...] = get_args(Event)
 
 __all__ = [
     "EVALUATE",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlstreams.schemas import EVENTS, compatibility_errors, fingerprint, schema_text
+from rlstreams.schemas import EVENTS, fingerprint, schema_text
 from rlstreams.schemas.avro import HISTORY, schema_file
 
 BASE: dict[str, Any] = {
@@ -115,3 +115,90 @@ def test_present_schema_is_in_the_history(cls):
     text = schema_text(cls.__name__)
     path = HISTORY / f"{schema_file(cls.__name__).stem}.{fingerprint(text).hex()}.avsc"
     assert path.exists(), f"copy {schema_file(cls.__name__).name} to {path}"
+
+
+def compatibility_errors(older: str, newer: str) -> list[str]:
+    """Why `newer` may not follow `older` under FULL compatibility; empty if it may.
+
+    FULL: each reads what the other wrote, so a field may only come or go with a default, and no
+    name or type changes. Against every file of `history/` this is FULL_TRANSITIVE.
+    """
+    errors: list[str] = []
+    old, new = _expanded(json.loads(older), {}), _expanded(json.loads(newer), {})
+    _compare(old, new, "", errors)
+    if not errors and older != newer and fingerprint(older) == fingerprint(newer):
+        errors += _same_defaults(old, new, "")
+    return sorted(errors)
+
+
+def _expanded(schema: Any, names: dict[str, Any]) -> Any:
+    """The schema with each later mention of a named type replaced by its definition."""
+    if isinstance(schema, str):
+        return names.get(schema, schema)
+    if isinstance(schema, list):
+        return [_expanded(branch, names) for branch in schema]
+    schema = dict(schema)
+    for key in ("type", "items", "values"):
+        if key in schema:
+            schema[key] = _expanded(schema[key], names)
+    if schema["type"] == "record":
+        schema["fields"] = [_expanded(field, names) for field in schema["fields"]]
+        names[schema["name"]] = schema
+    return schema
+
+
+def _compare(old: Any, new: Any, path: str, errors: list[str]) -> None:
+    if isinstance(old, dict) and isinstance(new, dict) and old.get("type") == new.get("type"):
+        if old["type"] == "record":
+            _compare_records(old, new, path or old["name"], errors)
+        elif old["type"] == "array":
+            _compare(old["items"], new["items"], f"{path}[]", errors)
+        elif old["type"] == "map":
+            _compare(old["values"], new["values"], f"{path}{{}}", errors)
+        elif old != new:
+            errors.append(f"{path}: type changed from {old} to {new}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for one, other in zip(old, new, strict=True):
+            _compare(one, other, path, errors)
+    elif old != new:
+        errors.append(f"{path}: type changed from {_brief(old)} to {_brief(new)}")
+
+
+def _compare_records(old: Any, new: Any, path: str, errors: list[str]) -> None:
+    if old["name"] != new["name"]:
+        errors.append(f"{path}: renamed to {new['name']}")
+    if old.get("namespace") != new.get("namespace"):
+        errors.append(
+            f"{path}: namespace changed from {old.get('namespace')} to {new.get('namespace')}"
+        )
+    olds = {f["name"]: f for f in old["fields"]}
+    news = {f["name"]: f for f in new["fields"]}
+    for name in olds.keys() | news.keys():
+        here = f"{path}.{name}"
+        if name not in news and "default" not in olds[name]:
+            errors.append(f"{here}: removed, but it has no default for older readers")
+        elif name not in olds and "default" not in news[name]:
+            errors.append(f"{here}: added without a default for older records")
+        elif name in olds and name in news:
+            _compare(olds[name]["type"], news[name]["type"], here, errors)
+
+
+def _same_defaults(old: Any, new: Any, path: str) -> list[str]:
+    """Differences of defaults: they would hide behind one fingerprint."""
+    if isinstance(old, list):
+        pairs = zip(old, new, strict=True)
+        return [e for one, other in pairs for e in _same_defaults(one, other, path)]
+    if not isinstance(old, dict):
+        return []
+    here = f"{path}.{old['name']}" if "name" in old else path
+    errors = []
+    if old.get("default") != new.get("default"):
+        errors.append(f"{here}: default changed from {old.get('default')} to {new.get('default')}")
+    for key in ("fields", "type", "items", "values"):
+        if isinstance(old.get(key), dict | list):
+            errors += _same_defaults(old[key], new[key], here)
+    return errors
+
+
+def _brief(schema: Any) -> str:
+    return str(schema.get("name", schema["type"])) if isinstance(schema, dict) else str(schema)
