@@ -61,8 +61,7 @@ else:
     i += 1""",
 }
 _PASS = {
-    "long": """\
-i = i + 1 if b[i] < 128 else past_long(b, i)""",
+    "long": "i = i + 1 if b[i] < 128 else past_long(b, i)",
     "string": """\
 n = SHORT_SIZE[b[i]]
 if n:
@@ -111,8 +110,8 @@ def _refuse(what: str, byte: int, i: int) -> None:
 
 
 _SCOPE: dict[str, object] = {
-    # By their first byte: integers of one byte, the bytes that such a length and its text take (0:
-    # a longer one, or negative), and such counts (-1: a longer one, or negative).
+    # What a first byte says if it is the whole number: the integer; the bytes of a text with its
+    # length, else 0; the number of items, else -1.
     "SHORT_LONG": tuple((z >> 1) ^ -(z & 1) for z in range(128)),
     "SHORT_SIZE": tuple(1 + (z >> 1) if z < 128 and not z & 1 else 0 for z in range(256)),
     "SHORT_COUNT": tuple(z >> 1 if z < 128 and not z & 1 else -1 for z in range(256)),
