@@ -69,7 +69,7 @@ def test_the_doctor_finds_the_embedded_broker_good(
         assert "Apache Kafka 4.2" in checks["broker"]["found"]
         assert "after about 3 s" in checks["recovery"]["found"]
         apply(broker, run_id, PLAN)
-    assert "ok" == checks["retention"]["level"]
+    assert "ok" == checks["topic settings"]["level"]
 
 
 @pytest.mark.slow
