@@ -95,7 +95,6 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     ),
     "prometheus_client": ("rlstreams.show.metrics.prometheus",),
     "faust": ("rlstreams.show.monitor",),
-    "aiokafka": ("rlstreams.show.monitor.reader",),  # Faust's client
     "tensorboard": (),  # behind torch's writer
     "math_verify": ("rlstreams.workers.rollout.child_judges",),
     "jsonschema": ("rlstreams.workers.rollout.child_judges",),
