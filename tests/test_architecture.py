@@ -23,7 +23,6 @@ FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 # Folders that are larger still. A number here only ever gets smaller.
 LARGE_FOLDERS = {
     "rlstreams.cli": 30,
-    "rlstreams.up.supervisor": 27,
     "rlstreams.workers.config": 22,
     "rlstreams.workers.engines.served": 25,
     "rlstreams.workers.weights.link": 22,
@@ -96,7 +95,6 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     ),
     "prometheus_client": ("rlstreams.show.metrics.prometheus",),
     "faust": ("rlstreams.show.monitor",),
-    "aiokafka": ("rlstreams.show.monitor.reader",),  # Faust's client
     "tensorboard": (),  # behind torch's writer
     "math_verify": ("rlstreams.workers.rollout.child_judges",),
     "jsonschema": ("rlstreams.workers.rollout.child_judges",),

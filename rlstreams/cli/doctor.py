@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import add_run, examples, whole
 from rlstreams.cli.worker import ROLES
-
-if TYPE_CHECKING:
-    from rlstreams.start.doctor.host import Host
-    from rlstreams.workers.config.run import RunConfig
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,9 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from rlstreams.runs.configuration import configuration
-    from rlstreams.start.doctor.check import Level
+    from rlstreams.start.doctor.check import Host, Level
     from rlstreams.start.doctor.diagnose import diagnose
-    from rlstreams.start.doctor.host import Host
     from rlstreams.streams.log.errors import ConfigError
 
     if args.ordinal is not None and not args.role:
@@ -65,22 +59,5 @@ def run(args: argparse.Namespace) -> int:
             if check.advice:
                 print(f"{'':{width + 8}}-> {check.advice}")
         counts = {level: sum(check.level is level for check in checks) for level in Level}
-        print("\n".join(_memory(config, host)))
         print(", ".join(f"{count} {level}" for level, count in counts.items()))
     return int(any(check.level is Level.FAIL for check in checks))
-
-
-def _memory(config: RunConfig, host: Host) -> list[str]:
-    """The table by role; nothing where the model cannot be read, for a check has said why."""
-    from rlstreams.start.doctor.memory import estimate, free_mb, of_host, table
-    from rlstreams.start.doctor.model import read_model
-    from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.workers.config.hub import found_folder
-
-    try:
-        if found_folder(config.model.path) is None:
-            return []
-        roles = estimate(read_model(config.model.path), config)
-        return table(of_host(roles, host), free_mb())
-    except ConfigError:
-        return []

@@ -15,8 +15,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="serve a run's health, and figures by minute, as JSON (extra `monitor`)",
         description="Reads the small topics (steps, versions, pulls, dead letters, workers' "
         "reports; no prompts, no trajectories) and writes nothing. /health is 200, or 503 with "
-        "what is wrong; /windows has figures by minute and by ten minutes; /workers what each "
-        "says; / is a page. Until Ctrl-C.",
+        "what is wrong; /windows has figures by minute; /workers what each says. "
+        "Until Ctrl-C.",
         epilog=examples(
             "rlstreams monitor runs/demo",
             "rlstreams monitor run.toml --host 0.0.0.0 --port 9401 --deadlines.stall_s=600",

@@ -149,7 +149,7 @@ def _play(
     from rlstreams.debug.replay.progress import Bar
     from rlstreams.debug.replay.seek import Seeker
     from rlstreams.schemas.events import StepCompleted
-    from rlstreams.up.supervisor.keyboard import Keyboard
+    from rlstreams.up.supervisor.terminal import Keyboard
 
     pace = Pace(speed=speed_of(args.speed), is_paused=args.paused)
     seeker = Seeker(recording, selection)

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _dry_run(loaded: Loaded) -> int:
     from rlstreams.cli.dry_run import write
-    from rlstreams.up.supervisor.fleet_size import num_workers
+    from rlstreams.up.supervisor.fleet import num_workers
 
     broker = loaded.config.broker.bootstrap or "an embedded one, not started"
     print(f"nothing is started; broker: {broker}")

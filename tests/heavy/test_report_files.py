@@ -20,5 +20,5 @@ def test_the_files_are_written(tmp_path: Path) -> None:
 def test_a_drift_moves_no_point_of_the_picture(tmp_path: Path) -> None:
     """Held-out accuracy is drawn at the step that made its version."""
     for drifts in (0, DRIFTS):
-        save_curve(report_input(views=views_after(drifts)), tmp_path / f"{drifts}.png")
+        save_curve(views_after(drifts), (), "run", tmp_path / f"{drifts}.png")
     assert (tmp_path / "0.png").read_bytes() == (tmp_path / f"{DRIFTS}.png").read_bytes()

@@ -146,7 +146,7 @@ def test_a_monitor_tells_what_the_views_tell_and_when_a_run_stands(
             "/windows", lambda _, body: told(body["whole"]) == views_say, work
         )
         assert 0 == figures["unreadable"]
-        assert 5 == sum(minute["steps"] for minute in figures["1m"])
+        assert 5 == sum(minute["steps"] for minute in figures["minutes"])
 
         def stands(status: int, body: Any) -> bool:
             return status == 503 and any("no step for" in text for text in body["problems"])

@@ -104,14 +104,14 @@ def test_forced_writes_are_set_and_named(config: RunConfig) -> None:
     lax = load([], [f"--run.id={config.run.id}"])
     apply(bootstrap, config.run.id, topic_plan(lax), options)
     before = {check.name: check for check in broker_checks(bootstrap, config)}
-    assert Level.FAIL == before["durability"].level
+    assert Level.FAIL == before["topic settings"].level
     assert f"{config.run.id}.steps has flush.messages=9223372036854775807" in (
-        before["durability"].found
+        before["topic settings"].found
     )
     assert () == apply(bootstrap, config.run.id, topic_plan(config), options)
     after = list(broker_checks(bootstrap, config))
     assert [] == [check.found for check in after if check.level is Level.FAIL]
-    assert "on disk before it is acknowledged" in {c.name: c.found for c in after}["durability"]
+    assert "as planned" in {c.name: c.found for c in after}["topic settings"]
 
 
 def test_an_open_transaction_is_found_with_its_id(config: RunConfig) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from rlstreams.start.doctor import engines
-from rlstreams.start.doctor.check import Check, Level
+from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
 from rlstreams.start.doctor.diagnose import preflight
 from rlstreams.start.doctor.engines import engine_checks
-from rlstreams.start.doctor.host import EVERYTHING, Host
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from rlstreams.debug.inspect.page_facts import experts_map, facts, group_table, segments_table
-from rlstreams.debug.inspect.page_style import CSS, SCRIPT
+from rlstreams.debug.inspect.page_tokens import CSS as TOKENS_CSS
 from rlstreams.debug.inspect.page_tokens import bar, strip, text
 from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.debug.inspect.terminal import clock_text, figures, one_line, seconds_text
-from rlstreams.debug.inspect.timeline import timeline
-from rlstreams.show.report import style
-from rlstreams.show.report.svg import number
+from rlstreams.show.report import plot, template
+from rlstreams.show.report.template import number, table
 
+ROLES = ("prompts", "rollout", "logprob", "trainer")
+_BAD = ("set aside", "dropped")
 _WORST = 8
+_CSS = """
+details.sample { border-top: 1px solid var(--line); padding: 1rem 0; }
+summary { cursor: pointer; font-size: 1.2rem; font-weight: 600; }
+summary code, summary small { font-weight: 400; font-size: .85rem; color: var(--muted);
+  margin-left: .5rem; }
+td code { white-space: nowrap; color: var(--muted); }
+"""
 
 
 def render(details: Sequence[SampleDetail], title: str, made_at: str = "") -> str:
@@ -26,57 +34,45 @@ def render(details: Sequence[SampleDetail], title: str, made_at: str = "") -> st
             f'<p class="muted">{escape(made_at)}</p>' if made_at else "",
             _overview(details) if len(details) > 1 else "",
             bar(details),
-            *(_detail(detail, n, is_open=n == 0) for n, detail in enumerate(details)),
+            *(_detail(detail, f"s{n}", is_open=n == 0) for n, detail in enumerate(details)),
         )
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(f'rlstreams: {title}')}</title><style>{style.CSS}{CSS}</style></head>"
-        f'<body><main>{body}</main><div id="tip"></div><script>{SCRIPT}</script></body></html>\n'
-    )
+    return template.page(title, body, _CSS + TOKENS_CSS)
 
 
 def _overview(details: Sequence[SampleDetail]) -> str:
     names = ("sample", "outcome", "step", "reward", "mismatch", "staleness", "tokens", "versions")
-    head = "".join(f"<th{'' if n < 2 else ' class=num'}>{x}</th>" for n, x in enumerate(names))
-    rows = "".join(
-        f'<tr class="go" data-to="{_key(detail)}"><td><a href="#{_key(detail)}">'
-        f"{detail.lineage.sample}</a></td><td>{detail.lineage.outcome}</td>"
-        + "".join(f'<td class="num">{escape(value)}</td>' for value in figures(detail))
-        + f'<td class="said"><code>{escape(one_line(detail))}</code></td>'
-        f"<td>{strip(detail)}</td></tr>"
-        for detail in details
-    )
-    return (
-        f'<div class="wide"><table><thead><tr>{head}<th>text</th>'
-        f"<th>differences along the tokens</th></tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    rows = [
+        (
+            f'<a href="#s{n}">{detail.lineage.sample}</a>',
+            str(detail.lineage.outcome),
+            *map(escape, figures(detail)),
+            f"<code>{escape(one_line(detail))}</code>",
+            strip(detail),
+        )
+        for n, detail in enumerate(details)
+    ]
+    head = (*names, "text", "differences along the tokens")
+    return table(head, rows, numbers=range(2, len(names)))
 
 
-def _key(detail: SampleDetail) -> str:
-    """Name of its place on the page."""
-    return str(detail.lineage.sample).replace("/", "-")
-
-
-def _detail(detail: SampleDetail, number_: int, *, is_open: bool) -> str:
+def _detail(detail: SampleDetail, key: str, *, is_open: bool) -> str:
     lineage = detail.lineage
-    outcome = str(lineage.outcome)
     prompt = lineage.prompt.event.text if lineage.prompt is not None else detail.said_by("prompt")
     snippet = " ".join(prompt.split())[:60]
     parts = [
-        f'<details class="sample" id="{_key(detail)}"{" open" if is_open else ""}><summary>'
-        f'{lineage.sample}<span class="outcome {outcome.replace(" ", "-")}">{outcome}</span>'
-        f"<code>{escape(snippet)}</code></summary>",
-        _figures(detail),
+        f'<details class="sample"{" open" if is_open else ""}><summary>{lineage.sample}'
+        f"<small>{lineage.outcome}</small><code>{escape(snippet)}</code></summary>",
+        f'<div id="{key}">{_figures(detail)}</div>',  # a link to it opens what it is in
         f'<p class="verdict bad">{escape(detail.problem)}</p>' if detail.problem else "",
-        _tokens(detail, f"s{number_}"),
+        _tokens(detail, key),
         "<h3>Lineage</h3>",
-        timeline(detail.hops),
+        timeline(detail),
         _hops(detail),
-        segments_table(detail),
-        f'<div class="pair"><div>{group_table(detail)}{experts_map(detail)}</div>'
-        f"<div>{facts(detail)}</div></div></details>",
+        _segments(detail),
+        _group(detail),
+        _facts(detail),
+        "</details>",
     ]
     return "".join(parts)
 
@@ -85,46 +81,52 @@ def _figures(detail: SampleDetail) -> str:
     step, reward, worst, stale, tokens, versions = figures(detail)
     trained = detail.lineage.trained
     shown = [(reward, "reward"), (worst, "largest mismatch, nats"), (tokens, "sampled tokens")]
-    if trained is not None:
-        shown[1:1] = [(f"{trained.ref.advantage:+.3f}", "advantage")]
-        shown += [
-            (stale, "staleness, versions"),
-            (step, "trained in step"),
-            (_took(detail), "issue to new weights"),
-            (f"{versions} → {trained.step.policy_version}", "versions, and the one made"),
-        ]
-    else:
-        shown += [(versions, "versions")]
-    items = "".join(f"<li><b>{escape(v)}</b><span>{name}</span></li>" for v, name in shown)
-    return f'<ul class="figures">{items}</ul>'
-
-
-def _took(detail: SampleDetail) -> str:
+    if trained is None:
+        return template.figures([*shown, (versions, "versions")])
+    shown[1:1] = [(f"{trained.ref.advantage:+.3f}", "advantage")]
     own = [hop for hop in detail.hops if hop.is_own]
-    seconds = (max(hop.until_ms for hop in own) - own[0].at_ms) / 1000
-    return seconds_text(seconds).removeprefix("+")
+    took_s = (max(hop.until_ms for hop in own) - own[0].at_ms) / 1000
+    shown += [
+        (stale, "staleness, versions"),
+        (step, "trained in step"),
+        (seconds_text(took_s).removeprefix("+"), "issue to new weights"),
+        (f"{versions} → {trained.step.policy_version}", "versions, and the one made"),
+    ]
+    return template.figures(shown)
 
 
 def _tokens(detail: SampleDetail, key: str) -> str:
     if detail.tokens is None:
         return ""
-    return f"{text(detail, key)}{strip(detail)}{''.join(_worst(detail, key))}"
+    worst = detail.worst_tokens(_WORST)
+    links = ", ".join(
+        f'<a href="#{key}-{at}">token {at} <code>'
+        f"{escape(detail.words[at].strip() or repr(detail.words[at]))}</code></a> "
+        f"{'+' if gap > 0 else '-'}{number(abs(gap))}"
+        for at, gap in ((at, float(detail.tokens.difference_N[at])) for at in worst)
+    )
+    if links:
+        links = f'<p class="muted">Largest differences, proximal minus behavior: {links}</p>'
+    return f"{text(detail, key, worst)}{strip(detail)}{links}"
 
 
-def _worst(detail: SampleDetail, key: str) -> Iterator[str]:
-    """Links to the tokens whose log-probs differ most."""
-    tokens, worst = detail.tokens, detail.worst_tokens(_WORST)
-    if tokens is None or not worst:
-        return
-    yield '<p class="muted">Largest differences, proximal minus behavior: '
-    for at in worst:
-        gap = float(tokens.difference_N[at])
-        yield (
-            f'<a href="#" data-detail="{key}" data-token="{at}">token {at} '
-            f"<code>{escape(detail.words[at].strip() or repr(detail.words[at]))}</code></a> "
-            f"{'+' if gap > 0 else '-'}{number(abs(gap))}{'' if at == worst[-1] else ', '}"
+def timeline(detail: SampleDetail) -> str:
+    """The sample's work as bars, a lane for each role; empty where nothing of it is known."""
+    own = [hop for hop in detail.hops if hop.is_own]
+    if not own:
+        return ""
+    start_ms = own[0].at_ms
+    spans = [
+        (
+            hop.role if hop.role in ROLES else ROLES[-1],
+            (hop.at_ms - start_ms) / 1000,
+            (hop.until_ms - start_ms) / 1000,
+            hop.what,
+            hop.what in _BAD,
         )
-    yield "</p>"
+        for hop in own
+    ]
+    return plot.lanes(ROLES, spans, ". ".join(f"{hop.role}: {hop.what}" for hop in own))
 
 
 def _hops(detail: SampleDetail) -> str:
@@ -138,18 +140,101 @@ def _hops(detail: SampleDetail) -> str:
             before_ms = hop.until_ms
         took = hop.until_ms - hop.at_ms
         where = "" if hop.position is None else f"<code>{escape(str(hop.position))}</code>"
-        rows.append(
-            f'<tr class="{"own" if hop.is_own else "weights"}"><td class="time">'
-            f'{clock_text(hop.at_ms)}</td><td class="num">{wait}</td><td class="num">'
-            f"{f'{took / 1000:.3f} s' if took else ''}</td><td>{escape(hop.role)}</td>"
-            f"<td class=short>{escape(hop.what)}</td><td>{escape(hop.detail)}</td>"
-            f'<td class="place">{where}</td></tr>'
-        )
+        cells = (clock_text(hop.at_ms), wait, f"{took / 1000:.3f} s" if took else "", hop.role,
+                 hop.what, hop.detail)  # fmt: skip
+        rows.append((*map(escape, cells), where))
     copies = ", ".join(str(position) for position in detail.lineage.copies)
+    head = ("time, UTC", "after", "took", "role", "what", "how", "where in the log")
     return (
-        '<div class="wide"><table><thead><tr><th>time, UTC</th><th class="num">after</th>'
-        '<th class="num">took</th><th>role</th><th>what</th><th>how</th><th>where in the log</th>'
-        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        table(head, rows, numbers=(1, 2))
         + (f'<p class="muted">{escape(detail.note)}</p>' if detail.note else "")
         + (f'<p class="muted">Later records, which nobody uses: {copies}</p>' if copies else "")
     )
+
+
+def _segments(detail: SampleDetail) -> str:
+    """One row for each segment: who wrote it, under which weights, who rescored it how."""
+    rollout = detail.lineage.rollout
+    if rollout is None:
+        return ""
+    scored, trained = detail.lineage.scored, detail.lineage.trained
+    scores = {score.segment: score for score in scored.event.scores} if scored else {}
+    rows = []
+    turn = 1
+    for n, segment in enumerate(rollout.segments):
+        turn += segment.author == "environment"
+        score = scores.get(n)
+        is_policy = segment.author == "policy"
+        masked = "" if trained is None or n not in trained.masked else ", masked"
+        stale = str(trained.base_version - segment.policy_version) if trained and is_policy else ""
+        cells = (
+            segment.author,
+            str(turn) if is_policy else "",
+            str(len(segment.token_ids)),
+            str(segment.policy_version) if is_policy else "",
+            segment.weight_hash[:8],
+            segment.finish_reason,
+            f"{score.policy_version} ({score.anchor})" if score else "",
+            f"{stale}{masked}",
+        )
+        rows.append(tuple(map(escape, cells)))
+    head = ("author", "turn", "tokens", "version", "weights", "ended by", "scored under",
+            "staleness")  # fmt: skip
+    return f"<h3>Segments</h3>{table(head, rows, numbers=(1, 2, 3))}"
+
+
+def _group(detail: SampleDetail) -> str:
+    """The samples of its group that the step trained on: what its advantage compares with."""
+    trained = detail.lineage.trained
+    if trained is None:
+        return ""
+    own = detail.lineage.sample.sample
+    rows = [
+        (
+            f"{'<b>this one</b> ' if ref.sample == own else ''}{escape(ref.group_id)}/{ref.sample}",
+            str(ref.num_tokens),
+            f"{ref.reward:g}",
+            f"{ref.advantage:+.3f}",
+            str(trained.base_version - ref.oldest_policy_version),
+        )
+        for ref in trained.step.samples
+    ]
+    rows += [
+        (f"{escape(it.group_id)}/{it.sample}, left out: {escape(it.reason)}", "", "", "", "")
+        for it in trained.step.absent
+    ]
+    head = ("sample", "tokens", "reward", "advantage", "staleness")
+    return f"<h3>Its group in the step</h3>{table(head, rows, numbers=range(1, 5))}"
+
+
+def _facts(detail: SampleDetail) -> str:
+    """Prompt, rollout and step, as far as they were recorded."""
+    rows = [(escape(name), escape(value)) for name, value in _found(detail) if value]
+    return f"<h3>Facts</h3>{table(('what', 'value'), rows)}" if rows else ""
+
+
+def _found(detail: SampleDetail) -> Iterator[tuple[str, str]]:
+    lineage, rollout = detail.lineage, detail.lineage.rollout
+    if lineage.prompt is not None:
+        prompt = lineage.prompt.event
+        yield "expected answer", prompt.answer
+        yield "row of the data set", f"{prompt.row}, epoch {prompt.dataset_epoch}"
+        yield "free fields of the row", "" if prompt.metadata == "{}" else prompt.metadata
+        yield "seed", str(prompt.seed)
+    if rollout is not None:
+        yield "parts of the reward", _numbers(rollout.reward_parts)
+        yield "engine", f"{rollout.engine} in {rollout.worker} ({rollout.instance})"
+        sampled = [segment for segment in rollout.segments if segment.author == "policy"]
+        for last in sampled[-1:]:
+            told = f"temperature {last.temperature:g}, top_p {last.top_p:g}, top_k {last.top_k}"
+            yield "sampling", told
+    if lineage.trained is not None:
+        step = lineage.trained.step
+        yield "loss of the step", number(step.loss)
+        yield "of the step", _numbers(step.metrics)
+        yield "batch", f"{step.batch_hash[:16]}, from weights {step.previous_hash[:12]}"
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    shown = json.dumps({name: float(f"{value:.4g}") for name, value in values.items()})
+    return shown[1:-1].replace('"', "")

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.debug.inspect.scale import DIFFERENCE_BOUNDS, level
-from rlstreams.show.report.svg import number
+from rlstreams.show.report.template import number
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.lineage.hops import Hop
 from rlstreams.up.live.visible import visible

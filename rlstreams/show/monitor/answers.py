@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.show.monitor.health import HealthWatch
-from rlstreams.show.monitor.windows import MINUTE_S, TEN_MINUTES_S, Json, WindowsView, told_time
+from rlstreams.show.monitor.windows import Json, WindowsView, told_time
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler, Message
@@ -94,8 +94,7 @@ class Monitor:
                 "records": self._num_records,
                 "unreadable": self._num_unreadable,
                 "whole": self._windows.whole(),
-                "10m": self._windows.rows(TEN_MINUTES_S),
-                "1m": self._windows.rows(MINUTE_S),
+                "minutes": self._windows.rows(),
             },
         )
 

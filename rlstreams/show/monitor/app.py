@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rlstreams.schemas import SchemaTexts
 from rlstreams.show.monitor.answers import SMALL, Answer, Monitor
 from rlstreams.show.monitor.health import HealthWatch
-from rlstreams.show.monitor.options import login
-from rlstreams.show.monitor.page import PAGE
+from rlstreams.show.monitor.options import credentials
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Partition
@@ -27,10 +26,12 @@ from rlstreams.workers.bootstrap.parts import client_options
 from rlstreams.workers.config.run import RunConfig
 
 if TYPE_CHECKING:
-    from rlstreams.show.monitor.reader import ReadingApp
+    import faust
 
 TICK_S = 0.5
 STOP_S = 20.0
+FETCH_BYTES = 1 << 20  # of a partition at a time; one part of a record is at most 0.9 MB
+BUFFERED = 64  # messages between Faust's fetcher and the fold
 
 
 def serve(
@@ -61,30 +62,47 @@ def serve(
         asyncio.run(_served(_app(config, bootstrap, host, port, folder), monitor, ends, say))
 
 
-def _app(config: RunConfig, bootstrap: str, host: str, port: int, folder: str) -> ReadingApp:
+def _app(config: RunConfig, bootstrap: str, host: str, port: int, folder: str) -> faust.App:
+    """An app that creates no topic and has no table, so no changelog either."""
     try:
-        from rlstreams.show.monitor.reader import reading_app
+        import faust
     except ImportError as err:
         raise ConfigError(
             f"rlstreams monitor needs a package that is not installed ({err}): "
             "pip install 'rlstreams[monitor]'"
         ) from err
-    # A group for each process: it holds nothing, and no other monitor takes its records.
-    name = f"{config.run.id}.monitor-{secrets.token_hex(4)}"
-    logging.getLogger("faust").setLevel(logging.ERROR)
-    logging.getLogger("mode").setLevel(logging.ERROR)
+    for name in ("faust", "mode"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # /health says that nothing comes
-    return reading_app(
-        name, bootstrap, login(client_options(config)), host=host, port=port, folder=folder
+    return faust.App(
+        # A group for each process: it holds nothing, and no other monitor takes its records.
+        f"{config.run.id}.monitor-{secrets.token_hex(4)}",
+        broker=[f"kafka://{address.strip()}" for address in bootstrap.split(",")],
+        broker_credentials=credentials(client_options(config)),
+        consumer_max_fetch_size=FETCH_BYTES,
+        consumer_auto_offset_reset="earliest",
+        stream_buffer_maxsize=BUFFERED,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        autodiscover=False,
+        datadir=folder,  # wanted for tables; nothing is written there
+        web_bind=host,
+        web_host=host,
+        web_port=port,
     )
 
 
 async def _served(
-    app: ReadingApp, monitor: Monitor, ends: Mapping[Partition, int], say: Callable[[str], None]
+    app: faust.App, monitor: Monitor, ends: Mapping[Partition, int], say: Callable[[str], None]
 ) -> None:
     run = app.conf.id.rpartition(".")[0]
+    # Only committed records are read. Faust means "and writes transactions", which we never do.
+    app.consumer.in_transaction = True
     _feed(app, run, monitor, ends)
-    _pages(app, monitor)
+    for path, answer in (
+        ("/windows", monitor.windows), ("/workers", monitor.workers), ("/health", monitor.health)
+    ):  # fmt: skip
+        _page(app, path, answer)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -92,83 +110,56 @@ async def _served(
         await app.start()
         say(f"http://{app.conf.web_host}:{app.conf.web_port}")
         while not stop.is_set() and not app.crashed:
-            await _until(stop, TICK_S)
+            await asyncio.sleep(TICK_S)
     finally:
         await asyncio.wait_for(app.stop(), STOP_S)
     if app.crashed and not stop.is_set():
         raise BrokerError(f"the monitor's Faust app ended by itself: {app.crash_reason!r}")
 
 
-async def _until(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return
+def _feed(app: faust.App, run: str, monitor: Monitor, ends: Mapping[Partition, int]) -> None:
+    """The fold, and its clock. Topics are taken without acknowledgement: no offset is committed."""
+    from faust.types import TP
 
-
-def _feed(app: ReadingApp, run: str, monitor: Monitor, ends: Mapping[Partition, int]) -> None:
-    """The fold, and its clock."""
     names = [f"{run}.{topic.name}" for topic in SMALL]
     topic = app.topic(*names, key_serializer="raw", value_serializer="raw", acks=False)
 
     async def fold(stream: Any) -> None:  # noqa: ANN401
         async for event in stream.events():
-            monitor.take(_message(event.message, run))
-
-    app.agent(topic, name="fold")(fold)
+            message = event.message
+            monitor.take(
+                Message(
+                    Partition(message.topic.removeprefix(f"{run}."), message.partition),
+                    message.offset,
+                    message.key or b"",
+                    message.value or b"",
+                    dict(message.headers or {}),
+                    round(message.timestamp * 1000),
+                )
+            )
 
     async def tick() -> None:
-        monitor.tick(await _behind(app, run, ends))
+        """Tell how many offsets are left of `ends`; -1: no position is known yet."""
+        assigned, num_left = app.consumer.assignment(), 0
+        for partition, end in ends.items():
+            tp = TP(f"{run}.{partition.topic}", partition.number)
+            if tp not in assigned:
+                monitor.tick(-1)
+                return
+            num_left += max(0, end - (await app.consumer.position(tp) or 0))
+        monitor.tick(num_left)
 
+    app.agent(topic, name="fold")(fold)
     app.timer(TICK_S)(tick)
 
 
-async def _behind(app: ReadingApp, run: str, ends: Mapping[Partition, int]) -> int:
-    """Offsets that are left of `ends`, before the client's position; -1: it has none yet."""
-    from faust.types import TP
+def _page(app: faust.App, path: str, answer: Callable[[], Answer]) -> None:
+    async def get(view: Any, _request: Any) -> Any:  # noqa: ANN401
+        found = answer()
+        return view.json(found.body, status=found.status)
 
-    assigned = app.consumer.assignment()
-    num_left = 0
-    for partition, end in ends.items():
-        tp = TP(f"{run}.{partition.topic}", partition.number)
-        if tp not in assigned:
-            return -1
-        position = await app.consumer.position(tp)
-        num_left += max(0, end - (position or 0))
-    return num_left
-
-
-def _message(message: Any, run: str) -> Message:  # noqa: ANN401
-    """Faust's message as ours."""
-    return Message(
-        Partition(message.topic.removeprefix(f"{run}."), message.partition),
-        message.offset,
-        message.key or b"",
-        message.value or b"",
-        dict(message.headers or {}),
-        round(message.timestamp * 1000),
-    )
-
-
-def _pages(app: ReadingApp, monitor: Monitor) -> None:
-    """What is served."""
-
-    def page(path: str, answer: Callable[[], Answer]) -> None:
-        async def get(view: Any, _request: Any) -> Any:  # noqa: ANN401
-            found = answer()
-            return view.json(found.body, status=found.status)
-
-        get.__name__ = path.strip("/")  # Faust tells pages apart by it
-        app.page(path)(get)
-
-    page("/windows", monitor.windows)
-    page("/workers", monitor.workers)
-    page("/health", monitor.health)
-
-    async def index(view: Any, _request: Any) -> Any:  # noqa: ANN401
-        return view.html(PAGE)
-
-    app.page("/")(index)
+    get.__name__ = path.strip("/")  # Faust tells pages apart by it
+    app.page(path)(get)
 
 
 def _port(host: str, port: int) -> int:

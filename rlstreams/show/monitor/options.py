@@ -1,17 +1,19 @@
-"""The roles' connection options in the words of the monitor's client. Pure.
+"""The roles' connection options as credentials of Faust.
 
-`broker.options` holds librdkafka's properties. The monitor's client is aiokafka, behind Faust, and
-takes an `ssl.SSLContext` and a name, password and mechanism. What decides whether and as whom one
-connects is mapped or refused by name; properties that only tune librdkafka are passed by.
+`broker.options` holds librdkafka's properties. What decides whether and as whom one connects is
+mapped or refused by name; properties that only tune librdkafka are passed by.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlstreams.streams.log.errors import ConfigError
+
+if TYPE_CHECKING:
+    from faust.types.auth import CredentialsT
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -30,27 +32,18 @@ _KNOWN = (
 _DECISIVE = ("security.", "sasl.", "ssl.", "enable.ssl.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
-    """How to connect."""
-
-    protocol: str = PROTOCOLS[0]
-    mechanism: str = ""  # of MECHANISMS; without SASL none
-    username: str = ""
-    password: str = ""
-    tls: ssl.SSLContext | None = None
-
-
-def login(options: Mapping[str, str]) -> Login:
-    """The login that `broker.options` describes.
+def credentials(options: Mapping[str, str]) -> CredentialsT | None:
+    """The login that `broker.options` describes; None: neither TLS nor a password.
 
     Args:
         options: librdkafka properties, secrets resolved.
 
     Raises:
-        ConfigError: an option that this client has no word for, a mechanism that it does not
-            speak, or files that cannot be read.
+        ConfigError: an option that Faust has no word for, a mechanism that it does not speak, a
+            name that is missing, or files that cannot be read.
     """
+    from faust.auth import SASLCredentials, SSLCredentials
+
     for name in options:
         if name.startswith(_DECISIVE) and name not in _KNOWN:
             raise ConfigError(
@@ -58,16 +51,19 @@ def login(options: Mapping[str, str]) -> Login:
                 f"{', '.join(_KNOWN)}. `rlstreams metrics` connects as the roles do"
             )
     protocol = options.get("security.protocol", PROTOCOLS[0]).upper()
-    mechanism = options.get("sasl.mechanisms", options.get("sasl.mechanism", "")).upper()
     _among("security.protocol", protocol, PROTOCOLS)
-    if protocol.startswith("SASL"):
-        _among("sasl.mechanisms", mechanism, MECHANISMS)
-    return Login(
-        protocol=protocol,
-        mechanism=mechanism,
-        username=options.get("sasl.username", ""),
+    tls = _context(options) if protocol.endswith("SSL") else None
+    if not protocol.startswith("SASL"):
+        return SSLCredentials(tls) if tls else None
+    mechanism = options.get("sasl.mechanisms", options.get("sasl.mechanism", "")).upper()
+    _among("sasl.mechanisms", mechanism, MECHANISMS)
+    if not options.get("sasl.username"):
+        raise ConfigError("broker.options 'sasl.username' is missing")
+    return SASLCredentials(
+        username=options["sasl.username"],
         password=options.get("sasl.password", ""),
-        tls=_context(options) if protocol.endswith("SSL") else None,
+        ssl_context=tls,
+        mechanism=mechanism,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlstreams.show.report.page import ReportInput, render
+from rlstreams.show.report.page import ReportInput, curve_title, render
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import DeadlineError
@@ -65,7 +65,7 @@ def write(given: ReportInput, folder: Path) -> Written:
     folder.mkdir(parents=True, exist_ok=True)
     written = Written(page=folder / PAGE_FILE, curve=folder / CURVE_FILE)
     written.page.write_text(render(given), encoding="utf-8")
-    save_curve(given, written.curve)
+    save_curve(given.views, given.kills, curve_title(given), written.curve)
     return written
 
 

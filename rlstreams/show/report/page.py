@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
-from rlstreams.show.report.style import CSS
-from rlstreams.show.report.svg import Frame, Series, bars, legend, line_chart, number
+from rlstreams.show.report import plot
+from rlstreams.show.report.template import NUM_VERSION_COLORS, figures, number, page, table
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.feed import Answer, StepPoint, ViewState
 from rlstreams.up.live.words import (
@@ -22,7 +22,6 @@ from rlstreams.up.live.words import (
     step_seconds,
 )
 
-STEP = "optimizer step"
 _SMOOTH = 5  # steps that throughput is averaged over
 _KNOWN = {
     "entropy": ("Entropy", "of the policy while it was trained, per token", "nats"),
@@ -110,12 +109,7 @@ def render(given: ReportInput) -> str:
             _drops(given),
         )
     )
-    title = escape(f"rlstreams: {given.run}")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{CSS}</style></head><body><main>{body}</main></body></html>\n"
-    )
+    return page(given.run, body)
 
 
 def _head(given: ReportInput) -> str:
@@ -125,7 +119,7 @@ def _head(given: ReportInput) -> str:
     seconds = (steps[-1].finished_at_ms - run.claims[0].started_at_ms) / 1000 if steps else 0.0
     if not run.claims:
         seconds = 0.0
-    figures = [
+    shown = [
         (gain, "held-out accuracy"),
         (f"{run.step} of {run.step_target or '?'}", "optimizer steps"),
         (f"{sum(p.num_samples for p in steps):,}", "samples trained"),
@@ -133,47 +127,29 @@ def _head(given: ReportInput) -> str:
         (str(len(given.kills)), f"processes {ends(given.kills)}"),
         (f"{given.audit.lost:,}" if given.audit else "-", "samples lost"),
     ]
-    items = "".join(
-        f"<li><b>{escape(value)}</b><span>{escape(name)}</span></li>" for value, name in figures
-    )
     made = f'<p class="muted">{escape(given.made_at)}</p>' if given.made_at else ""
     if given.stopped:
         made += f"<p><b>The run stopped:</b> {escape(given.stopped)}</p>"
-    return f"<h1>Run {escape(given.run)}</h1>{made}<ul class='figures'>{items}</ul>"
+    return f"<h1>Run {escape(given.run)}</h1>{made}{figures(shown)}"
+
+
+def curve_title(given: ReportInput) -> str:
+    """What the curve shows, in one line."""
+    curve, kills = given.views.evaluation.curve, given.kills
+    if len(curve) < 2:
+        return f"Run {given.run}"
+    killed = f"; {len(kills)} process{'es' * (len(kills) > 1)} {ends(kills)}" if kills else ""
+    first, last = curve[0].accuracy, curve[-1].accuracy
+    return f"Held-out accuracy {first:.2f} to {last:.2f}, {over(curve[0], curve[-1])}{killed}"
 
 
 def _learning(given: ReportInput) -> str:
-    run, curve = given.views.run, given.views.evaluation.curve
-    series = [
-        Series(name="reward", points=[(p.step, p.reward) for p in run.steps], css="b"),
-        Series(
-            name="held-out accuracy",
-            points=given.views.held_out,
-            css="a",
-            has_dots=True,
-        ),
-    ]
-    # A reward function of a user's may give anything.
-    is_share = all(0 <= y <= 1 for s in series for _, y in s.points)
-    frame = Frame(
-        title="Reward and held-out accuracy by step",
-        x_label=STEP,
-        y_label="share of problems solved" if is_share else "reward",
-        y_min=0.0 if is_share else None,
-        y_max=1.0 if is_share else None,
-        x_max=float(run.step) or None,
+    redone = "".join(
+        f"<p class=muted>{escape(line)}</p>" for line in redone_lines(given.views.run.redone)
     )
-    wide = replace(frame, width=940, height=340, marks=[(k.step, str(k)) for k in given.kills])
-    # Shrunk to a phone its letters could not be read, so a phone gets a chart of its own.
-    narrow = replace(frame, marks=[(k.step, k.worker) for k in given.kills])
-    answers = f", {over(curve[0], curve[-1])}" if len(curve) > 1 else ""
-    keys = [(f"held-out accuracy{answers}", "a"), ("reward of the training batch", "b")]
-    keys += [(f"process {ends(given.kills)}", "kill")] if given.kills else []
-    redone = "".join(f"<p class=muted>{escape(line)}</p>" for line in redone_lines(run.redone))
     return (
-        f'<h2>Learning</h2><figure><div class="on-wide">{line_chart(series, wide)}</div>'
-        f'<div class="on-narrow">{line_chart(series, narrow)}</div>'
-        f"<figcaption>{legend(keys)}</figcaption></figure>{redone}"
+        f"<h2>Learning</h2><figure>{plot.curve(given.views, given.kills)}"
+        f"<figcaption><small>{escape(curve_title(given))}</small></figcaption></figure>{redone}"
     )
 
 
@@ -181,43 +157,32 @@ def _parts(steps: Sequence[StepPoint]) -> str:
     """A chart for each named part of the reward; nothing where the verifier names none."""
     names = sorted({name for p in steps for name in p.metrics if name.startswith(_PART)})
     note = "mean over the batch; a sample without it counts 0"
-    charts = [
-        _metric(steps, [(name, "b")], name.removeprefix(_PART), note, "reward") for name in names
-    ]
+    charts = [_metric(steps, name, name.removeprefix(_PART), note, "reward") for name in names]
     if not charts:
         return ""
     return f'<h2>Parts of the reward</h2><div class="charts">{"".join(charts)}</div>'
 
 
-def _figure(title: str, note: str, chart: str, keys: str = "") -> str:
+def _figure(title: str, note: str, chart: str) -> str:
     return (
         f"<figure><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>"
-        f"{chart}{keys}</figure>"
+        f"{chart}</figure>"
     )
 
 
-def _metric(
-    steps: Sequence[StepPoint], names: Sequence[tuple[str, str]], title: str, note: str, unit: str
-) -> str:
-    series = [
-        Series(
-            name=name,
-            points=[(p.step, p.metrics[name]) for p in steps if name in p.metrics],
-            css=css,
-        )
-        for name, css in names
-    ]
-    low = min((y for s in series for _, y in s.points), default=0.0)
-    frame = Frame(title=title, x_label=STEP, y_label=unit, y_min=0.0 if low >= 0 else None)
-    return _figure(title, note, line_chart(series, frame))
+def _metric(steps: Sequence[StepPoint], name: str, title: str, note: str, unit: str) -> str:
+    points = [(p.step, p.metrics[name]) for p in steps if name in p.metrics]
+    low = min((y for _, y in points), default=0.0)
+    chart = plot.lines({name: points}, title, unit, y_min=0.0 if low >= 0 else None)
+    return _figure(title, note, chart)
 
 
 def _health(given: ReportInput) -> Iterator[str]:
     steps = given.views.run.steps
-    yield _metric(steps, [("entropy", "a")], *_KNOWN["entropy"])
+    yield _metric(steps, "entropy", *_KNOWN["entropy"])
     yield _metric(
         steps,
-        [("mismatch_mean", "a")],
+        "mismatch_mean",
         "Engine mismatch",
         "proximal against behavior log-prob under one version, mean per token before a pull within "
         "its answer",
@@ -225,13 +190,12 @@ def _health(given: ReportInput) -> Iterator[str]:
     )
     yield _staleness(given)
     points = [(p.step, p.loss) for p in steps]
-    frame = Frame(title="Loss by step", x_label=STEP, y_label="loss")
-    chart = line_chart([Series(name="loss", points=points)], frame)
+    chart = plot.lines({"loss": points}, "Loss by step", "loss")
     yield _figure("Loss", "policy loss, mean over the trained tokens", chart)
     names = dict.fromkeys(name for p in steps for name in p.metrics)
     for name in names:
         if name not in _SHOWN_ELSEWHERE and not name.startswith(_PART):
-            yield _metric(steps, [(name, "a")], *_KNOWN.get(name, (name, "", "")))
+            yield _metric(steps, name, *_KNOWN.get(name, (name, "", "")))
 
 
 def _staleness(given: ReportInput) -> str:
@@ -249,7 +213,7 @@ def _staleness(given: ReportInput) -> str:
     ]
     bound = "" if given.audit is None else f"; bound {given.audit.max_staleness}"
     note = f"share of trained tokens by versions since they were sampled, {source}{bound}"
-    return _figure("Staleness", note, bars(rows, "%", "Share of trained tokens"))
+    return _figure("Staleness", note, plot.bars(rows, "%", "Share of trained tokens"))
 
 
 def _speed(given: ReportInput) -> Iterator[str]:
@@ -264,8 +228,7 @@ def _speed(given: ReportInput) -> Iterator[str]:
         for i in range(_SMOOTH, len(steps))
         if steps[i].finished_at_ms > steps[i - _SMOOTH].finished_at_ms
     ]
-    frame = Frame(title="Throughput by step", x_label=STEP, y_label="tokens / s", y_min=0.0)
-    chart = line_chart([Series(name="tokens trained per second", points=points)], frame)
+    chart = plot.lines({"tokens": points}, "Throughput by step", "tokens / s", y_min=0.0)
     pace_s = step_seconds(steps, len(steps))
     note = (
         f"tokens trained per second, prompts included, over {_SMOOTH} steps; {pace_s:.2f} s a step"
@@ -277,31 +240,26 @@ def _speed(given: ReportInput) -> Iterator[str]:
         parts = {state: seconds.get(state, 0.0) for state in _STATES}
         parts["other"] = sum(v for state, v in seconds.items() if state not in _STATES)
         rows.append((role, parts))
-    keys = [(name, css) for name, css in zip((*_STATES, "other"), "abcd", strict=True)]
-    yield _figure(
-        "Time by role",
-        "summed over its processes, by the state that they reported",
-        bars(rows, "s", "Time by role"),
-        legend(keys),
-    )
+    note = "summed over its processes, by the state that they reported: working (blue), waiting "
+    note += "(grey), pulling (ochre), other (violet)"
+    yield _figure("Time by role", note, plot.bars(rows, "s", "Time by role"))
 
 
 def _workers(given: ReportInput) -> str:
     throughput, pulls = given.views.throughput, given.views.pulls
     if not throughput.workers:
         return ""
-    rows = "".join(
-        _row(
-            worker.worker,
-            worker.state,
+    rows = [
+        (
+            escape(worker.worker),
+            escape(worker.state),
             "-" if worker.policy_version < 0 else str(worker.policy_version),
             number(worker.totals.get("samples", 0.0)),
             number(worker.totals.get("tokens", 0.0)),
             str(worker.restarts),
-            text=2,
         )
         for worker in throughput.workers
-    )
+    ]
     pulled = (
         f'<p class="muted">{pulls.num_pulls:,} weight pulls, {pulls.num_bytes / 1e6:,.1f} MB, '
         f"{pulls.seconds / pulls.num_pulls:.3f} s each, generation paused "
@@ -309,39 +267,27 @@ def _workers(given: ReportInput) -> str:
         if pulls.num_pulls
         else ""
     )
-    head = _row(
-        "worker", "last state", "version", "samples", "tokens", "restarts", text=2, cell="th"
-    )
-    return f'<h2>Workers</h2><div class="wide"><table>{head}{rows}</table></div>{pulled}'
-
-
-def _row(*cells: str, text: int, cell: str = "td") -> str:
-    """A table row whose first `text` cells are words, the others numbers."""
-    return (
-        "<tr>"
-        + "".join(
-            f"<{cell}{'' if i < text else ' class=num'}>{escape(value)}</{cell}>"
-            for i, value in enumerate(cells)
-        )
-        + "</tr>"
-    )
+    head = ("worker", "last state", "version", "samples", "tokens", "restarts")
+    return f"<h2>Workers</h2>{table(head, rows, numbers=range(2, 6))}{pulled}"
 
 
 def _problems(given: ReportInput) -> str:
     problems = given.views.samples.problems
     if not problems:
         return ""
-    rows = "".join(
-        f"<tr><td><code class=tokens>{escape(given.decode(p.then.prompt_ids))}</code></td>"
-        f"<td>{_answer(p.then, given)}</td><td>{_answer(p.now, given)}</td></tr>"
+    rows = [
+        (
+            f"<code class=tokens>{escape(given.decode(p.then.prompt_ids))}</code>",
+            _answer(p.then, given),
+            _answer(p.now, given),
+        )
         for p in sorted(problems, key=lambda p: p.then.is_right or not p.now.is_right)
-    )
+    ]
     return (
         "<h2>The same problem, then and now</h2>"
         "<p class=muted>Held-out problems, one sample each. A change of colour is a change of "
-        "policy version inside one answer.</p>"
-        '<div class="wide"><table><tr><th>problem</th><th>first answer</th><th>newest answer</th>'
-        f"</tr>{rows}</table></div>"
+        f"policy version inside one answer.</p>"
+        f"{table(('problem', 'first answer', 'newest answer'), rows)}"
     )
 
 
@@ -362,7 +308,7 @@ def _author(version: int) -> str:
 
 
 def _author_css(version: int) -> str:
-    return f"v{version % 4}" if version >= 0 else "muted"
+    return f"v{version % NUM_VERSION_COLORS}" if version >= 0 else "muted"
 
 
 def _audit(audit: AuditReport | None) -> str:
@@ -379,12 +325,11 @@ def _audit(audit: AuditReport | None) -> str:
 
 def _drops(given: ReportInput) -> str:
     run = given.views.run
-    counts: Mapping[str, int] = run.dropped
     claims = "".join(
         f"<li>epoch {c.epoch}, from step {c.next_step}, version {c.policy_version}</li>"
         for c in run.claims
     )
-    drops = ", ".join(f"{escape(name)} {count:,}" for name, count in sorted(counts.items()))
+    drops = ", ".join(f"{escape(name)} {count:,}" for name, count in sorted(run.dropped.items()))
     return (
         f"<h2>Ledger</h2><p>Groups dropped: {drops or 'none'}. "
         f"Void events of dethroned trainers: {run.num_void}. Trainers that claimed the run:</p>"

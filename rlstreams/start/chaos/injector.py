@@ -20,7 +20,7 @@ from rlstreams.up.supervisor.fault_hook import FaultTargets
 from rlstreams.up.supervisor.fleet import Worker
 
 if TYPE_CHECKING:
-    from rlstreams.up.supervisor.ended import Ended
+    from rlstreams.up.supervisor.fault_hook import Ended
 
 PATIENCE_S = 10.0  # a victim that does not run for so long has its turn later
 SUCCESSOR_S = 60.0  # longest sleep beyond the planned one, so that the successor is at work

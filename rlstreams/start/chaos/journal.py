@@ -11,7 +11,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.up.supervisor.fault_hook import FaultTargets
 
 if TYPE_CHECKING:
-    from rlstreams.up.supervisor.ended import Ended
+    from rlstreams.up.supervisor.fault_hook import Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

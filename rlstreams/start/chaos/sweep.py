@@ -14,7 +14,7 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.fault_hook import FaultTargets
 
 if TYPE_CHECKING:
-    from rlstreams.up.supervisor.ended import Ended
+    from rlstreams.up.supervisor.fault_hook import Ended
 
 
 class Sweep:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from rlstreams.start.doctor.check import Check, fail, ok, probed, warn
-from rlstreams.start.doctor.host import Host
+import msgspec
+
+from rlstreams.start.doctor.check import Check, Host, fail, ok, probed, warn
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of
 from rlstreams.workers.config.addresses import check_address
+from rlstreams.workers.config.layers import references
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import check_alone, check_ordinal, is_loopback
+
+# Which roles resolve the secrets of a section; of other sections every role does.
+_READERS: Mapping[str, tuple[str, ...]] = {
+    "data": ("prompts", "trainer"),
+    "engine": ("rollout",),
+    "environment": ("rollout",),
+    "reward": ("rollout",),
+    "weights": ("rollout", "logprob", "trainer"),
+}
 
 
 def alone_checks(config: RunConfig, host: Host) -> Iterator[Check]:
@@ -35,11 +47,39 @@ def broker_of(config: RunConfig) -> str:
         raise ConfigError(f"{err}; or set broker.bootstrap to one that all hosts reach") from err
 
 
+def secrets_check(config: RunConfig, host: Host) -> Check:
+    """Whether what the configuration refers to as `env:NAME` or `file:PATH` is there on this host.
+
+    Each secret is resolved, none is shown.
+    """
+    lacking, found = [], []
+    for field, value in _fields(msgspec.to_builtins(config), ""):
+        for name, text in references(field, value):
+            if not host.has(*_READERS.get(name.partition(".")[0], (host.role,))):
+                continue
+            try:
+                if resolve_secret(text, name) != text:
+                    found.append(name)
+            except ConfigError as err:
+                lacking.append(str(err))
+    if lacking:
+        return fail("secrets", "; ".join(lacking), "set it here, as for the start of the role")
+    return ok("secrets", f"there: {', '.join(found)}" if found else "none is referred to")
+
+
+def _fields(tree: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
 def _number(config: RunConfig, host: Host) -> Check:
-    if host.ordinal is None:
-        return ok("ordinal", f"any {host.role}; an ordinal is for one process at a time")
-    check_ordinal(config, host.role, host.ordinal)
-    return ok("ordinal", f"{host.role}-{host.ordinal}; an ordinal is for one process at a time")
+    if host.ordinal is not None:
+        check_ordinal(config, host.role, host.ordinal)
+    name = f"any {host.role}" if host.ordinal is None else f"{host.role}-{host.ordinal}"
+    return ok("ordinal", f"{name}; an ordinal is for one process at a time")
 
 
 def _weights(config: RunConfig, host: Host) -> Check:

@@ -2,94 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rlstreams.start.doctor.check import Check, fail, ok, warn
-from rlstreams.start.doctor.kept import kept_check
-from rlstreams.start.doctor.replicas import replication_check
 from rlstreams.streams.kafka.admin import version_warning
 from rlstreams.streams.kafka.facts import BrokerFacts, broker_facts
-from rlstreams.streams.log.topic import Retention, Topic
-from rlstreams.streams.log.topic_plan import FLUSH
 from rlstreams.streams.log.topics import STEPS, TOPICS
-from rlstreams.workers.bootstrap.parts import client_options, open_bus, topic_plan
+from rlstreams.workers.bootstrap.parts import client_options, topic_plan
 from rlstreams.workers.config.run import RunConfig
 
-SLOW_RECOVERY_S = 10.0
 SETTLE_S = 5.0  # beyond its timeout, for the broker's own clean-up
 LOW_DISK_BYTES = 1_000_000_000
 TRANSACTION_MS = 30_000  # `transaction.timeout.ms` of our producers
 PART_BYTES = 1_000_000  # a part of a record, with its headers
-_ADVICE_4_X = "use Apache Kafka 4.2.1, or leave broker.bootstrap empty for the embedded one"
+_SHOWN = 3  # partitions that a sentence names
 
 
 def broker_checks(bootstrap: str, config: RunConfig) -> Iterator[Check]:
-    """Version, groups, transactions, expected recovery, disk, topics, durability, retention.
+    """Version, groups, transactions, disk, replicas, topics and their settings.
 
     Raises:
         BrokerError: it cannot be reached, or refused.
         DeadlineError: it stopped delivering.
     """
     facts = broker_facts(bootstrap, config.run.id, client_options(config))
-    yield version_check(bootstrap, facts)
-    yield protocol_check(facts)
-    yield recovery_check(facts)
-    yield transactions_check(facts)
-    yield disk_check(facts)
-    yield replication_check(facts, config)
-    yield durability_check(facts, config)
-    yield from topic_checks(facts, config)
-    if STEPS.name in facts.topics:
-        with open_bus(config) as bus:
-            yield kept_check(bus, facts, config.trainer.checkpoint_every)
+    yield from checks_of(bootstrap, facts, config)
 
 
-def version_check(bootstrap: str, facts: BrokerFacts) -> Check:
-    """4.3.x loses transactions at a restart."""
+def checks_of(bootstrap: str, facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
+    """All checks of what a broker said."""
     found = f"{bootstrap}: Apache Kafka {facts.release}, {facts.num_brokers} broker(s)"
     if warning := version_warning(facts.metadata_version):
-        return fail("broker", f"{found}: {warning}", _ADVICE_4_X)
-    return ok("broker", found)
+        advice = "use Apache Kafka 4.2.1, or leave broker.bootstrap empty for the embedded one"
+        yield fail("broker", f"{found}: {warning}", advice)
+    else:
+        yield ok("broker", found)
+    yield _protocol(facts)
+    yield _transactions(facts)
+    if 0 <= facts.disk_free_bytes < LOW_DISK_BYTES:
+        yield fail(
+            "broker disk", f"{facts.disk_free_bytes / 1e9:.1f} GB free",
+            "a full disk stops the broker: free some, or lower the topics' retention.bytes",
+        )  # fmt: skip
+    yield replication_check(facts, config)
+    yield from _topics(facts, config)
 
 
-def protocol_check(facts: BrokerFacts) -> Check:
+def _protocol(facts: BrokerFacts) -> Check:
     """Groups of KIP-848 and transactions, from the features in force and the broker's limits."""
     if facts.features.get("group.version", 0) < 1:
         return fail(
             "protocol", "consumer groups of KIP-848 are off (group.version 0)",
             "needs Apache Kafka 4.0 or newer; `kafka-features upgrade --feature group.version=1`",
         )  # fmt: skip
-    timeout_ms = facts.settings.get("transaction.max.timeout.ms", TRANSACTION_MS)
-    if timeout_ms < TRANSACTION_MS:
-        return fail(
-            "protocol", f"transaction.max.timeout.ms is {timeout_ms}, below our {TRANSACTION_MS}",
-            f"set it to {TRANSACTION_MS} or more at the broker",
-        )  # fmt: skip
-    largest = facts.settings.get("message.max.bytes", PART_BYTES)
-    if largest < PART_BYTES:
-        return fail(
-            "protocol", f"message.max.bytes is {largest}; parts of large records are 900 kB",
-            f"set it to {PART_BYTES} or more at the broker",
-        )  # fmt: skip
+    for name, least in (
+        ("transaction.max.timeout.ms", TRANSACTION_MS), ("message.max.bytes", PART_BYTES)
+    ):  # fmt: skip
+        value = facts.settings.get(name, least)
+        if value < least:
+            advice = f"set it to {least} or more at the broker"
+            return fail("protocol", f"{name} is {value}; {least} is needed", advice)
     level = facts.features.get("transaction.version", 0)
     return ok("protocol", f"KIP-848 groups, transactions (transaction.version {level})")
 
 
-def recovery_check(facts: BrokerFacts) -> Check:
-    """A killed worker's partitions move after the session timeout, and not before."""
-    timeout_s = facts.settings.get("group.consumer.session.timeout.ms", 45_000) / 1000
-    found = f"the samples of a killed worker go to another after about {timeout_s:g} s"
-    if timeout_s <= SLOW_RECOVERY_S:
-        return ok("recovery", found)
-    return warn(
-        "recovery", f"{found} (group.consumer.session.timeout.ms)",
-        "set group.consumer.session.timeout.ms=4000, group.consumer.min.session.timeout.ms=3000, "
-        "group.consumer.heartbeat.interval.ms=1000 and "
-        "group.consumer.min.heartbeat.interval.ms=500 at the broker, and restart it",
-    )  # fmt: skip
-
-
-def transactions_check(facts: BrokerFacts) -> Check:
+def _transactions(facts: BrokerFacts) -> Check:
     """An open transaction older than its timeout is one that nobody will end."""
     hanging = [t for t in facts.transactions if t.age_s > TRANSACTION_MS / 1000 + SETTLE_S]
     if not hanging:
@@ -107,60 +84,66 @@ def transactions_check(facts: BrokerFacts) -> Check:
     )  # fmt: skip
 
 
-def disk_check(facts: BrokerFacts) -> Check:
-    """What the broker has left, against what this run has written so far."""
-    held = sum(kept.num_bytes for topic in facts.topics.values() for kept in topic.kept.values())
-    if facts.disk_free_bytes < 0:
-        return ok("broker disk", f"the broker does not say; the run holds {held / 1e6:.0f} MB")
-    found = f"{facts.disk_free_bytes / 1e9:.1f} GB free, the run holds {held / 1e6:.0f} MB"
-    advice = "a full disk stops the broker: free some, or lower the topics' retention.bytes"
-    if facts.disk_free_bytes < LOW_DISK_BYTES:
-        return fail("broker disk", found, advice)
-    return (
-        warn("broker disk", found, advice) if facts.disk_free_bytes < held
-        else ok("broker disk", found)
-    )  # fmt: skip
+def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
+    """Enough brokers for the replicas that are wanted, and all copies where they belong.
 
-
-def durability_check(facts: BrokerFacts, config: RunConfig) -> Check:
-    """What an acknowledged record outlives: `min.insync.replicas` and forced writes."""
-    section = config.broker
-    plan = topic_plan(config)
-    lax = [
-        f"{config.run.id}.{topic.name} has {name}={facts.topics[topic.name].settings.get(name)}"
-        for topic in TOPICS
-        if topic.name in facts.topics
-        for name, value in plan.settings(topic).items()
-        if name in ("min.insync.replicas", FLUSH)
-        and facts.topics[topic.name].settings.get(name) != value
-    ]
-    if lax:
+    A broker that holds copies and does not answer is to be started; only where none is missing is
+    the configuration the thing to change.
+    """
+    wanted, run = config.broker.replication, config.run.id
+    found = f"broker.replication is {wanted}"
+    down = facts.assigned - facts.brokers
+    if wanted > facts.num_brokers:  # before the run has topics; else a node may be gone on purpose
+        down |= facts.fenced
+    weak = _some(f"{run}.{name}" for name in _lacking(facts, to_write=True))
+    if weak:
+        weak = f"; fewer copies in sync than min.insync.replicas, so writes are refused: {weak}"
+    if down:
+        names = ", ".join(map(str, sorted(down)))
+        every = ", ".join(map(str, sorted(facts.brokers | down)))
+        found += f"; of the brokers {every} there is no answer from {names}"
+        if not weak and len(facts.topics) < len(TOPICS):
+            weak = ", and not all topics of the run exist"
+        advice = f"start broker {names}; leave broker.replication as it is"
+        return (fail if weak else warn)("replicas", found + weak, advice)
+    if wanted > facts.num_brokers:
         return fail(
-            "durability", f"{'; '.join(lax)}: less than the configuration promises",
-            "`rlstreams topics apply` sets flush.messages; set min.insync.replicas=2 yourself",
+            "replicas", f"{found}, brokers are {facts.num_brokers}",
+            "start as many brokers, or lower broker.replication",
         )  # fmt: skip
-    if section.fsync:
-        return ok("durability", "every batch is on disk before it is acknowledged (broker.fsync)")
-    if section.replication >= 3:
-        return ok("durability", "an acknowledged record is on at least two brokers")
-    return ok(
-        "durability",
-        "one copy, not forced to disk: survives killed processes, not a power cut "
-        "(broker.fsync = true does)",
-    )
+    if weak:
+        return fail("replicas", found + weak, "wait until their brokers have caught up")
+    if behind := _some(f"{run}.{name}" for name in _lacking(facts, to_write=False)):
+        found += f"; copies that are not in sync: {behind}"
+        return warn("replicas", found, "wait until their brokers have caught up")
+    return ok("replicas", found)
 
 
-def topic_checks(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
-    """Partition counts and retention of the topics that exist."""
-    plan = topic_plan(config)
+def _lacking(facts: BrokerFacts, *, to_write: bool) -> Iterable[str]:
+    """Partitions with fewer copies in sync than writing needs, or else than are assigned."""
+    for name, topic in facts.topics.items():
+        least = int(topic.settings.get("min.insync.replicas", 1))
+        for number, copies in topic.copies.items():
+            needed = min(least, len(copies.assigned)) if to_write else len(copies.assigned)
+            if len(copies.in_sync) < needed:
+                yield f"{name}[{number}]"
+
+
+def _some(names: Iterable[str]) -> str:
+    every = list(names)
+    rest = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + rest
+
+
+def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
+    """Partition counts and settings of the topics that exist."""
+    plan, run = topic_plan(config), config.run.id
     have = [topic for topic in TOPICS if topic.name in facts.topics]
     if not have:
-        yield ok(
-            "topics", f"run {config.run.id!r} has none yet; `up`, or `topics apply`, makes them"
-        )
+        yield ok("topics", f"run {run!r} has none yet; `up`, or `topics apply`, makes them")
         return
     wrong = [
-        f"{config.run.id}.{topic.name} has {facts.topics[topic.name].partitions} partitions, "
+        f"{run}.{topic.name} has {facts.topics[topic.name].partitions} partitions, "
         f"the configuration wants {plan.partitions(topic)}"
         for topic in have
         if facts.topics[topic.name].partitions != plan.partitions(topic)
@@ -174,38 +157,31 @@ def topic_checks(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
     elif missing := [topic.name for topic in TOPICS if topic not in have]:
         yield warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
     else:
-        yield ok("topics", f"all {len(have)} of run {config.run.id!r}, partitions as planned")
+        yield ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
     steps = facts.topics.get(STEPS.name)
     if steps is not None and any(kept.end > kept.begin for kept in steps.kept.values()):
-        yield ok(
-            "run", f"{config.run.id!r} has steps: `up --resume` continues it, `up` refuses to begin"
-        )
-    yield retention_check(facts, config, have)
-
-
-def retention_check(facts: BrokerFacts, config: RunConfig, have: list[Topic]) -> Check:
-    """Redo reads the records of all steps since the last checkpoint, the audit reads the ledger."""
-    plan = topic_plan(config)
-    cut, short = [], []
-    for topic in have:
-        settings = facts.topics[topic.name].settings
-        name = f"{config.run.id}.{topic.name}"
-        retention_ms = int(settings.get("retention.ms", -1))
-        if topic.retention is Retention.LONG and retention_ms >= 0:
-            cut.append(f"{name} keeps {_hours(retention_ms)}, must keep all")
-        elif topic.retention is Retention.PAYLOAD and 0 <= retention_ms < plan.payload_ms:
-            short.append(f"{name} keeps {_hours(retention_ms)}")
-    every = config.trainer.checkpoint_every
-    if cut:
-        return fail("retention", "; ".join(cut), "set retention.ms=-1 on them")
-    if short:
-        return warn(
-            "retention", "; ".join(short),
-            f"longer than {every} steps take (trainer.checkpoint_every), or a crash cannot be "
-            "redone; lengthen retention.ms or checkpoint more often",
+        yield ok("run", f"{run!r} has steps: `up --resume` continues it, `up` refuses to begin")
+    lacking = [
+        f"{run}.{topic.name} has {name}={facts.topics[topic.name].settings.get(name)}, "
+        f"the configuration wants {value}"
+        for topic in have
+        for name, value in plan.settings(topic).items()
+        if _is_less(facts.topics[topic.name].settings.get(name), value, name)
+    ]
+    if lacking:
+        yield fail(
+            "topic settings", "; ".join(lacking),
+            "samples may be lost, or gone before a redo reads them: `rlstreams topics apply` sets "
+            "flush.messages and longer retention; set the rest with kafka-configs.sh",
         )  # fmt: skip
-    return ok("retention", f"holds what redo needs: {every} steps since the last checkpoint")
+    else:
+        yield ok("topic settings", "retention and durability as planned")
 
 
-def _hours(milliseconds: int) -> str:
-    return f"{milliseconds / 3_600_000:.3g} h"
+def _is_less(found: str | None, wanted: str, name: str) -> bool:
+    """Whether a topic keeps less than planned: a shorter retention, or a weaker promise."""
+    if not name.startswith("retention."):
+        return found != wanted
+    if found is None or found == "-1":  # the broker's default is not told: no bound is known
+        return False
+    return wanted == "-1" or int(found) < int(wanted)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rlstreams.streams.log.errors import StreamsError
+from rlstreams.workers.config.run import RunConfig
 
 
 class Level(StrEnum):
@@ -25,6 +26,33 @@ class Check:
     level: Level
     found: str
     advice: str = ""  # what to do; empty where `found` says it, or nothing need be done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What is to run on this host: everything that `up` starts, or one worker of one role."""
+
+    role: str = ""  # "": all of them, with `up`
+    ordinal: int | None = None  # of the role's worker; None: any of them may run here
+
+    def has(self, *roles: str) -> bool:
+        """Whether a worker of one of these roles runs here."""
+        return not self.role or self.role in roles
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its role is started by itself, without `up`."""
+        return bool(self.role)
+
+    def num_processes(self, config: RunConfig, role: str) -> int:
+        """Processes of `role` that run here; of a role by itself one."""
+        if not self.has(role):
+            return 0
+        counts = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
+        return 1 if self.is_alone else counts.get(role, 1)
+
+
+EVERYTHING = Host()
 
 
 def ok(name: str, found: str) -> Check:

@@ -27,30 +27,11 @@ def data_checks(
         ConfigError: names field, file and line, and what is wrong there.
     """
     problems = open_problems(config.data, prompt_encoder(config), model.longest, progress)
-    yield _train_check(config, len(problems.train), problems.told[0])
+    yield ok("data.train", problems.told[0])
     for told in problems.told[1:]:
         yield ok("data.held_out", told)
     if problems.held_out is None:
         yield ok("data.held_out", "not named: no evaluation")
-    elif config.prompts.evaluate_rows > len(problems.held_out):
-        yield warn(
-            "data.held_out",
-            f"prompts.evaluate_rows is {config.prompts.evaluate_rows:,}, but there are "
-            f"{len(problems.held_out):,} held-out rows: an evaluation has no more",
-            "lower it, or set it to 0 for all; or hold out more",
-        )
-
-
-def _train_check(config: RunConfig, num_rows: int, told: str) -> Check:
-    groups = config.trainer.groups_per_step
-    if num_rows >= groups:
-        return ok("data.train", told)
-    return warn(
-        "data.train",
-        told,
-        f"{num_rows:,} training rows are fewer than trainer.groups_per_step = {groups}: every "
-        "batch has rows more than once; add rows, or lower it",
-    )
 
 
 def hash_check(config: RunConfig) -> Check:

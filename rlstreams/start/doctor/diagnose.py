@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlstreams.start.doctor.alone import alone_checks, broker_of
-from rlstreams.start.doctor.check import Check, Level, fail, ok, warn
+from rlstreams.start.doctor.alone import alone_checks, broker_of, secrets_check
+from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, warn
 from rlstreams.start.doctor.data import data_checks, hash_check, loaded_check, verifier_check
 from rlstreams.start.doctor.engines import engine_checks, refuse_engine
-from rlstreams.start.doctor.gpu_memory import gpu_memory_checks
-from rlstreams.start.doctor.gpus import gpu_checks, gpu_inventory
-from rlstreams.start.doctor.host import EVERYTHING, Host
+from rlstreams.start.doctor.gpus import VISIBLE, gpu_checks, gpu_inventory, placements
 from rlstreams.start.doctor.machine import machine, port
-from rlstreams.start.doctor.memory import estimate, free_mb, memory_check, of_host
+from rlstreams.start.doctor.memory import free_mb, gpu_memory_checks, memory_check, needs
 from rlstreams.start.doctor.model import (
     ModelFolder,
     check_reference,
@@ -21,8 +20,6 @@ from rlstreams.start.doctor.model import (
     model_checks,
     read_model,
 )
-from rlstreams.start.doctor.plan import plan_checks
-from rlstreams.start.doctor.secrets import secrets_check
 from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
 from rlstreams.workers.config.across import length_warning, start_warning
 from rlstreams.workers.config.hub import found_folder
@@ -38,20 +35,20 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     bootstrap, inventory = _embedded(config), gpu_inventory()
     model, checks = _model(config, host)
     weights_mb = 0.0 if model is None else model.weights_mb
+    places = list(placements(config, inventory.gpus, host, os.environ.get(VISIBLE)))
+    nccl = config.weights.channel == "nccl" and not host.is_alone
     checks = [
         *machine(config, host, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
-        *gpu_checks(config, inventory, host, weights_mb=weights_mb),
+        *gpu_checks(inventory, places, nccl=nccl),
         *_all("run.dir", lambda: _folder(config, host)),
         *_all("secrets", lambda: iter([secrets_check(config, host)])),
         *_all("role", lambda: alone_checks(config, host)),
-        *(plan_checks(config) if host.has("trainer") else ()),
         *checks,
     ]
     if model is not None:
-        roles = of_host(estimate(model, config), host)
-        checks.append(memory_check(roles, free_mb()))
-        is_up = bootstrap is not None or bool(config.broker.bootstrap)
-        checks += gpu_memory_checks(config, roles, inventory.gpus, host, is_up=is_up)
+        found, is_up = needs(model, config, host), bool(bootstrap or config.broker.bootstrap)
+        checks.append(memory_check(found, free_mb()))
+        checks += gpu_memory_checks(config, found, places, is_up=is_up)
         checks += _of_model(config, model, host)
     if host.has("rollout"):
         is_here = model is not None

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.start.doctor.check import Check, Level, fail, ok, probed, warn
-from rlstreams.start.doctor.host import Host
+from rlstreams.start.doctor.check import Check, Host, Level, fail, ok, probed, warn
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.addresses import check_address
 from rlstreams.workers.config.run import RunConfig
@@ -36,7 +35,7 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
     """
     if config.rollout.engine == BUILTIN:
         return
-    ordinals = host.ordinals(config.rollout.workers)
+    ordinals = range(config.rollout.workers) if host.ordinal is None else [host.ordinal]
     yield probed("engine.report_host", lambda: _reported(config))
     if config.engine.urls:
         yield from _running(config, ordinals)

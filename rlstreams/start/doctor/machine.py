@@ -1,4 +1,4 @@
-"""What this machine has: Python and packages, Java and jars, processors, disk, a free port."""
+"""What this machine has: Python and packages, Java and jars, disk, a free port."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ import shutil
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from rlstreams.start.doctor.check import Check, fail, ok, probed, warn
-from rlstreams.start.doctor.host import EVERYTHING, Host
+from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
 from rlstreams.workers.config.run import RunConfig
 
 OLDEST_PYTHON = (3, 11)
-# Where the distribution itself is not installed, and so tells nothing of what it needs.
-NEEDED = (
-    "confluent-kafka", "kafka-python", "zstandard", "numpy", "msgspec", "rich", "torch",
-    "transformers", "tokenizers", "safetensors",
-)  # fmt: skip
 LOG_MB = 2000  # of a run on a small model; a log grows with its samples
 _ONLY_NEEDED_FOR_EMBEDDED = "set broker.bootstrap to your own broker; then none is needed"
 
@@ -39,8 +33,6 @@ def machine(
             probed("jars", lambda: jars(config.broker.jars_dir), f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
             port(config.broker.port, is_broker_up=is_broker_up),
         ]
-    if host.num_processes(config):
-        checks.append(processors(config, host))
     return [*checks, disk(config, weights_mb, host)]
 
 
@@ -56,10 +48,7 @@ def packages() -> Check:
     """Whether what we need is installed, in the versions that we need."""
     from packaging.requirements import Requirement
 
-    try:
-        wanted = [Requirement(text) for text in requires("rlstreams") or ()]
-    except PackageNotFoundError:
-        wanted = [Requirement(name) for name in NEEDED]
+    wanted = [Requirement(text) for text in requires("rlstreams") or ()]
     problems, told = [], []
     for requirement in wanted:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -120,17 +109,6 @@ def port(number: int, *, is_broker_up: bool) -> Check:
             "choose another one, or 0 for a free one",
         )
     return ok("port", f"broker.port {number} is free")
-
-
-def processors(config: RunConfig, host: Host = EVERYTHING) -> Check:
-    """Cores against the processes that compute."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    computing = host.num_processes(config)
-    busy = computing * config.model.threads
-    found = f"{cores} cores for {computing} computing processes with {config.model.threads} threads"
-    if busy > 2 * (cores or 1):
-        return warn("cpu", found, "they will compete for cores: use fewer workers or model.threads")
-    return ok("cpu", found)
 
 
 def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check:

@@ -1,246 +1,114 @@
-"""What a run will hold in memory, by role, estimated before anything is loaded.
+"""What the roles of a run need in memory, from the peaks that `infra/docs/models.md` reports.
 
-The items are those that a role keeps at its fullest moment; `infra/docs/models.md` compares them
-with what processes took. Sizes in MB (1e6 bytes).
+A role needs copies of the weights, and what was measured beyond them. A model server takes the
+share of its GPU that it reserves. Sizes in MB (1e6 bytes).
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlstreams.start.doctor.check import Check, fail, ok, warn
-from rlstreams.start.doctor.host import Host
-from rlstreams.start.doctor.model import FLOAT32, SIZES, ModelFolder
+from rlstreams.start.doctor.check import Check, Host, fail, ok, warn
+from rlstreams.start.doctor.gpus import SERVER, Gpu, GpuPlacement, number
+from rlstreams.start.doctor.model import ModelFolder
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.model.base import LOGITS_BYTES
 
-PROCESS_MB = 450.0  # a role with torch and transformers, before it has a model
-SMALL_PROCESS_MB = 120.0  # one without
-BROKER_MB = 150.0  # of the broker, beside its heap
-# Arrays of tokens x vocabulary in float32 that are alive together; trainer and logprob compute as
-# many rows at a time as fit LOGITS_BYTES.
-SAMPLING_ARRAYS = 6.0  # logits, log-probs, and probabilities in float64 with their sums
-SCORING_ARRAYS = 4.0  # logits, scaled, log-probs, probabilities
-TRAINING_ARRAYS = 5.0  # logits, scaled, log-probs and gradients
-# What backward needs of a layer's forward, in widths: of the hidden state, and of the MLP.
-HIDDEN_ACTIVATIONS, MLP_ACTIVATIONS = 10.0, 4.0
-
-PROMPT_TOKENS = 512  # a guess: they are not counted
-
-CPU = "cpu"
-LOADED = "weights while they are loaded"  # read here, then moved to the GPU
-LESS = "fewer rollout.slots, a smaller logprob.token_budget or trainer.micro_batch_tokens"
+PROCESS_MB = 450.0  # a process with torch, before it has a model
+ADAPTING = 1.3  # copies of the weights with adapters, the peak while they are hashed
+LEARNING = 16  # bytes a weight, in float32 and in bfloat16: weight, gradient and two moments
+# Measured beyond the weights, MB, from so many weights on; "What one GPU can train" and "Memory".
+TRAINER_REST = ((11e6, 1400.0), (1.7e9, 5100.0), (4.0e9, 6400.0), (8.2e9, 10_000.0))
+LOGPROB_REST = ((11e6, 1050.0),)
+FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
+USUAL_FRACTION = 0.9
+_LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
+_LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleMemory:
-    """What one process of a role holds, by item."""
+class Need:
+    """What one process of a role holds, where it computes."""
 
     role: str
     processes: int
-    items: Mapping[str, float]  # MB of this machine's memory
-    on_gpu: Mapping[str, float] = field(default_factory=dict)  # MB of its GPU's
+    mb: float
+    is_on_gpu: bool
 
-    @property
-    def total_mb(self) -> float:
-        """Of all its processes, without what is on GPUs."""
-        return self.processes * sum(self.items.values())
+    def __str__(self) -> str:
+        times = f"{self.processes} x " if self.processes > 1 else ""
+        return f"{times}{self.role} {self.mb / 1000:.1f}"
 
 
-def estimate(model: ModelFolder, config: RunConfig) -> list[RoleMemory]:
-    """Every role of the run; the broker too, if it is ours. Model servers are not of the run."""
-    logits = int(model.config.get("vocab_size") or 0) * FLOAT32 / 1e6  # of one token
-    roles = [
-        RoleMemory(role="prompts", processes=1, items={"process": SMALL_PROCESS_MB}),
-        _sampling(model, config, logits),
-        _scoring(model, config, logits),
-        *_training(model, config, logits),
+def needs(model: ModelFolder, config: RunConfig, host: Host) -> list[Need]:
+    """The roles of this host that load the model."""
+    weights_mb = model.mb_in(config.model.dtype)
+    trainer, logprob = config.trainer, config.logprob
+    copies = logprob.versions_held + 1 + bool(trainer.loss.kl_coef)
+    learning_mb = LEARNING * model.num_parameters / 1e6
+    if trainer.lora.rank:
+        learning_mb = ADAPTING * weights_mb
+    found = [
+        ("logprob", logprob.device, copies * weights_mb + _rest(LOGPROB_REST, model)),
+        ("trainer", trainer.device, learning_mb / trainer.ranks + _rest(TRAINER_REST, model)),
     ]
-    if not config.broker.bootstrap:
-        heap = {"heap": float(config.broker.heap_mb), "process": BROKER_MB}
-        roles.insert(0, RoleMemory(role="broker", processes=1, items=heap))
-    return roles
-
-
-def of_host(roles: Sequence[RoleMemory], host: Host) -> list[RoleMemory]:
-    """Those of `estimate` that run here; of a role by itself one worker, the trainer with ranks."""
-    if not host.is_alone:
-        return list(roles)
-    here = {host.role, "ranks"} if host.role == "trainer" else {host.role}
+    if config.rollout.engine == "builtin":
+        found.insert(0, ("rollout", config.rollout.device, 2 * weights_mb))
     return [
-        role if role.role == "ranks" else replace(role, processes=1)
-        for role in roles
-        if role.role in here
+        Need(
+            role=role,
+            processes=host.num_processes(config, role),
+            mb=PROCESS_MB + mb,
+            is_on_gpu=device != "cpu",
+        )
+        for role, device, mb in found
+        if host.has(role)
     ]
 
 
-def _sampling(model: ModelFolder, config: RunConfig, logits_mb: float) -> RoleMemory:
-    """The rollout role; beside a model server it holds at most a version that it hands on."""
-    rollout, weights = config.rollout, model.mb_in(config.model.dtype)
-    if rollout.engine != "builtin":
-        by_folder = {"a version handed on": weights} if config.weights.channel == "file" else {}
-        items = {"process": PROCESS_MB, **by_folder}
-        return RoleMemory(role="rollout", processes=rollout.workers, items=items)
-    computing = {
-        "weights": weights,
-        "a version being pulled": weights,
-        "KV cache": cache_mb(model, config),
-        "logits": SAMPLING_ARRAYS * rollout.slots * logits_mb,
-    }
-    return _placed("rollout", rollout.workers, rollout.device, computing, {LOADED: weights})
+def memory_check(found: Sequence[Need], free_mb: float) -> Check:
+    """Roles that compute on the CPU, against the memory that is free."""
+    here = [need for need in found if not need.is_on_gpu]
+    total_mb = sum(need.processes * need.mb for need in here)
+    told = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "
+    told += f"{free_mb / 1000:.1f} GB are free"
+    if any(need.mb > free_mb for need in here):
+        return fail("memory", told, _LESS)
+    return warn("memory", told, _LESS) if total_mb > free_mb else ok("memory", told)
 
 
-def _scoring(model: ModelFolder, config: RunConfig, logits_mb: float) -> RoleMemory:
-    logprob, weights = config.logprob, model.mb_in(config.model.dtype)
-    tokens = max(logprob.token_budget, longest_sample(model, config))
-    computing = {
-        "versions held": logprob.versions_held * weights,
-        "a version being pulled": weights,
-        **({"reference": weights} if config.trainer.loss.kl_coef else {}),
-        "logits": SCORING_ARRAYS * _at_a_time(tokens * logits_mb),
-    }
-    return _placed("logprob", logprob.workers, logprob.device, computing, {LOADED: weights})
-
-
-def _training(model: ModelFolder, config: RunConfig, logits_mb: float) -> list[RoleMemory]:
-    """The trainer; with several ranks the others too, which neither serve nor read."""
-    trainer, weights = config.trainer, model.mb_in(config.model.dtype)
-    # A sample above the budget is a micro-batch of its own.
-    tokens = max(trainer.micro_batch_tokens, longest_sample(model, config))
-    learning = _learning(model, config).items()
-    of_rank = {
-        "weights": weights,  # loaded whole, also where they are cut then
-        **{item: size / trainer.ranks for item, size in learning},
-        "logits": TRAINING_ARRAYS * _at_a_time(tokens * logits_mb),
-        "activations": tokens * _activation_mb(model.config, config),
-    }
-    served = {"versions served": _copies_served(config) * weights}
-    samples = {"samples": 0.1 * trainer.buffer_mb}
-    passing = {"a checkpoint": _checkpoint_mb(model, config), **samples}
-    if trainer.device == CPU:
-        of_first = {**of_rank, **served, **samples}
-    elif trainer.ranks > 1 or config.weights.snapshot == "pinned":
-        of_first, passing = of_rank, {**served, **passing}
-    else:
-        of_first = {**of_rank, **served}
-    roles = [_placed("trainer", 1, trainer.device, of_first, passing)]
-    if trainer.ranks > 1:
-        others = trainer.ranks - 1
-        roles.append(_placed("ranks", others, trainer.device, of_rank, {LOADED: weights}))
-    return roles
-
-
-def _placed(
-    role: str,
-    processes: int,
-    device: str,
-    computing: Mapping[str, float],
-    passing: Mapping[str, float],
-) -> RoleMemory:
-    """A process that computes on this device.
+def gpu_memory_checks(
+    config: RunConfig, found: Sequence[Need], places: Sequence[GpuPlacement], *, is_up: bool
+) -> Iterator[Check]:
+    """One check for each GPU that is used.
 
     Args:
-        computing: what lies where it computes.
-        passing: what lies in this machine's memory if that is a GPU.
+        is_up: the run's own processes may be on the GPUs already.
     """
-    process = {"process": PROCESS_MB}
-    if device == CPU:
-        return RoleMemory(role=role, processes=processes, items={**process, **computing})
-    items = {**process, **passing}
-    return RoleMemory(role=role, processes=processes, items=items, on_gpu=computing)
-
-
-def _copies_served(config: RunConfig) -> int:
-    """Copies of the weights that the trainer holds for pullers; files are not in memory."""
-    weights = config.weights
-    is_copied = weights.channel != "file" and weights.snapshot != "none"
-    return weights.versions_served if is_copied else 0
-
-
-def _at_a_time(logits_mb: float) -> float:
-    return min(logits_mb, LOGITS_BYTES / 1e6)
-
-
-def _learning(model: ModelFolder, config: RunConfig) -> dict[str, float]:
-    """Beside the weights: gradients and moments of all, or the copy with adapters merged.
-
-    All in float32; of weights in 16 bits their lower halves too.
-    """
-    own_mb, whole_mb = model.mb_in(config.model.dtype), model.weights_mb
-    if config.trainer.lora.rank:
-        return {"merged weights": own_mb}
-    halves = {"lower halves": whole_mb - own_mb} if own_mb < whole_mb else {}
-    return {"gradients and moments": 3 * whole_mb, **halves}
-
-
-def _checkpoint_mb(model: ModelFolder, config: RunConfig) -> float:
-    """Read whole before it goes to a GPU: weights and moments; of adapters the weights count."""
-    if config.trainer.lora.rank:
-        return model.mb_in(config.model.dtype)
-    return 3 * model.weights_mb  # of 16 bits with their lower halves
-
-
-def cache_mb(model: ModelFolder, config: RunConfig) -> float:
-    """Keys and values of all slots: room for twice the longest sequence, as the cache doubles."""
-    per_token = cache_bytes_per_token(model.config, config)
-    return config.rollout.slots * 2 * longest_sample(model, config) * per_token / 1e6
-
-
-def longest_sample(model: ModelFolder, config: RunConfig) -> float:
-    """Tokens of a sample that has all its turns, up to the model's longest sequence."""
-    # Before each turn stands as much again as a prompt: that, or the environment's answer.
-    longest = config.num_turns * (config.rollout.max_new_tokens + PROMPT_TOKENS)
-    return min(model.longest or math.inf, longest)
-
-
-def cache_bytes_per_token(text: Mapping[str, Any], config: RunConfig) -> float:
-    """Keys and values of one token in all layers, bytes."""
-    heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
-    key_heads = int(text.get("num_key_value_heads") or heads)
-    width = int(text.get("head_dim") or _hidden_size(text) // heads)
-    return 2.0 * _num_layers(text) * key_heads * width * SIZES[config.model.dtype]
-
-
-def memory_check(roles: Sequence[RoleMemory], free_mb: float) -> Check:
-    """Whether all roles fit together; names the first that does not fit even alone."""
-    total_mb = sum(role.total_mb for role in roles)
-    found = f"about {total_mb:,.0f} MB of {free_mb:,.0f} MB free"
-    if alone := next((role for role in roles if role.total_mb > free_mb), None):
-        item, size = max(alone.items.items(), key=lambda pair: pair[1])
-        return fail(
-            "memory",
-            f"{found}: {alone.role} alone takes {alone.total_mb:,.0f} MB, "
-            f"most of it for {item} ({size:,.0f} MB)",
-            f"{'' if alone.on_gpu else f'{LESS}; or '}a smaller model, or more memory",
-        )
-    if total_mb > free_mb:
-        return warn("memory", found, f"{LESS}; fewer workers; or a smaller model")
-    return ok("memory", found)
-
-
-def table(roles: Sequence[RoleMemory], free_mb: float) -> list[str]:
-    """Lines for people: a row a role, what it is made of, and the sum against what is free."""
-    lines = [f"{'memory by role':<16} {'MB':>9}"]
-    for role in roles:
-        name = role.role if role.processes == 1 else f"{role.processes} x {role.role}"
-        lines.append(f"  {name:<14} {role.total_mb:>9,.0f}  {_listed(role.items)}")
-        if role.on_gpu:
-            lines.append(
-                f"{'':<28}on its GPU {sum(role.on_gpu.values()):,.0f}: {_listed(role.on_gpu)}"
-            )
-    total_mb = sum(role.total_mb for role in roles)
-    verdict = "fits" if total_mb <= free_mb else "does not fit"
-    lines.append(f"  {'all':<14} {total_mb:>9,.0f}  {verdict}: {free_mb:,.0f} MB are free")
-    return lines
-
-
-def _listed(items: Mapping[str, float]) -> str:
-    return ", ".join(f"{item} {size:,.0f}" for item, size in items.items() if size >= 0.5)
+    of_role = {need.role: need.mb for need in found if need.is_on_gpu}
+    parts: dict[Gpu, dict[str, float]] = defaultdict(dict)
+    for place in places:
+        for gpu in place.gpus:
+            each_mb = of_role.get(place.role, 0.0)
+            if place.role == SERVER:
+                named = (number(config.engine.args, name) for name in FRACTIONS)
+                each_mb = (next(filter(None, named), None) or USUAL_FRACTION) * gpu.total_mb
+            parts[gpu][place.role] = place.processes * each_mb
+    for gpu, by_role in sorted(parts.items(), key=lambda item: item[0].index):
+        total_mb, name = sum(by_role.values()), f"gpu {gpu.index} memory"
+        told = " + ".join(f"{role} {mb / 1000:.1f}" for role, mb in by_role.items())
+        told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
+        if total_mb > gpu.total_mb:
+            less = f"{_LESS}; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
+            yield warn(name, told, less if SERVER in by_role else _LESS)
+        elif total_mb > gpu.free_mb and not is_up:
+            told += f", of which {gpu.free_mb / 1000:.1f} are free now"
+            yield warn(name, told, "`nvidia-smi` lists who uses it: end them, or name another GPU")
+        else:
+            yield ok(name, told)
 
 
 def free_mb() -> float:
@@ -253,24 +121,5 @@ def free_mb() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
 
 
-def _activation_mb(text: Mapping[str, Any], config: RunConfig) -> float:
-    """What the backward pass needs of one token's forward, MB."""
-    widths = HIDDEN_ACTIVATIONS * _hidden_size(text) + MLP_ACTIVATIONS * _mlp_width(text)
-    widths *= _num_layers(text)
-    if config.trainer.activation_checkpointing:  # each layer's input, and one layer whole
-        widths = widths / max(_num_layers(text), 1) + _num_layers(text) * _hidden_size(text)
-    return widths * SIZES[config.model.dtype] / 1e6
-
-
-def _mlp_width(text: Mapping[str, Any]) -> int:
-    """Of a layer as one token passes it: of all experts only those that it is routed to."""
-    routed = int(text.get("moe_intermediate_size") or 0) * int(text.get("num_experts_per_tok") or 0)
-    return routed or int(text.get("intermediate_size") or 4 * _hidden_size(text))
-
-
-def _hidden_size(text: Mapping[str, Any]) -> int:
-    return int(text.get("hidden_size") or text.get("n_embd") or text.get("d_model") or 0)
-
-
-def _num_layers(text: Mapping[str, Any]) -> int:
-    return int(text.get("num_hidden_layers") or text.get("n_layer") or text.get("n_layers") or 0)
+def _rest(rows: Sequence[tuple[float, float]], model: ModelFolder) -> float:
+    return max((mb for size, mb in rows if model.num_parameters >= 0.99 * size), default=0.0)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.start.doctor.check import Check, ok, warn
-from rlstreams.start.doctor.model_fits import (
+from rlstreams.start.doctor.model_files import (
     check_class,
     check_special_tokens,
     check_vocabulary,
     load_tokenizer,
+    tensors_of,
 )
-from rlstreams.start.doctor.weight_files import tensors_of
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.nearest import meant_path

@@ -36,11 +36,16 @@ def chart(
         lines: later ones are drawn over earlier ones, cell by cell.
         marks: x of vertical strokes, drawn under everything.
     """
-    canvas = _Canvas(width, height)
+    cells: dict[tuple[int, int], tuple[str, int]] = {}  # style and dots of a cell
+
+    def dot(x: int, y: int, style: str) -> None:
+        owner, dots = cells.get((y // 4, x // 2), (style, 0))
+        # Mixed dots would take the wrong colour: the newer line owns the cell.
+        cells[y // 4, x // 2] = (style, (dots if owner == style else 0) | _DOTS[y % 4][x % 2])
+
     for x in marks:
-        column = _scale(x, x_max, width * 2)
         for row in range(0, height * 4, 2):
-            canvas.dot(column, row, "red")
+            dot(_scale(x, x_max, width * 2), row, "red")
     for line in lines:
         spots = [
             (
@@ -50,42 +55,18 @@ def chart(
             for x, y in line.points
             if math.isfinite(y)
         ]
-        for start, end in zip(spots, spots[1:] or spots, strict=False):
-            canvas.stroke(start, end, line.style)
-    return canvas.rows()
+        for (x0, y0), (x1, y1) in zip(spots, spots[1:] or spots, strict=False):
+            num = max(abs(x1 - x0), abs(y1 - y0), 1)
+            for i in range(num + 1):
+                dot(x0 + round((x1 - x0) * i / num), y0 + round((y1 - y0) * i / num), line.style)
+    return [
+        Text.assemble(
+            *((chr(_BLANK + dots) if dots else " ", style) for style, dots in row), no_wrap=True
+        )
+        for row in ([cells.get((y, x), ("", 0)) for x in range(width)] for y in range(height))
+    ]
 
 
 def _scale(value: float, most: float, num_dots: int) -> int:
     share = min(1.0, max(0.0, value / most)) if most > 0 else 0.0
     return round(share * (num_dots - 1))
-
-
-class _Canvas:
-    """Dots, and one style per cell: the last one drawn."""
-
-    def __init__(self, width: int, height: int) -> None:
-        self._bits = [[0] * width for _ in range(height)]
-        self._styles = [[""] * width for _ in range(height)]
-
-    def dot(self, x: int, y: int, style: str) -> None:
-        row, column = y // 4, x // 2
-        if self._styles[row][column] != style:
-            # Mixed dots would take the wrong colour: the newer line owns the cell.
-            self._bits[row][column] = 0
-            self._styles[row][column] = style
-        self._bits[row][column] |= _DOTS[y % 4][x % 2]
-
-    def stroke(self, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
-        (x0, y0), (x1, y1) = start, end
-        num = max(abs(x1 - x0), abs(y1 - y0), 1)
-        for i in range(num + 1):
-            self.dot(x0 + round((x1 - x0) * i / num), y0 + round((y1 - y0) * i / num), style)
-
-    def rows(self) -> list[Text]:
-        rows = []
-        for bits, styles in zip(self._bits, self._styles, strict=True):
-            text = Text(no_wrap=True)
-            for bit, style in zip(bits, styles, strict=True):
-                text.append(chr(_BLANK + bit) if bit else " ", style)
-            rows.append(text)
-        return rows

@@ -168,10 +168,6 @@ class LiveView:
         lines = tuple(self._lines.new(given))
         if self._live is not None and self._was_terminal and not self._console.file.isatty():
             self._leave_screen(self._live)
-        if self._live is not None and getattr(self._console.file, "is_unread", False):
-            for line in lines:  # a terminal that was halted: the stream knows where they go
-                self._console.file.write(f"{visible(line)}\n")
-            return
         if self._live is not None:
             self._live.update(Screen(given), refresh=True)
             return

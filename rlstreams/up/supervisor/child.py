@@ -24,13 +24,11 @@ from pathlib import Path
 from typing import Protocol
 
 from rlstreams.streams.log.tail import tail
-from rlstreams.up.supervisor.own_session import unheard
-from rlstreams.up.supervisor.process_handle import ProcessHandle
 
 PRELOAD = "rlstreams.workers.bootstrap.preload"
-OWN_SESSION = "rlstreams.up.supervisor.own_session"
 LIGHT_ROLES = frozenset({"prompts"})  # import no torch
 UNLEARNT = 255  # what multiprocessing gives where the fork server is gone, which alone knew it
+_FORK_SERVER = "from multiprocessing.forkserver import main"  # its command line
 TAIL_LINES = 12
 
 
@@ -122,9 +120,8 @@ class ForkSpawner:
         from multiprocessing import forkserver
 
         self._context = context
-        context.set_forkserver_preload([OWN_SESSION, preload])
-        with unheard():
-            forkserver.ensure_running()
+        context.set_forkserver_preload([__name__, preload])
+        forkserver.ensure_running()
 
     def spawn(self, spec: ChildSpec) -> Child:
         """See `Spawner`."""
@@ -132,8 +129,7 @@ class ForkSpawner:
         process = self._context.Process(
             target=_forked, args=(spec, theirs), name=spec.worker, daemon=False
         )
-        with unheard():  # a server that is gone is started again
-            process.start()
+        process.start()
         theirs.close()
         pipe_fd = os.dup(ours.fileno())
         ours.close()
@@ -190,7 +186,6 @@ class _Forked:
 
     def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
         self._process = process
-        self._handle = ProcessHandle(self.pid)
 
     @property
     def pid(self) -> int:
@@ -199,9 +194,10 @@ class _Forked:
 
     def poll(self) -> int | None:
         status = self._process.exitcode
-        if status is None or (status == UNLEARNT and self._handle.is_alive):
-            return None
-        self._handle.close()
+        if status == UNLEARNT:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, 0)
+                return None  # it lives on without the fork server
         return status
 
 
@@ -218,3 +214,9 @@ def _forked(spec: ChildSpec, pipe: multiprocessing.connection.Connection) -> Non
     status = main(["worker", *spec.arguments(pipe.fileno())])
     end_within(status)
     sys.exit(status)
+
+
+if any(word.startswith(_FORK_SERVER) for word in sys.orig_argv) and os.getsid(0) != os.getpid():
+    # The fork server imports this module first. What the terminal sends to its foreground group
+    # must not end it: the exit statuses of its children go through it.
+    os.setsid()

@@ -1,17 +1,44 @@
-"""Hooks for deliberate fault injection: called in each turn of the loop of `up`."""
+"""Interface of `up` to fault injection: what can be broken, the hook, and how the run ended."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from enum import StrEnum
+from typing import Protocol
 
+from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.log.bus import Bus
+from rlstreams.up.live.words import KillMark
 from rlstreams.up.supervisor.broker import BrokerKeeper
-from rlstreams.up.supervisor.fleet import Fleet
+from rlstreams.up.supervisor.fleet import Failure, Fleet
 from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.workers.config.run import RunConfig
 
-if TYPE_CHECKING:
-    from rlstreams.up.supervisor.ended import Ended
+
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    COMPLETE = "complete"  # the target is reached and the last version evaluated
+    DRAINED = "drained"  # stopped before; resumable
+    FAILED = "failed"  # a worker cannot go on; resumable once that is cured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A run that is over, for now."""
+
+    config: RunConfig
+    command: str  # what started it, from `up` on, as typed, but for --steps
+    resume: str  # what continues it to the same end
+    steps_typed: int = 0  # by --steps; 0: the configured ones
+    step: int = 0  # the newest one
+    outcome: Outcome
+    failure: Failure | None
+    num_killed: int
+    kills: Sequence[KillMark] = ()  # those that were asked for
+    is_claimed: bool = True  # a trainer took the run over in this start
+    audit: AuditReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

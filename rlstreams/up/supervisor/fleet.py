@@ -12,6 +12,7 @@ from typing import Protocol
 
 from rlstreams.up.supervisor.child import Child, ChildSpec, Spawner, log_tail
 from rlstreams.up.supervisor.restart import Action, Decision, RestartPolicy
+from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
 
 # Who is drained first: nobody waits for work of somebody who has left.
@@ -306,3 +307,13 @@ class Fleet:
                 last_lines=log_tail(worker.log),
                 status=status,
             )
+
+
+def num_workers(config: RunConfig) -> dict[str, int]:
+    """Processes of a run, by role."""
+    return {
+        "prompts": 1,
+        "rollout": config.rollout.workers,
+        "logprob": config.logprob.workers,
+        "trainer": 1,
+    }

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlstreams.up.supervisor.ended import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.workers.config.run import RunConfig
 
 NAME = "rlstreams"

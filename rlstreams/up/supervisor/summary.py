@@ -12,7 +12,7 @@ from rlstreams.show.report.page import ReportInput
 from rlstreams.streams.views.feed import EvaluationState, ViewState
 from rlstreams.up.live.visible import visible
 from rlstreams.up.live.words import over, redone_lines
-from rlstreams.up.supervisor.ended import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure
 from rlstreams.up.supervisor.next_commands import model_lines, next_commands
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlstreams.runs.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.schemas.events import ControlState
@@ -23,18 +25,13 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.child import make_spawner
-from rlstreams.up.supervisor.ended import Ended, Outcome
-from rlstreams.up.supervisor.fault_hook import FaultHook, FaultTargets
-from rlstreams.up.supervisor.fleet import LOGS, Fleet
-from rlstreams.up.supervisor.fleet_size import num_workers
-from rlstreams.up.supervisor.interrupts import Interrupts
-from rlstreams.up.supervisor.keyboard import Keyboard
+from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, Outcome
+from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.next_commands import program_name
-from rlstreams.up.supervisor.output import lasting
-from rlstreams.up.supervisor.resume import changes
 from rlstreams.up.supervisor.run import Supervisor
 from rlstreams.up.supervisor.run_lock import locked_run
 from rlstreams.up.supervisor.summary import show, summarize
+from rlstreams.up.supervisor.terminal import Interrupts, Keyboard, lasting
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.parts import (
     bootstrap_of,
@@ -212,3 +209,43 @@ def _say_changes(watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> No
     found = changes(claims[-1].config, resolved_json(config))
     told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
     watcher.say(f"continuing at step {watcher.step + 1}; changed: {told or 'nothing'}")
+
+
+# Another seed is another order of rows and other samples: not the run that the log tells.
+# Data set, tokenizer and model are compared by content, by the trainer; partitions by the broker.
+# These, and the seed, the trainer would refuse too, but after other roles had begun.
+FIXED = ("run.seed", "model.dtype", "prompts.group_size", "trainer.lora")
+
+
+def changes(before: str, now: str) -> list[tuple[str, object, object]]:
+    """Fields that differ, by dotted name, with the old and the new value.
+
+    Args:
+        before: configuration of the last claim, JSON.
+        now: the resolved configuration, JSON.
+
+    Raises:
+        ConfigError: a field that may not change did.
+    """
+    old, new = dict(_leaves(json.loads(before))), dict(_leaves(json.loads(now)))
+    found = [
+        (name, old.get(name), new.get(name))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    for name, was, is_ in found:
+        # What a version before did not know has the value that it computed with: the trainer knows.
+        if name in old and any(f"{name}.".startswith(f"{fixed}.") for fixed in FIXED):
+            raise ConfigError(
+                f"{name} is {is_}, but the run was started with {was}: "
+                "restore it, or choose another run.id"
+            )
+    return found
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

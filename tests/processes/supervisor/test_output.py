@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.up.live.screen import LiveInput
-from rlstreams.up.supervisor import output
-from rlstreams.up.supervisor.output import lasting
+from rlstreams.up.supervisor.terminal import lasting
 from tests.unit.report.test_live import live_input
 
 ROOT = Path(__file__).parents[3]
@@ -25,9 +24,7 @@ _UP = """
 import sys
 from pathlib import Path
 from rlstreams.up.live.screen import LiveView
-from rlstreams.up.supervisor.interrupts import Interrupts
-from rlstreams.up.supervisor import output
-from rlstreams.up.supervisor.output import lasting
+from rlstreams.up.supervisor.terminal import Interrupts, lasting
 from rlstreams.up.supervisor.summary import show
 from tests.processes.supervisor.test_output import step
 with lasting(Path({log!r})):
@@ -158,130 +155,3 @@ def test_a_reader_that_is_slow_is_waited_for(
     os.close(theirs)
     assert f"{text}\n".encode() == b"".join(taken)
     assert not (tmp_path / "logs").exists()
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "PATIENCE_S", 0.3)
-
-
-@pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("is_blocking", [True, False])
-def test_a_reader_that_does_not_read_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_blocking: bool
-) -> None:
-    """`up | less` that nobody pages: lines go on in the file, and come once it is read again."""
-    theirs, ours = os.pipe()
-    os.set_blocking(ours, is_blocking)
-    log = tmp_path / "logs/up.log"
-    full = "x" * 100_000 + "\n"  # more than a pipe holds
-    with open(ours, "w") as stream, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", stream)
-        with lasting(log):
-            began_s = time.monotonic()
-            sys.stdout.write(full)
-            for number in range(200):
-                sys.stdout.write(f"line {number}\n")
-            assert time.monotonic() - began_s < SECONDS / 2
-            first, *lines = log.read_text("utf-8").splitlines()
-            assert "nobody has read on for" in first
-            assert [full.strip(), *(f"line {number}" for number in range(200))] == lines
-            seen = os.read(theirs, len(full))
-            while len(seen) < len(full):
-                seen += os.read(theirs, len(full))
-            wait_until_read(sys.stdout)
-            sys.stdout.write("line 200\n")
-            read_until(
-                theirs, b"line 0\n" + b"".join(f"line {n}\n".encode() for n in range(1, 201))
-            )
-            sys.stdout.write("line 201\n")
-            read_until(theirs, b"line 201\n")
-    assert "it is read again" in log.read_text("utf-8").splitlines()[-1]
-    os.close(theirs)
-
-
-def wait_until_read(stream: object) -> None:
-    until_s = time.monotonic() + SECONDS
-    while getattr(stream, "is_unread", False):
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-
-
-@pytest.mark.usefixtures("hasty")
-def test_a_reader_that_leaves_after_it_did_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`q` in the pager: everything from where it stopped is in the file, once."""
-    theirs, ours = os.pipe()
-    log = tmp_path / "logs/up.log"
-    full = "x" * 100_000
-    with open(ours, "w") as stream, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", stream)
-        with lasting(log):
-            sys.stdout.write(f"{full}\n")
-            sys.stdout.write("one\n")
-            os.close(theirs)
-            wait_until_read(sys.stdout)
-            sys.stdout.write("two\n")
-            sys.stdout.write("three\n")
-    told = [line for line in log.read_text("utf-8").splitlines() if "UTC:" not in line]
-    assert [full, "one", "two", "three"] == told
-
-
-def test_a_run_that_ends_unread_ends_all_the_same(tmp_path: Path) -> None:
-    """Its summary, and what is written behind it, is in the file; the pager is still there."""
-    ours, theirs = os.pipe()
-    log = tmp_path / "logs/up.log"
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from rlstreams.up.supervisor import output\n"
-        "output.PATIENCE_S = 0.3\n"
-        f"with output.lasting(Path({str(log)!r})):\n"
-        "    print('x' * 100_000)\n"
-        "    print('summary')\n"
-        "print('behind', flush=True)\n"
-        "sys.exit(3)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=theirs, cwd=ROOT)
-    os.close(theirs)
-    assert 3 == process.wait(SECONDS)
-    os.close(ours)
-    assert ["summary", "behind"] == [
-        line for line in log.read_text("utf-8").splitlines() if line in ("summary", "behind")
-    ]
-
-
-def test_a_terminal_that_is_halted_shows_the_screen_again(tmp_path: Path) -> None:
-    """Ctrl-S: the run goes on, its lines are in the file and no picture; Ctrl-Q: there it is."""
-    log = tmp_path / "logs/up.log"
-    ours, theirs = pty.openpty()
-    lead = "from rlstreams.up.supervisor import output\noutput.PATIENCE_S = 0.3\n"
-    process = started(log, stdout=theirs, stderr=theirs, lead=lead)
-    os.close(theirs)
-    turn(process)
-    read_until(ours, b"Ctrl-C")
-    for _ in range(40):  # more than a terminal's buffer holds, and nobody reads it
-        turn(process)
-    until_s = time.monotonic() + SECONDS
-    while not log.exists() or "step 39/60" not in " ".join(log.read_text("utf-8").split()):
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
-    text = log.read_text("utf-8")
-    assert "\x1b" not in text
-    read_until(ours, b"Ctrl-C")
-    time.sleep(0.2)
-    turn(process)
-    seen = threading.Thread(target=lambda: list(iter(lambda: read_some(ours), b"")))
-    seen.start()
-    process.communicate(timeout=SECONDS)
-    seen.join(SECONDS)
-    assert 0 == process.returncode
-    assert "it is read again" in log.read_text("utf-8")
-
-
-def read_some(fd: int) -> bytes:
-    try:
-        return os.read(fd, 65_536)
-    except OSError:  # the other end of a terminal has gone
-        return b""

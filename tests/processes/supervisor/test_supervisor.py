@@ -6,9 +6,8 @@ from pathlib import Path
 
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.up.supervisor.fleet import Worker
-from rlstreams.up.supervisor.interrupts import Interrupts
-from rlstreams.up.supervisor.keyboard import Keyboard
 from rlstreams.up.supervisor.run import Supervisor, _info
+from rlstreams.up.supervisor.terminal import Interrupts, Keyboard
 from rlstreams.workers.config.run import RunConfig
 from tests.factories import step_completed, trainer_started
 from tests.processes.supervisor.small import OBEDIENT, Log, fleet_of

@@ -15,10 +15,8 @@ from rlstreams.__main__ import main
 from rlstreams.start.doctor import machine
 from rlstreams.start.doctor.check import Level, probed
 from rlstreams.start.doctor.diagnose import diagnose, preflight
-from rlstreams.start.doctor.memory import estimate
 from rlstreams.start.doctor.model import check_routers, read_model
-from rlstreams.start.doctor.plan import plan_checks
-from rlstreams.start.doctor.weight_files import tensors_in
+from rlstreams.start.doctor.model_files import tensors_in
 from rlstreams.streams.broker.jars import num_missing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.workers.config.load import load
@@ -62,23 +60,6 @@ def test_a_failed_check_says_what_to_do_and_the_rest_is_still_looked_at(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("fail") and "there is no file" in line for line in lines)
     assert any(line.startswith("ok") and "qwen3_moe" in line for line in lines)
-
-
-def test_fewer_rows_than_a_batch_has_groups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of those that are left for training; the run starts all the same."""
-    rows = tmp_path / "rows.jsonl"
-    lines = [json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) for n in range(10)]
-    rows.write_text("\n".join(lines))
-    words = ["doctor", str(DEMO), f"--run.dir={tmp_path}", f"--data.train={rows}"]
-    split = ["--data.held_out=", "--data.held_out_rows=4"]
-    assert 0 == main([*words, *split, "--trainer.groups_per_step=7"])
-    told = capsys.readouterr().out
-    assert "10 rows: 6 for training, 4 held out" in told
-    assert "6 training rows are fewer than trainer.groups_per_step = 7" in told
-    assert 0 == main([*words, *split, "--trainer.groups_per_step=6"])
-    assert "are fewer than" not in capsys.readouterr().out
 
 
 def test_a_reference_that_is_no_model_is_told_before_a_start(
@@ -130,18 +111,6 @@ def test_a_header_that_is_none_is_told_with_its_file(tmp_path: Path, header: byt
     file.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ConfigError, match=rf"{file}: its header is none of a safetensors file"):
         tensors_in(file)
-
-
-def test_memory_grows_with_what_is_held(tmp_path: Path) -> None:
-    """More slots cost the rollout role, a larger window the log-prob role, and nobody else."""
-    model = read_model(str(MODEL))
-    small, slots, window = (
-        {role.role: role.total_mb for role in estimate(model, demo(tmp_path, *overrides))}
-        for overrides in ((), ("--rollout.slots=4096",), ("--logprob.token_budget=1000000",))
-    )
-    assert {"rollout"} == {role for role in small if small[role] != slots[role]}
-    assert {"logprob"} == {role for role in small if small[role] != window[role]}
-    assert slots["rollout"] > small["rollout"]
 
 
 @pytest.mark.parametrize(
@@ -256,29 +225,6 @@ def test_replay_is_promised_of_a_model_with_routers_and_refused_of_a_dense_one(
     fields = {name: value for name, value in model.config.items() if "experts" not in name}
     with pytest.raises(ConfigError, match=r"trainer\.routing_replay is true, but .* a dense model"):
         check_routers(config, replace(model, config=fields))
-
-
-def test_numbers_that_cannot_be_meant_together() -> None:
-    """Each names both fields and their values; no example of ours has any."""
-    found = plan_checks(load([], ["--trainer.steps=5", "--broker.payload_retention_hours=0.1"]))
-    told = {check.name: check.found for check in found}
-    assert "warmup_steps is 5 and trainer.steps is 5: trainer.optimizer.lr" in told["learning rate"]
-    assert "checkpoint_every is 20 and trainer.steps is 5" in told["checkpoints"]
-    assert "keeps samples for 360 s" in told["retention"]
-    assert "group_deadline_s = 1,200 s" in told["retention"]
-    for name in ("demo", "gsm8k-2gpu", "chat", "reasoning_gym", "second_try", "two_parts"):
-        assert [] == list(plan_checks(load([DEMO.with_stem(name)])))
-
-
-def test_more_rows_to_evaluate_on_than_are_held_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run takes those that there are."""
-    words = ["doctor", str(DEMO), f"--run.dir={tmp_path}", "--prompts.evaluate_rows=257"]
-    assert 0 == main(words)
-    assert "evaluate_rows is 257, but there are 256 held-out rows" in capsys.readouterr().out
-    assert 0 == main([*words[:-1], "--prompts.evaluate_rows=256"])
-    assert "evaluate_rows" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlstreams.start.doctor.check import Check, Level
-from rlstreams.start.doctor.gpu_memory import gpu_memory_checks
+from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
 from rlstreams.start.doctor.gpus import (
     VISIBLE,
     Gpu,
     GpuInventory,
     gpu_checks,
     gpu_inventory,
+    placements,
     visible,
 )
-from rlstreams.start.doctor.host import EVERYTHING, Host
-from rlstreams.start.doctor.memory import estimate
+from rlstreams.start.doctor.memory import gpu_memory_checks, memory_check, needs
 from rlstreams.start.doctor.model import ModelFolder, read_model
 from rlstreams.workers.config.load import load
-from rlstreams.workers.config.run import RunConfig
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "infra/examples"
-DEMO, TWO = EXAMPLES / "demo.toml", EXAMPLES / "demo-gpu.toml"
-BIG_MB = 6880.0  # of 1.7e9 parameters in float32
+DEMO = EXAMPLES / "demo.toml"
 EIGHTY = 85_520.0  # MB of an H100
 # As nvidia-smi writes them: MiB.
 LISTED = """\
@@ -54,12 +52,12 @@ def gpus(count: int, *, busy: Sequence[int] = (), total_mb: float = EIGHTY) -> t
     )
 
 
-def checks(
-    count: int, *words: str, weights_mb: float = BIG_MB, busy: Sequence[int] = ()
-) -> dict[str, Check]:
+def checks(count: int, *words: str, host: Host = EVERYTHING) -> dict[str, Check]:
     config = load([DEMO], words)
-    found = gpu_checks(config, GpuInventory(gpus=gpus(count, busy=busy)), weights_mb=weights_mb)
-    return {check.name: check for check in found}
+    inventory = GpuInventory(gpus=gpus(count))
+    places = list(placements(config, inventory.gpus, host, os.environ.get(VISIBLE)))
+    nccl = config.weights.channel == "nccl"
+    return {check.name: check for check in gpu_checks(inventory, places, nccl=nccl)}
 
 
 def install_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str, status: int = 0) -> None:
@@ -87,10 +85,10 @@ def test_none_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the field that asks; where none does, none is missed."""
     monkeypatch.setenv("PATH", "")
     inventory = gpu_inventory()
-    (check,) = gpu_checks(load([DEMO]), inventory)
+    (check,) = gpu_checks(inventory, list(placements(load([DEMO]), ())))
     assert (Level.OK, True) == (check.level, "every role computes on the CPU" in check.found)
     wanted = load([DEMO], ["--trainer.device=cuda:0"])
-    (check,) = gpu_checks(wanted, inventory)
+    (check,) = gpu_checks(inventory, list(placements(wanted, ())))
     assert check.level is Level.WARN
     assert "no nvidia-smi" in check.found
 
@@ -123,34 +121,10 @@ def test_a_number_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks(2, "--trainer.device=cuda:1")["gpus"].level is Level.FAIL
 
 
-def test_gpus_that_no_role_uses_are_named_with_the_fields_that_would() -> None:
-    """Of roles on the CPU first; not those that somebody else uses; not for a toy."""
-    check = checks(2)["unused gpus"]
-    assert (Level.WARN, "no role uses GPU 0 (H100), 1 (H100)") == (check.level, check.found)
-    assert 'set trainer.device = "cuda:0", logprob.device = "cuda:1"' == check.advice
-    check = checks(3, "--trainer.device=cuda:0", "--logprob.device=cuda:1")["unused gpus"]
-    assert ("no role uses GPU 2 (H100)", 'set rollout.device = "cuda:2"') == (
-        check.found,
-        check.advice,
-    )
-    words = [f"--{role}.device=cuda:0" for role in ("trainer", "logprob", "rollout")]
-    assert "trainer.ranks" in checks(2, *words)["unused gpus"].advice
-    assert "unused gpus" not in checks(2, *words, "--trainer.ranks=2")
-    assert "unused gpus" not in checks(2, *words, busy=[1])
-    toy = checks(2, weights_mb=1.1)["unused gpus"]
-    assert (Level.OK, True) == (toy.level, "a model of 1.1 MB needs none" in toy.found)
-
-
-def test_the_gpus_of_a_server_are_used_too() -> None:
-    """Those that `engine.env` leaves it, as many as it is spread over."""
-    words = [
-        "--rollout.engine=vllm",
-        f"--engine.env.{VISIBLE}=1,2",
-        "--trainer.device=cuda:0",
-        "--logprob.device=cuda:0",
-    ]
-    assert checks(3, *words)["unused gpus"].found == "no role uses GPU 2 (H100)"
-    assert "unused gpus" not in checks(3, *words, "--engine.args.tensor_parallel_size=2")
+def test_the_gpus_of_a_server_are_named_by_its_environment() -> None:
+    """As many as it is spread over, of those that `engine.env` leaves it."""
+    words = ["--rollout.engine=vllm", f"--engine.env.{VISIBLE}=1,2"]
+    assert checks(3, *words, "--engine.args.tensor_parallel_size=2")["gpus"].level is Level.OK
     lacking = checks(3, *words, "--engine.args.tp-size=3")["gpus"]
     assert "none for engine.env.CUDA_VISIBLE_DEVICES = 1,2" in lacking.found
 
@@ -160,125 +134,67 @@ def test_nccl_takes_no_puller_on_the_gpu_of_the_trainer() -> None:
     words = ["--trainer.device=cuda:0", "--logprob.device=cuda:0", "--weights.channel=nccl"]
     check = checks(1, *words)["weights.channel"]
     assert check.level is Level.FAIL
-    assert "logprob.device = cuda:0 means GPU 0, from which the trainer sends" in check.found
+    assert "logprob.device = cuda:0 means the GPU from which the trainer sends" in check.found
     assert "weights.channel" not in checks(1, *words, "--weights.channel=file")
     assert "weights.channel" not in checks(2, *words, "--logprob.device=cuda:1")
 
 
 def test_a_role_by_itself_is_asked_of_its_own_gpu_alone() -> None:
     """Others of its host's GPUs are for other roles."""
-    config = load([DEMO, TWO])
-    inventory = GpuInventory(gpus=gpus(1))
-    (check,) = gpu_checks(config, inventory, Host(role="trainer"), weights_mb=BIG_MB)
-    assert check.level is Level.OK
-    (check,) = gpu_checks(config, inventory, Host(role="logprob"), weights_mb=BIG_MB)
-    assert "none for logprob.device = cuda:1" in check.found
+    words = ["--trainer.device=cuda:0", "--logprob.device=cuda:1"]
+    assert checks(1, *words, host=Host(role="trainer"))["gpus"].level is Level.OK
+    lacking = checks(1, *words, host=Host(role="logprob"))["gpus"]
+    assert "none for logprob.device = cuda:1" in lacking.found
 
 
-def qwen3(layers: int, hidden: int, mlp: int, parameters: float) -> ModelFolder:
-    shape: dict[str, object] = {
-        "model_type": "qwen3",
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151_936,
-        "max_position_embeddings": 40_960,
-    }
-    demo = read_model(str(EXAMPLES / "demo/model"))
-    return replace(demo, config=shape, num_parameters=int(parameters))
+def sized(parameters: float) -> ModelFolder:
+    """The demo's folder as if its model had so many weights."""
+    return replace(read_model(str(EXAMPLES / "demo/model")), num_parameters=int(parameters))
 
 
-SMALL = qwen3(28, 2048, 6144, 1.72e9)
-
-
-def memory(config: RunConfig, count: int = 1, **changes: object) -> list[Check]:
-    given = {"gpus": gpus(count), "host": EVERYTHING, "is_up": False, **changes}
-    return list(gpu_memory_checks(config, estimate(SMALL, config), **given))  # type: ignore[arg-type]
+def memory(size: float, *words: str, on: tuple[Gpu, ...], is_up: bool = False) -> Check:
+    config = load([DEMO], ["--model.dtype=bfloat16", "--trainer.device=cuda:0", *words])
+    found = needs(sized(size), config, EVERYTHING)
+    (check,) = gpu_memory_checks(config, found, list(placements(config, on)), is_up=is_up)
+    return check
 
 
 @pytest.mark.parametrize(
-    ("model", "tokens", "is_checkpointed", "measured_gb"),
+    ("parameters", "words", "measured_gb"),
     [
-        (SMALL, 16_384, "true", 32.6),
-        (SMALL, 8_192, "false", 55.5),
-        (qwen3(36, 2560, 9728, 4.02e9), 16_384, "true", 70.8),
-        (qwen3(36, 4096, 12_288, 8.19e9), 8_192, "true", 141.1),
+        (1.72e9, (), 32.6),
+        (4.02e9, (), 70.8),
+        (8.19e9, (), 141.1),
+        (8.19e9, ("--trainer.lora.rank=16",), 31.1),
     ],
 )
-def test_the_estimate_of_training_is_near_what_was_measured(
-    model: ModelFolder, tokens: int, is_checkpointed: str, measured_gb: float
+def test_what_training_needs_is_what_was_measured(
+    parameters: float, words: tuple[str, ...], measured_gb: float
 ) -> None:
     """Peaks of infra/docs/models.md, on one H200."""
-    words = [
-        "--model.dtype=bfloat16",
-        "--trainer.device=cuda:0",
-        f"--trainer.micro_batch_tokens={tokens}",
-        f"--trainer.activation_checkpointing={is_checkpointed}",
-    ]
-    config = load([], words)
-    (check,) = gpu_memory_checks(
-        config, estimate(model, config), gpus(1, total_mb=150_754), EVERYTHING, is_up=False
-    )
-    estimated = float(check.found.split("trainer ")[1].split(" MB")[0].replace(",", ""))
-    assert estimated / 1000 == pytest.approx(measured_gb, rel=0.12)
+    told = memory(parameters, *words, on=gpus(1, total_mb=150_754)).found
+    assert float(told.split()[1]) == pytest.approx(measured_gb, rel=0.03)
 
 
-def test_a_server_beside_a_trainer_on_one_gpu() -> None:
-    """Its fraction counts whole; the advice is the fraction that would fit."""
-    words = [
-        "--model.dtype=bfloat16",
-        "--trainer.device=cuda:0",
-        "--trainer.activation_checkpointing=true",
-        "--rollout.engine=vllm",
-        f"--engine.env.{VISIBLE}=0",
-    ]
-    (check,) = memory(load([DEMO], [*words, "--engine.args.gpu-memory-utilization=0.8"]))
-    assert (Level.WARN, "gpu 0 memory") == (check.level, check.name)
-    assert check.found.startswith("estimate: trainer ")
-    assert "vllm (0.8 of it) 68,416" in check.found
-    assert check.advice.startswith("set engine.args.gpu-memory-utilization to at most 0.6")
-    assert (
-        "vllm (0.9 of it, as usual where nothing is said)" in memory(load([DEMO], words))[0].found
-    )
-    fits = load([DEMO], [*words, "--engine.args.gpu_memory_utilization=0.5"])
-    assert [Level.OK] == [check.level for check in memory(fits)]
+def test_memory_that_a_gpu_does_not_have() -> None:
+    """Too small, taken by somebody else, or by the share that a server reserves."""
+    check = memory(4.02e9, on=gpus(1, total_mb=40_000))
+    assert (Level.WARN, True) == (check.level, "trainer.lora.rank" in check.advice)
+    taken = gpus(1, busy=[0], total_mb=60_000)
+    assert "of which 30.0 are free now" in memory(1.72e9, on=taken).found
+    assert memory(1.72e9, on=taken, is_up=True).level is Level.OK
+    served = ["--rollout.engine=vllm", f"--engine.env.{VISIBLE}=0"]
+    check = memory(1.72e9, *served, on=gpus(1))
+    assert (Level.WARN, True) == (check.level, "gpu-memory-utilization" in check.advice)
+    half = "--engine.args.gpu_memory_utilization=0.5"
+    assert memory(1.72e9, *served, half, on=gpus(1)).level is Level.OK
 
 
-def test_what_does_not_fit_is_a_warning_and_says_what_to_change() -> None:
-    """Weights in float32 with their moments on a small GPU; nothing of a server in the advice."""
-    (check,) = memory(load([DEMO], ["--trainer.device=cuda:0"]), gpus=gpus(1, total_mb=24_000))
-    assert check.level is Level.WARN
-    assert 'model.dtype = "bfloat16"' in check.advice
-    assert "gpu-memory" not in check.advice
-
-
-def test_memory_that_somebody_else_has_taken() -> None:
-    """Unless the run itself may be up: then it is its own."""
-    config = load([DEMO], ["--trainer.device=cuda:0", "--model.dtype=bfloat16",
-                           "--trainer.micro_batch_tokens=6000"])  # fmt: skip
-    taken = gpus(1, busy=[0], total_mb=80_000)
-    (check,) = memory(config, gpus=taken)
-    assert (Level.WARN, True) == (check.level, "only 40,000 are free now" in check.found)
-    assert [Level.OK] == [check.level for check in memory(config, gpus=taken, is_up=True)]
-
-
-@pytest.mark.parametrize(
-    ("argument", "part"),
-    [
-        ("tensor-parallel-size=auto", "vllm (0.9 of it"),
-        ("gpu-memory-utilization=most", "vllm (0.9 of it"),
-        ("kv-cache-memory-bytes=20g", "vllm (kv-cache-memory-bytes, without its weights) 20,500"),
-        ("kv-cache-memory-bytes=20G", "vllm (kv-cache-memory-bytes, without its weights) 21,975"),
-    ],
-)
-def test_arguments_of_a_server_are_the_servers_to_judge(argument: str, part: str) -> None:
-    """What is no number for us may be one for it, or is refused by it; the rest is looked at."""
-    config = load([DEMO], ["--rollout.engine=vllm", f"--engine.args.{argument}"])
-    (check,) = memory(config, gpus=gpus(1))
-    assert part in check.found
+def test_memory_of_roles_on_the_cpu() -> None:
+    """All together: a warning. One role alone: a failure."""
+    found = needs(sized(1e8), load([DEMO]), EVERYTHING)
+    levels = [memory_check(found, free_mb).level for free_mb in (100_000, 5_000, 1_000)]
+    assert [Level.OK, Level.WARN, Level.FAIL] == levels
 
 
 def test_slices_of_a_gpu_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

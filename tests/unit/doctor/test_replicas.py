@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlstreams.start.doctor.broker import replication_check
 from rlstreams.start.doctor.check import Level
-from rlstreams.start.doctor.replicas import replication_check
 from rlstreams.streams.kafka.facts import BrokerFacts, Copies, TopicFacts
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.config.load import load
@@ -39,7 +39,7 @@ def facts(
         (facts(ALL, ALL), Level.OK, "is 3", ""),
         (facts((1, 3), (1, 3)), Level.WARN, "1, 2, 3 there is no answer from 2", "start broker 2"),
         (facts((1,), (1,)), Level.FAIL, "from 2, 3; fewer copies in sync", "start broker 2, 3"),
-        (facts((1, 3), (1, 3), ()), Level.FAIL, "not all topics", "start broker 2: on fewer"),
+        (facts((1, 3), (1, 3), ()), Level.FAIL, "not all topics", "start broker 2; leave"),
         (facts(ALL, (1, 3)), Level.WARN, "not in sync: run.prompts[0], run", "have caught up"),
         (facts(ALL, (3,)), Level.FAIL, "writes are refused: run.prompts[0]", "have caught up"),
     ],

@@ -9,12 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.start.doctor.alone import alone_checks
-from rlstreams.start.doctor.check import Check, Level
-from rlstreams.start.doctor.host import EVERYTHING, Host
-from rlstreams.start.doctor.memory import estimate, of_host
-from rlstreams.start.doctor.model import read_model
-from rlstreams.start.doctor.secrets import secrets_check
+from rlstreams.start.doctor.alone import alone_checks, secrets_check
+from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 
@@ -33,9 +29,9 @@ def answered(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> d
     ("role", "names"),
     [
         ("prompts", {"memory", "data.train", "data.held_out"}),
-        ("rollout", {"cpu", "weights", "numerics", "answers", "memory", "verifier"}),
-        ("logprob", {"cpu", "weights", "numerics", "answers", "memory"}),
-        ("trainer", {"cpu", "weights", "numerics", "answers", "memory", "data.train"}),
+        ("rollout", {"weights", "numerics", "answers", "memory", "verifier"}),
+        ("logprob", {"weights", "numerics", "answers", "memory"}),
+        ("trainer", {"weights", "numerics", "answers", "memory", "data.train"}),
     ],
 )
 def test_only_what_a_role_needs_is_asked(
@@ -70,21 +66,6 @@ def test_a_worker_by_itself_needs_a_broker(
     out = capsys.readouterr().out
     assert "no embedded broker runs in" in out
     assert "or set broker.bootstrap to one that all hosts reach" in out
-
-
-def test_the_table_of_memory_has_the_role_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One process of it, whatever all hosts run together; the trainer with its ranks."""
-    config = load([DEMO], ["--rollout.workers=3", "--trainer.ranks=2"])
-    roles = estimate(read_model(config.model.path), config)
-    assert list(roles) == of_host(roles, EVERYTHING)
-    (rollout,) = of_host(roles, Host(role="rollout"))
-    assert ("rollout", 1) == (rollout.role, rollout.processes)
-    assert ["trainer", "ranks"] == [r.role for r in of_host(roles, Host(role="trainer"))]
-    main(["doctor", str(DEMO), f"--run.dir={tmp_path / 'run'}", "--role=logprob"])
-    table = capsys.readouterr().out.split("memory by role")[1]
-    assert ["logprob", "all"] == [line.split()[0] for line in table.splitlines()[1:3]]
 
 
 def asked(*words: str, role: str, ordinal: int | None = None) -> Mapping[str, Check]:

@@ -53,7 +53,6 @@ def test_topics_with_payloads_are_not_read() -> None:
 
 def test_without_faust_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """What to install, instead of an ImportError."""
-    monkeypatch.delitem(sys.modules, "rlstreams.show.monitor.reader", raising=False)
     monkeypatch.setitem(sys.modules, "faust", None)
     config = RunConfig(run=RunSection(id="run"))
 

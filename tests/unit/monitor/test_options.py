@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from faust.auth import SASLCredentials, SSLCredentials
 
-from rlstreams.show.monitor.options import Login, login
+from rlstreams.show.monitor.options import credentials
 from rlstreams.streams.log.errors import ConfigError
 
 
@@ -17,19 +18,19 @@ def test_a_login_is_mapped() -> None:
         "sasl.password": "x",
         "socket.keepalive.enable": "true",
     }
-    assert Login(
-        protocol="SASL_PLAINTEXT", mechanism="SCRAM-SHA-512", username="me", password="x"
-    ) == login(options)
-    assert Login() == login({})
+    found = credentials(options)
+    assert isinstance(found, SASLCredentials)
+    assert ("me", "x", "SCRAM-SHA-512") == (found.username, found.password, found.mechanism.value)
+    assert credentials({}) is None
 
 
 def test_tls_checks_the_host_unless_told_not_to() -> None:
     """As librdkafka does."""
-    tls = login({"security.protocol": "SSL"}).tls
-    lax = login({"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "none"}).tls
-    assert tls is not None
-    assert lax is not None
-    assert (True, False) == (tls.check_hostname, lax.check_hostname)
+    lax = {"ssl.endpoint.identification.algorithm": "none"}
+    for options, checks in (({}, True), (lax, False)):
+        found = credentials({"security.protocol": "SSL", **options})
+        assert isinstance(found, SSLCredentials)
+        assert found.context.check_hostname is checks
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,11 @@ def test_tls_checks_the_host_unless_told_not_to() -> None:
         ({"ssl.engine.location": "x"}, "ssl.engine.location"),
         ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, "GSSAPI"),
         ({"security.protocol": "TLS"}, "TLS"),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, "sasl.username"),
         ({"security.protocol": "SSL", "ssl.ca.location": "/nowhere"}, "ssl"),
     ],
 )
 def test_what_it_has_no_word_for_is_refused_by_name(options: dict[str, str], named: str) -> None:
     """Better than to connect otherwise than the roles."""
     with pytest.raises(ConfigError, match=named):
-        login(options)
+        credentials(options)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rlstreams.schemas.events import DroppedGroup, Event
-from rlstreams.show.monitor.windows import MINUTE_S, TEN_MINUTES_S, WindowsView, start_of
+from rlstreams.show.monitor.windows import MINUTE_MS, WindowsView, start_of
 from rlstreams.streams.views.run import RunView
 from rlstreams.streams.views.workers import PullsView
 from tests import factories
 
-MINUTE_MS = 60_000
-BEGIN_MS = start_of(factories.NOW_MS, TEN_MINUTES_S)
+BEGIN_MS = start_of(factories.NOW_MS)
 
 
 def step(number: int, at_ms: int, epoch: int = 1, **changes: object) -> Event:
@@ -73,7 +72,7 @@ def folded(events: tuple[Event, ...] = EVENTS) -> WindowsView:
 
 def test_a_minute_holds_what_happened_in_it() -> None:
     """By the events' own time; rates are over the part of the minute that was."""
-    first, second = folded().rows(MINUTE_S)
+    first, second = folded().rows()
 
     assert {
         "seconds": 60.0,
@@ -101,22 +100,13 @@ def test_a_minute_holds_what_happened_in_it() -> None:
     )
 
 
-def test_ten_minutes_and_the_whole_hold_all_of_it() -> None:
-    """A larger window is folded from the events, so its median is a median."""
-    view = folded()
-    (ten,) = view.rows(TEN_MINUTES_S)
-
-    assert ten == view.whole()
-    assert {"rollout": {"reward": 2}, "logprob": {"scoring": 1}} == ten["dead_letters"]
-
-
 def test_the_windows_add_up_to_what_the_views_show() -> None:
     """The monitor says the same as live view, report and metrics."""
     run, pulls, windows = RunView(), PullsView(), folded()
     for event in EVENTS:
         run.apply(event)
         pulls.apply(event)
-    minutes = windows.rows(MINUTE_S)
+    minutes = windows.rows()
 
     assert sum(p.num_tokens for p in run.state.steps) == sum(row["tokens"] for row in minutes)
     assert run.state.dropped == windows.whole()["dropped_groups"]
@@ -134,12 +124,12 @@ def test_a_step_that_does_not_count_is_in_no_window() -> None:
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_the_oldest_windows_go(late_ms: int) -> None:
     """As many are kept as were asked for, and what comes later for one that went opens none."""
-    view = WindowsView(kept={MINUTE_S: 2})
+    view = WindowsView(kept=2)
     for number in range(4):
         view.apply(letter("rollout", "reward", BEGIN_MS + number * MINUTE_MS))
     view.apply(letter("rollout", "reward", BEGIN_MS + late_ms))
 
-    assert 2 == len(view.rows(MINUTE_S))
+    assert 2 == len(view.rows())
     assert {"rollout": {"reward": 5}} == view.whole()["dead_letters"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlstreams.up.supervisor.kills import KillMenu, KillPlan
+from rlstreams.up.supervisor.run import KillMenu, KillPlan
 from rlstreams.workers.config.operation import Kill
 
 ROLLOUT, LOGPROB = Kill(role="rollout", at=0.33), Kill(role="logprob", at=0.66)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.supervisor.resume import changes
+from rlstreams.up.supervisor.up import changes
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RolloutSection, RunConfig, RunSection
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlstreams.__main__ import parser_of_all, split_overrides
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
-from rlstreams.up.supervisor.ended import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.next_commands import model_lines, next_commands, program_name, without
 from rlstreams.up.supervisor.summary import accuracy_lines
 from rlstreams.up.supervisor.up import UpOptions

@@ -1,58 +1,120 @@
-"""Whether the parts of a model folder belong together: class, weights, tokenizer.
+"""Whether the files of a model folder are whole and belong together: class, weights, tokenizer.
 
-Each check raises a `ConfigError` that names file, field and both values.
+Read are the small files and the headers of the safetensors files: 8 bytes with the length of the
+header, little-endian, and the header, JSON (https://github.com/huggingface/safetensors). Each check
+raises a `ConfigError` that names file, field and both values.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlstreams.start.doctor.weight_files import StoredTensor
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.families import KNOWN_LAYERS, LINEAR, LibraryModel
 from rlstreams.workers.model.folder import vocab_size_of
 from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
+MAX_HEADER_BYTES = 100_000_000
 # Tokenizers in forms that transformers can turn into `tokenizer.json`.
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
+class StoredTensor(NamedTuple):
+    """One tensor of a file."""
+
+    dtype: str  # as the format names it: F32, BF16, ...
+    shape: tuple[int, ...]
+
+
+def tensors_of(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a model folder, of one file or of all that its index lists.
+
+    Raises:
+        ConfigError: a file is missing, damaged or of another format.
+    """
+    return {name: tensor for file in _files(folder) for name, tensor in tensors_in(file).items()}
+
+
+def tensors_in(file: Path) -> dict[str, StoredTensor]:
+    """Every tensor of one file.
+
+    Raises:
+        ConfigError: not such a file, or cut short.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise ConfigError(f"model.path: {file} ({size} bytes) is no safetensors file")
+            header = json.loads(opened.read(length))
+        header.pop("__metadata__", None)
+        ends = [int(tensor["data_offsets"][1]) for tensor in header.values()]
+        tensors = {
+            name: StoredTensor(str(tensor["dtype"]), tuple(map(int, tensor["shape"])))
+            for name, tensor in header.items()
+        }
+    except OSError as err:
+        raise ConfigError(f"model.path: cannot read {file}: {err.strerror}") from err
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as err:
+        raise ConfigError(
+            f"model.path: {file}: its header is none of a safetensors file: {err!r}"
+        ) from err
+    end = 8 + length + max(ends, default=0)
+    if end != size:
+        raise ConfigError(
+            f"model.path: {file} has {size} bytes, its header promises {end}: "
+            "the file is damaged; copy or download it again"
+        )
+    return tensors
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        single = folder / "model.safetensors"
+        if not single.is_file():
+            raise ConfigError(f"model.path: {folder} has no model.safetensors")
+        return [single]
+    try:
+        names = set(map(str, json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+        raise ConfigError(f"model.path: cannot read {index}: {err!r}") from err
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if missing:
+        raise ConfigError(
+            f"model.path: {folder} lacks {len(missing)} of {len(names)} weight files: {missing[0]}"
+        )
+    return [folder / name for name in sorted(names)]
+
+
 def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | None) -> None:
     """The installed transformers has the model, and the built-in engine can decode it."""
-    file, kind = folder / "config.json", text["model_type"]
+    where, kind = f"model.path: {folder / 'config.json'}", text["model_type"]
     if library is not None and not library.has_class:
         raise ConfigError(
-            f"model.path: {file}: transformers {_installed('transformers')} has no class "
+            f"{where}: transformers {version('transformers')} has no class "
             f"{library.class_name!r} of model_type {kind!r}: {library.sought}; correct "
             "architectures, install a newer one, or take another model"
         )
     if quantized := text.get("quantization_config"):
         raise ConfigError(
-            f"model.path: {file}: the weights are quantized ({quantized.get('quant_method')}); "
+            f"{where}: the weights are quantized ({quantized.get('quant_method')}); "
             "name a folder with float weights, because these cannot be trained"
         )
     layers = set(text.get("layer_types") or ())
     if foreign := sorted(layers - KNOWN_LAYERS):
-        raise ConfigError(
-            f"model.path: {file}: layer_types has {', '.join(foreign)}; "
-            f"known are {', '.join(sorted(KNOWN_LAYERS))}"
-        )
+        known = ", ".join(sorted(KNOWN_LAYERS))
+        raise ConfigError(f"{where}: layer_types has {', '.join(foreign)}; known are {known}")
     if LINEAR in layers:
         raise ConfigError(
-            f"model.path: {file}: layer_types has {LINEAR}: such layers carry a state that the "
+            f"{where}: layer_types has {LINEAR}: such layers carry a state that the "
             "built-in engine's cache does not hold; take a model without them"
         )
-
-
-def _installed(name: str) -> str:
-    """Its version, as far as it is known."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "(as installed)"
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -77,10 +139,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def check_vocabulary(
-    folder: Path,
-    text: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    tokenizer: Tokenizer,
+    folder: Path, text: Mapping[str, Any], tensors: Mapping[str, StoredTensor], tokenizer: Tokenizer
 ) -> None:
     """The embedding is as the configuration says, and has a row for every token."""
     promised = (vocab_size_of(text), int(text.get("hidden_size") or 0))
