@@ -12,11 +12,12 @@ from rlstreams.schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.trainer.redo.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +45,24 @@ def history_of(recording: Recording) -> History:
     Raises:
         NotRecordedError: the recording holds no claim, or steps are missing in between.
     """
-    ledger = Ledger()
     steps: list[StepCompleted] = []
     dropped: dict[int, tuple[DroppedGroup, ...]] = {}
     drifts: dict[int, RedoDrifted] = {}
-    num_steps = 0
+
+    def drop(event: GroupsDropped, _: Position) -> None:
+        dropped[ledger.last_step] = dropped.get(ledger.last_step, ()) + event.groups
+
+    ledger = Ledger(
+        on_step=lambda event, _: steps.append(event),
+        on_drop=drop,
+        on_drift=lambda event, _: drifts.update({event.step: event}),
+    )
     for raw in recording.records([STEPS.name]):
-        event = recording.event(raw)
-        if isinstance(event, StepCompleted):
-            num_steps += 1
-        if event is None or not ledger.apply(event, raw.position):
-            continue
-        if isinstance(event, StepCompleted):
-            steps.append(event)
-        elif isinstance(event, GroupsDropped):
-            dropped[ledger.last_step] = dropped.get(ledger.last_step, ()) + event.groups
-        elif isinstance(event, RedoDrifted):
-            drifts[event.step] = event
+        if event := recording.event(raw):
+            ledger.apply(event, raw.position)
     if not ledger.claims:
         raise NotRecordedError(f"{recording.folder} holds no claim of a trainer in {STEPS.name}")
-    if num_steps and not steps:
+    if ledger.num_void and not steps:
         raise NotRecordedError(
             f"{recording.folder} does not begin with step 1: the trainer cannot be replayed from "
             "the middle; use rerun-step, which starts from a checkpoint"

@@ -20,6 +20,7 @@ from rlstreams.debug.replay.steps import StepDifference, differences
 from rlstreams.debug.replay.target import Target
 from rlstreams.schemas import encode
 from rlstreams.schemas.events import DeadLetter, DroppedGroup, StepCompleted
+from rlstreams.streams.ledger import committed_steps
 from rlstreams.streams.log.record import Outgoing, Position
 from rlstreams.streams.log.topics import SCORED, STEPS
 from rlstreams.streams.recording import NotRecordedError, Recording
@@ -107,10 +108,9 @@ def _made(
 
     def look() -> bool:
         records = outputs.poll(0.05)
-        for record in records:
-            if isinstance(record.event, StepCompleted):
-                made.setdefault(record.event.step, record.event)
-        return any(isinstance(record.event, StepCompleted) for record in records)
+        steps = list(committed_steps(records))
+        made.update((step.step, step) for step in steps)
+        return bool(steps)
 
     for recorded in era:
         player.feed_step(recorded)

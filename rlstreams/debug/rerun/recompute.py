@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
@@ -22,7 +23,6 @@ from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.model.device import nearest_devices
 from rlstreams.workers.trainer.claim import STEPS_PARTITION, read_to_end
 from rlstreams.workers.trainer.parallel.team import team_of
-from rlstreams.workers.trainer.redo.ledger import Ledger
 from rlstreams.workers.trainer.redo.redo import plan_redo, read_step, redo_step
 from rlstreams.workers.trainer.redo.restore import objection
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
@@ -53,7 +53,7 @@ def recompute(bus: Bus, config: RunConfig, *, from_step: int = 0) -> Iterator[Re
         ConfigError: no confirmed checkpoint of `from_step`.
         RedoError, OffsetGoneError, RecordGoneError: the log is not, or no longer, the run's.
     """
-    ledger = Ledger()
+    ledger = Ledger(keeps_steps=True)
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         read_to_end(bus, reader, ledger, ForeignRecords("recompute", bus.schemas()))
     section = config.trainer

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlstreams.debug.rerun.findings import Finding, compare, differing
 from rlstreams.schemas.events import StepCompleted, TrainerStarted
+from rlstreams.streams.ledger import Ledger, StepFact
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import SCORED
@@ -32,7 +33,6 @@ from rlstreams.workers.trainer.intake.fetch import RecordGoneError
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
 from rlstreams.workers.trainer.parallel.team import team_of
-from rlstreams.workers.trainer.redo.ledger import Ledger, StepFact
 from rlstreams.workers.trainer.redo.redo import differences, read_step, redo_step
 from rlstreams.workers.trainer.redo.restore import objection
 from rlstreams.workers.trainer.redo.retention import check_redo

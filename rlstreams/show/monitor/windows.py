@@ -22,7 +22,8 @@ from rlstreams.schemas.events import (
     StepsRedone,
     WorkerReport,
 )
-from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.views.run import StepPoint, step_point
 from rlstreams.streams.views.workers import Restart, ThroughputView
 
@@ -113,7 +114,9 @@ class WindowsView:
         self._kept = kept
         self._windows: dict[int, dict[int, Window]] = {size_s: {} for size_s in kept}
         self._whole = Window()
-        self._gate = StepsGate(begins_anywhere=True)
+        self._ledger = Ledger(
+            begins_anywhere=True, on_step=self._step, on_drop=self._drop, on_redone=self._redone
+        )
         self._first_ms: int | None = None
         self._newest_ms = 0
         self._num_restarts = 0
@@ -126,21 +129,25 @@ class WindowsView:
             self._see(event.at_ms)
             for restart in self.throughput.restarts[self._num_restarts :]:
                 self._restart(restart)
-        elif isinstance(event, PolicyLoaded) or self._gate.admits(event):
-            self._count(event)  # a load names the epoch that it got; it claims nothing
+        else:
+            self._ledger.apply(event)
+            self._count(event)
+
+    def _step(self, event: StepCompleted, _: Position) -> None:
+        point = step_point(event)
+        for window in self._at(event.finished_at_ms):
+            window.step(point)
+
+    def _drop(self, event: GroupsDropped, _: Position) -> None:
+        for window in self._at(event.dropped_at_ms):
+            window.dropped.update(group.reason for group in event.groups)
+
+    def _redone(self, event: StepsRedone, _: Position) -> None:
+        for window in self._at(event.at_ms):
+            window.redone += event.last_step - event.first_step + 1
 
     def _count(self, event: Event) -> None:
         match event:
-            case StepCompleted():
-                point = step_point(event)
-                for window in self._at(event.finished_at_ms):
-                    window.step(point)
-            case GroupsDropped():
-                for window in self._at(event.dropped_at_ms):
-                    window.dropped.update(group.reason for group in event.groups)
-            case StepsRedone():
-                for window in self._at(event.at_ms):
-                    window.redone += event.last_step - event.first_step + 1
             case PolicyPublished():
                 for window in self._at(event.published_at_ms):
                     window.published += 1

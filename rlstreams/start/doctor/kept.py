@@ -10,10 +10,10 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.redo_needs import NeedsView, Retention, retention_problems
 from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.views.feed import Feed
+from rlstreams.streams.views.redo_needs import NeedsView, Retention, retention_problems
 
 READ_S = 30.0  # longest wait for the next record of `steps`
 

@@ -11,7 +11,7 @@ from rlstreams.start.doctor.check import Check, Level
 from rlstreams.start.doctor.kept import kept_check
 from rlstreams.streams.kafka.facts import BrokerFacts, OpenTransaction, TopicFacts
 from rlstreams.streams.log.codec import outgoing
-from rlstreams.streams.log.redo_needs import LogRange
+from rlstreams.streams.log.record import LogRange
 from rlstreams.streams.log.topics import STEPS, TOPICS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.bootstrap.parts import topic_plan

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rlstreams.schemas.events import StepCompleted
+from rlstreams.streams.ledger import Ledger, StepFact
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import ConfigError
@@ -22,7 +23,6 @@ from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
-from rlstreams.workers.trainer.redo.ledger import Ledger, StepFact
 from rlstreams.workers.trainer.training.checkpoint import PassedOver
 from rlstreams.workers.trainer.training.training import Trained, Training
 
