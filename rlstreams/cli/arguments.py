@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 
 EXAMPLES = "examples:\n"
@@ -15,6 +16,12 @@ class Help(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
+
+
+def set_threads(threads: int) -> None:
+    """How many threads torch computes with, for when it is imported: it reads them once."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
 
 
 def examples(*lines: str) -> str:

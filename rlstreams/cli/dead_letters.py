@@ -179,10 +179,11 @@ def run_requeue(args: argparse.Namespace) -> int:
             return 1
         request(bus, config.run.id, chosen.groups, args.reason or "asked by number")
         print(f"requested {counted(len(chosen.groups), 'group')} again: {', '.join(chosen.groups)}")
-        if view.at_target:
+        if view.ledger.at_target:
+            target = view.ledger.step_target
             print(
-                f"the run has made its {view.step_target} steps: nobody will answer until it is "
-                f"resumed with more, `rlstreams up ... --resume --steps {view.step_target + 1}`"
+                f"the run has made its {target} steps: nobody will answer until it is "
+                f"resumed with more, `rlstreams up ... --resume --steps {target + 1}`"
             )
         return 0
 

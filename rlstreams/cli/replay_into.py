@@ -6,14 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlstreams.cli.arguments import set_threads
 from rlstreams.cli.replay_options import fresh_target, record_filter
 from rlstreams.streams.log.counted import counted
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.into_logprob import ScoreReplay
-    from rlstreams.debug.replay.into_trainer import ReplayedStep, TrainerReplay
     from rlstreams.debug.replay.target import Target
     from rlstreams.debug.replay.weights import RecordedWeights
+    from rlstreams.debug.rerun.steps import StepAgain
     from rlstreams.streams.recording import Recording
 
 
@@ -24,19 +25,33 @@ def run_into(args: argparse.Namespace, recording: Recording) -> int:
 
 
 def _trainer(args: argparse.Namespace, recording: Recording) -> int:
-    from rlstreams.debug.replay.into_trainer import replay_trainer
+    from rlstreams.debug.replay.target import CONFIG_FILE, recorded_config, replay_config
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.streams.recording.bus import RecordingBus
+
+    config, weights = recorded_config(recording), None
+    if args.keep_weights:
+        fresh = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap="")
+        if (Path(fresh.folder) / CONFIG_FILE).exists():
+            raise ConfigError(f"{fresh.folder} is the folder of a run: name another with --dir DIR")
+        weights = Path(fresh.folder) / "weights"
+    set_threads(config.model.threads)
+    from rlstreams.debug.rerun.steps import steps_again
 
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
-    with fresh_target(args, recording) as target:
-        made = replay_trainer(
-            recording,
-            target,
-            last_step=_last_step(args),
-            keep_weights=args.keep_weights,
-            on_step=_print_step,
-        )
-    print(_verdict(made))
-    return 0 if made.num_equal == len(made.steps) else 1
+    num_equal = num_steps = num_samples = 0
+    bus, last = RecordingBus(recording), _last_step(args)
+    for step in steps_again(bus, config, last=last, keep_weights=weights):
+        _print_step(step)
+        num_steps += 1
+        num_equal += not step.differences
+        num_samples += len(step.recorded.samples)
+    print(
+        f"{num_equal} of {num_steps} steps equal, bit for bit: samples, order, masks, "
+        "micro-batches, batch hash, loss, metrics, weight hash\n"
+        f"{counted(num_samples, 'scored trajectory', 'scored trajectories')} trained on again"
+    )
+    return 0 if num_equal == num_steps else 1
 
 
 def _logprob(args: argparse.Namespace, recording: Recording) -> int:
@@ -117,38 +132,14 @@ def _last_step(args: argparse.Namespace) -> int:
     return int(number or 0)
 
 
-def _print_step(step: ReplayedStep) -> None:
-    again = step.again
-    verdict = "equal" if not step.differences else _fields(len(step.differences))
+def _print_step(step: StepAgain) -> None:
+    again, differ = step.again, counted(len(step.differences), "thing")
     print(
-        f"{again.step:>5}  {len(again.samples):>7}  {again.batch_hash[:12]:<14} "
-        f"{again.loss!r:>22}  {again.weight_hash[:12]:<14} {verdict}",
+        f"{step.number:>5}  {len(step.recorded.samples):>7}  {again.batch_hash[:12]:<14} "
+        f"{again.loss!r:>22}  {again.weight_hash[:12]:<14} "
+        f"{f'NOT equal in {differ}' if step.differences else 'equal'}",
         flush=True,
     )
-    for difference in step.differences[:5]:
-        print(f"       {difference}")
-
-
-def _fields(count: int) -> str:
-    return "1 field differs" if count == 1 else f"{count} fields differ"
-
-
-def _verdict(made: TrainerReplay) -> str:
-    lines = [
-        f"{made.num_equal} of {len(made.steps)} steps equal, bit for bit: samples, order, masks, "
-        "micro-batches, batch hash, loss, metrics, weight hash",
-        f"{counted(made.num_fed, 'scored trajectory was', 'scored trajectories were')} fed "
-        "in the order of the recorded steps",
-    ]
-    if made.num_not_fed:
-        them = counted(made.num_not_fed, "group")
-        were = "was" if made.num_not_fed == 1 else "were"
-        lines.append(f"{them} that the run dropped because of the time {were} not fed")
-    if len(made.steps) < made.last_step:
-        first = len(made.steps) + 1
-        lines.append(
-            f"step {first} was not requested"
-            if first == made.last_step
-            else f"steps {first} to {made.last_step} were not requested"
-        )
-    return "\n".join(lines)
+    for one in step.differences:
+        where = f"; first: {one.place}" if one.place else ""
+        print(f"       {one.name}: recorded {one.recorded[:60]}, now {one.again[:60]}{where}")

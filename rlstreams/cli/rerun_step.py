@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples, whole
+from rlstreams.cli.arguments import add_run, examples, set_threads, whole
 
 if TYPE_CHECKING:
     from rlstreams.debug.rerun.rerun import Rerun
@@ -56,8 +56,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Re-run; 0 if everything is equal to what was recorded."""
-    import os
-
     from rlstreams.debug.replay.change import changed_config
     from rlstreams.runs.places import check_checkpoints
 
@@ -66,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     with _source(args) as (bus, found_config, folder):
         path = args.model or found_config.model.path
         config = replace(found_config, model=replace(found_config.model, path=path))
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ[name] = str(config.model.threads)
+        set_threads(config.model.threads)
         from rlstreams.debug.rerun.rerun import rerun
 
         extra = [Path(name) for name in args.checkpoints]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import examples, whole
+from rlstreams.cli.arguments import examples, set_threads, whole
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
@@ -65,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.supervisor_fd >= 0:
         stop.when_closed(args.supervisor_fd)
     config = _config(args)
-    # Before torch is imported: it reads them once.
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(config.model.threads)
+    set_threads(config.model.threads)
     from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
     from rlstreams.workers.loop.agreement import check_alone, check_ordinal
     from rlstreams.workers.loop.stall import Watchdog, turn_limit_s

@@ -12,7 +12,7 @@ from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
 from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
 from rlstreams.streams.kafka.open_transactions import idle_transactions
-from rlstreams.streams.log.redo_needs import LogRange
+from rlstreams.streams.log.record import LogRange
 from rlstreams.streams.log.topic_plan import FLUSH
 from rlstreams.streams.log.topics import TOPICS
 

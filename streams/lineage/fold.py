@@ -31,7 +31,7 @@ from rlstreams.schemas.events import (
     StepCompleted,
     Trajectory,
 )
-from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position, Record
 
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
@@ -181,7 +181,7 @@ class LineageFold:
         self._lineages = {sample: Lineage(sample=sample) for sample in samples}
         self._groups = frozenset(groups)
         self._keys = self._groups | {sample.group_id for sample in samples}
-        self._gate = StepsGate(begins_anywhere=True)
+        self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._drop)
         self._trained: dict[SampleId, TrainedIn] = {}
         self._absent: dict[SampleId, str] = {}
         self._drops: dict[str, Drop] = {}
@@ -212,8 +212,8 @@ class LineageFold:
             self._loads.setdefault(event.load_id, event)
         elif isinstance(event, PolicyPublished):
             self._published.setdefault(event.policy_version, event)
-        elif self._gate.admits(event):
-            self._ledger(event, record.position)
+        else:
+            self._ledger.apply(event, record.position)
 
     def lineages(self) -> list[Lineage]:
         """Those that were asked for, in that order; then the others of whole groups."""
@@ -227,14 +227,11 @@ class LineageFold:
             known = self._lineages.get(sample, Lineage(sample=sample))
             self._lineages[sample] = _with(known, record)
 
-    def _ledger(self, event: Event, position: Position) -> None:
-        if isinstance(event, StepCompleted):
-            self._step(event, position)
-        elif isinstance(event, GroupsDropped):
-            for group in event.groups:
-                if group.group_id in self._keys:
-                    drop = Drop(group=group, position=position, at_ms=event.dropped_at_ms)
-                    self._drops.setdefault(group.group_id, drop)
+    def _drop(self, event: GroupsDropped, position: Position) -> None:
+        for group in event.groups:
+            if group.group_id in self._keys:
+                drop = Drop(group=group, position=position, at_ms=event.dropped_at_ms)
+                self._drops.setdefault(group.group_id, drop)
 
     def _step(self, event: StepCompleted, position: Position) -> None:
         for index, ref in enumerate(event.samples):

@@ -1,20 +1,8 @@
-"""Which events of `steps` count: one rule, asked by every fold of the topic.
-
-Whatever the broker let through, an event counts only if the newest claim (`TrainerStarted`) before
-it in the log is of its own epoch: its writer was not fenced. And of the steps of one number the
-first counts, as long as it is the next one. Everybody who folds the topic asks here, so that a
-zombie's event is void to all of them or to none.
-"""
+"""Which events of `steps` a fenced trainer wrote: the rule of the audit, which folds by itself."""
 
 from __future__ import annotations
 
-from rlstreams.schemas.events import (
-    Event,
-    PolicyPublished,
-    RedoDrifted,
-    StepCompleted,
-    TrainerStarted,
-)
+from rlstreams.schemas.events import Event, PolicyPublished, TrainerStarted
 
 
 class EpochGate:
@@ -41,39 +29,3 @@ class EpochGate:
             self.newest = epoch
             return True
         return self.newest is None or bool(epoch == self.newest)
-
-
-class StepsGate:
-    """`EpochGate`, and the first of each step.
-
-    Args:
-        begins_anywhere: the events may begin behind the first claim or the first step, and leave
-            steps out, as a recording of some of them does. Otherwise nothing counts before the
-            first claim, and a step only if it is the one behind the last.
-    """
-
-    def __init__(self, *, begins_anywhere: bool = False) -> None:
-        self._epochs = EpochGate()
-        self._begins_anywhere = begins_anywhere
-        self.last_step = 0  # the newest step that counted
-
-    def admits(self, event: Event) -> bool:
-        """Whether `event` counts; claims and steps that do move the gate.
-
-        A drift is about the newest step's weights, from which the next step starts.
-        """
-        if not self._epochs.admits(event):
-            return False
-        if self._epochs.newest is None and not self._begins_anywhere:
-            return False
-        if isinstance(event, StepCompleted):
-            return self._is_next(event.step)
-        if isinstance(event, RedoDrifted) and not self._begins_anywhere:
-            return 0 < event.step == self.last_step
-        return True
-
-    def _is_next(self, step: int) -> bool:
-        is_next = step > self.last_step if self._begins_anywhere else step == self.last_step + 1
-        if is_next:
-            self.last_step = step
-        return is_next

@@ -38,7 +38,7 @@ from rlstreams.streams.views.evaluation import (
     TokenRun,
 )
 from rlstreams.streams.views.flow import FlowState, FlowView
-from rlstreams.streams.views.run import Claim, RunState, RunView, StepPoint
+from rlstreams.streams.views.run import RunState, RunView, StepPoint
 from rlstreams.streams.views.workers import (
     Pull,
     PullsState,
@@ -197,7 +197,6 @@ class Feed:
 __all__ = [
     "WATCHED",
     "Answer",
-    "Claim",
     "EvaluationPoint",
     "EvaluationState",
     "EvaluationView",

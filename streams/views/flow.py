@@ -15,7 +15,8 @@ from rlstreams.schemas.events import (
     Trajectory,
     WorkerReport,
 )
-from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
 
@@ -46,7 +47,7 @@ class FlowView:
     """Folds `prompts`, `trajectories`, `dead-letters`, `steps` and the counters of log-prob."""
 
     def __init__(self) -> None:
-        self._gate = StepsGate(begins_anywhere=True)
+        self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._drop)
         self._counts: Counter[str] = Counter()
         self._scored: dict[tuple[str, str], float] = {}  # by worker and instance
         self._dead: Counter[str] = Counter()  # by open group: its close closes none of them
@@ -69,18 +70,18 @@ class FlowView:
             if event.role == "logprob":
                 scored = event.counters.get("samples", 0.0)
                 self._scored[(event.worker, event.instance)] = scored
-        elif self._gate.admits(event):
-            self._close(event)
+        else:
+            self._ledger.apply(event)
 
-    def _close(self, event: Event) -> None:
-        if isinstance(event, StepCompleted):
-            groups = {sample.group_id for sample in event.samples}
-            groups |= {absent.group_id for absent in event.absent}
-            self._counts["closed"] += len(event.samples)
-            self._count(len(event.absent), groups)
-        elif isinstance(event, GroupsDropped):
-            groups = {group.group_id for group in event.groups}
-            self._count(len(groups) * self._group_size, groups)
+    def _step(self, event: StepCompleted, _: Position) -> None:
+        groups = {sample.group_id for sample in event.samples}
+        groups |= {absent.group_id for absent in event.absent}
+        self._counts["closed"] += len(event.samples)
+        self._count(len(event.absent), groups)
+
+    def _drop(self, event: GroupsDropped, _: Position) -> None:
+        groups = {group.group_id for group in event.groups}
+        self._count(len(groups) * self._group_size, groups)
 
     def _count(self, num_closed: int, groups: set[str]) -> None:
         num_dead = sum(self._dead.pop(group, 0) for group in groups)

@@ -11,23 +11,18 @@ from dataclasses import dataclass, field, replace
 
 from rlstreams.schemas.events import (
     TRAIN,
-    ClosedGroups,
     ControlState,
     DeadLetter,
     Event,
-    GroupsDropped,
     PolicyLoaded,
     PolicyPublished,
     Prompt,
     PullRequested,
-    RedoDrifted,
-    StepCompleted,
-    TrainerHeartbeat,
     TrainerStarted,
     Trajectory,
     WorkerReport,
 )
-from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.group_ids import issue_number
 from rlstreams.streams.log.record import Position
 
@@ -122,17 +117,15 @@ class HopsView:
     """Folds all topics but the scored trajectories, which carry the payloads a second time."""
 
     def __init__(self) -> None:
-        self._gate = StepsGate(begins_anywhere=True)
-        self._claim: TrainerStarted | None = None
-        self._step = 0
+        self._ledger = Ledger(
+            begins_anywhere=True,
+            on_step=lambda _event, _: self._forget_closed(),
+            on_drop=lambda _event, _: self._forget_closed(),
+        )
         self._group_size = 0
         self._last_group = -1
-        self._newest = -1
         self._published: set[int] = set()
-        self._heartbeat = ""
         self._control = "running"
-        self._watermark = 0
-        self._above: frozenset[int] = frozenset()
         self._samples: dict[tuple[int, int], OpenSample] = {}
         # Of a sample whose prompt was not read yet: topics are read beside each other.
         self._early: dict[tuple[int, int], OpenSample] = {}
@@ -159,49 +152,19 @@ class HopsView:
                 self._published.add(event.policy_version)
             case ControlState():
                 self._control = event.state
-            case (
-                TrainerStarted()
-                | StepCompleted()
-                | GroupsDropped()
-                | TrainerHeartbeat()
-                | RedoDrifted()
-            ) if self._gate.admits(event):
-                self._ledger(event)
+            case _:
+                self._ledger.apply(event)
 
-    def _ledger(
-        self,
-        event: TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted,
-    ) -> None:
-        match event:
-            case TrainerStarted():
-                self._claim = event
-                self._newest = max(self._newest, event.policy_version)
-            case TrainerHeartbeat():
-                self._heartbeat = event.state
-            case RedoDrifted():
-                self._newest = max(self._newest, event.policy_version)
-            case StepCompleted():
-                self._step = max(self._step, event.step)
-                self._newest = max(self._newest, event.policy_version)
-                self._close(event.closed)
-            case GroupsDropped():
-                self._close(event.closed)
-
-    def _close(self, closed: ClosedGroups) -> None:
-        self._watermark = max(self._watermark, closed.watermark)
-        self._above = frozenset(n for n in self._above.union(closed.above) if n >= self._watermark)
+    def _forget_closed(self) -> None:
         for kept in (self._samples, self._early):
-            for key in [key for key in kept if self._is_closed(key[0])]:
+            for key in [key for key in kept if self._ledger.is_closed(key[0])]:
                 del kept[key]
-
-    def _is_closed(self, group: int) -> bool:
-        return group < self._watermark or group in self._above
 
     def _move(self, event: Prompt | Trajectory | DeadLetter, position: Position | None) -> None:
         key = (int(event.group_id), event.sample)
         if isinstance(event, Prompt):
             self._last_group = max(self._last_group, key[0])
-        if self._is_closed(key[0]):
+        if self._ledger.is_closed(key[0]):
             return
         known = self._samples.get(key) or self._early.pop(key, None) or _unknown(key)
         match event:
@@ -252,14 +215,15 @@ class HopsView:
     @property
     def state(self) -> HopsState:
         """A snapshot."""
+        ledger = self._ledger
         return HopsState(
-            claim=self._claim,
-            step=self._step,
+            claim=ledger.claim,
+            step=ledger.last_step,
             group_size=self._group_size,
             last_group=self._last_group,
-            newest_version=self._newest,
+            newest_version=ledger.policy_version,
             published=frozenset(self._published),
-            trainer_state=self._heartbeat,
+            trainer_state=ledger.heartbeat.state if ledger.heartbeat else "",
             control=self._control,
             samples=tuple(self._samples[key] for key in sorted(self._samples)),
             workers=tuple(self._workers[name][0] for name in sorted(self._workers)),

@@ -12,18 +12,16 @@ from enum import StrEnum
 
 from rlstreams.schemas.events import (
     TRAIN,
-    ClosedGroups,
     DeadLetter,
     DroppedGroup,
     Event,
     GroupsDropped,
     Prompt,
     ReplacementRequested,
-    StepCompleted,
-    TrainerStarted,
 )
-from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.group_ids import issue_number
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
 
@@ -88,16 +86,12 @@ class LettersView:
 
     def __init__(self, keep_bytes: Callable[[DeadLetter], bool] = lambda _: False) -> None:
         self._keep_bytes = keep_bytes
-        self._gate = StepsGate(begins_anywhere=True)
-        self._closed = ClosedGroups(watermark=0)
-        self._above: frozenset[int] = frozenset()
+        self.ledger = Ledger(begins_anywhere=True, on_drop=self._drop)
         self._dropped: dict[str, DroppedGroup] = {}
         self._replaced_by: dict[str, str] = {}
         self._asked: set[str] = set()
         self._highest = -1  # group issued
         self.letters: list[Letter] = []  # in the log's order
-        self.last_step = 0
-        self.step_target = 0
 
     def apply(self, event: Event) -> None:
         """Take one event; what is about no letter and no group is passed by."""
@@ -107,16 +101,8 @@ class LettersView:
             self._asked.add(event.group_id)
         elif isinstance(event, Prompt):
             self._prompt(event)
-        elif isinstance(event, TrainerStarted):
-            if self._gate.admits(event):
-                self.step_target = event.step_target
-        elif isinstance(event, StepCompleted | GroupsDropped) and self._gate.admits(event):
-            self._close(event)
-
-    @property
-    def at_target(self) -> bool:
-        """Whether the run has made the steps that its newest claim names."""
-        return 0 < self.step_target <= self.last_step
+        else:
+            self.ledger.apply(event)
 
     @property
     def dropped_groups(self) -> tuple[str, ...]:
@@ -140,7 +126,7 @@ class LettersView:
             return Fate.REPLACED
         if group_id in self._dropped:
             return Fate.ASKED if group_id in self._asked else Fate.DROPPED
-        if number < self._closed.watermark or number in self._above:
+        if self.ledger.is_closed(number):
             return Fate.TRAINED
         return Fate.OPEN if number <= self._highest else Fate.UNKNOWN
 
@@ -158,12 +144,6 @@ class LettersView:
         if event.replaces is not None:
             self._replaced_by.setdefault(event.replaces, event.group_id)
 
-    def _close(self, event: StepCompleted | GroupsDropped) -> None:
-        if isinstance(event, GroupsDropped):
-            for group in event.groups:
-                self._dropped.setdefault(group.group_id, group)
-        elif event.step <= self.last_step:
-            return
-        else:
-            self.last_step = event.step
-        self._closed, self._above = event.closed, frozenset(event.closed.above)
+    def _drop(self, event: GroupsDropped, _: Position) -> None:
+        for group in event.groups:
+            self._dropped.setdefault(group.group_id, group)

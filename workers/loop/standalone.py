@@ -13,9 +13,10 @@ import time
 
 from rlstreams.schemas.events import Event, TrainerHeartbeat, TrainerStarted
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.record import Partition, Position
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.loop.agreement import disagreement, other_release, out_of_reach
+from rlstreams.workers.loop.claims import STEPS_PARTITION, TAIL, claim_at
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.host import host_name
@@ -24,10 +25,7 @@ from rlstreams.workers.loop.runtime import Role
 from rlstreams.workers.loop.stage import StageLoop
 
 LOOK_S = 0.5
-TAIL = 64  # offsets: a trainer's last word is not far from the end
 LINGER_S = 60.0  # longer than the session timeout of a group: a dead member's work comes to us
-CLAIM_S = 5.0  # to read one record whose offset is known
-_STEPS = Partition(STEPS.name, 0)
 
 
 class StandaloneRole:
@@ -42,8 +40,8 @@ class StandaloneRole:
     def __init__(self, role: Role, context: Context) -> None:
         self._role = role
         self._context = context
-        self._history = context.bus.ends(STEPS.name)[_STEPS]
-        self._reader = context.bus.reader({_STEPS: max(0, self._history - TAIL)})
+        self._history = context.bus.ends(STEPS.name)[STEPS_PARTITION]
+        self._reader = context.bus.reader({STEPS_PARTITION: max(0, self._history - TAIL)})
         self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._log = get_log(context.role, context.worker, context.instance)
         self._epoch = -1  # of the claim that was compared
@@ -88,7 +86,7 @@ class StandaloneRole:
             asked_for = self._context.config.trainer.steps
             self._is_over = event.state == "done" and event.next_step > asked_for
             if is_new and event.state != "done" and event.epoch > self._epoch:
-                self._compare(self._claim_at(event.claim_offset))
+                self._compare(claim_at(self._context.bus, event.claim_offset, self._foreign))
 
     def _compare(self, claim: TrainerStarted | None) -> None:
         if claim is None or claim.epoch <= self._epoch:
@@ -105,17 +103,6 @@ class StandaloneRole:
             )
         if found := other_release(claim):
             self._log.warning("other_release", what=found)
-
-    def _claim_at(self, offset: int) -> TrainerStarted | None:
-        """None: an older trainer does not say where it lies."""
-        if offset < 0:
-            return None
-        until_s = time.monotonic() + CLAIM_S
-        with self._context.bus.reader({_STEPS: offset}) as reader:
-            while time.monotonic() < until_s:
-                for record in self._foreign.readable(reader.poll(1, 0.2)):
-                    return record.event if isinstance(record.event, TrainerStarted) else None
-        return None
 
     def _leave_if_over(self, now_s: float) -> None:
         is_idle = isinstance(self._role, StageLoop) and self._role.is_idle

@@ -1,56 +1,61 @@
-"""What content the ledger gives each policy version: a fold of `steps`, read only when needed.
+"""What `steps` says of announced versions: which epochs exist, and which content a version has.
 
-`StepCompleted` is the authority on versions. Followers of announcements consult it only when two of
-them disagree, so that normally no one has to read all steps.
+An announcement lies in another topic, so its order against claims is not known. But its writer
+claimed the run before it announced anything: an epoch above every claim is nobody's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlstreams.schemas.events import Event, RedoDrifted, StepCompleted, TrainerStarted
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus, Reader
-from rlstreams.streams.log.fencing import StepsGate
-from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.loop.claims import STEPS_PARTITION, newest_claim
 from rlstreams.workers.loop.foreign import ForeignRecords
 
 MAX_POLL = 1000
 
 
-class VersionHashes:
-    """A view: weight hash by version."""
-
-    def __init__(self) -> None:
-        self._gate = StepsGate()
-        self.by_version: dict[int, str] = {}
-
-    def apply(self, event: Event) -> None:
-        """Fold one event of `steps` in log order."""
-        if not self._gate.admits(event):
-            return
-        if isinstance(event, TrainerStarted | StepCompleted):
-            self.by_version.setdefault(event.policy_version, event.weight_hash)
-        elif isinstance(event, RedoDrifted):
-            self.by_version.setdefault(event.policy_version, event.actual_hash)
-
-
 class PolicyLedger:
-    """Feeds `VersionHashes`; opens its reader at the first question."""
+    """Reads `steps` only when it is asked, and all of it only where its end says too little."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._reader: Reader | None = None
         self._foreign = ForeignRecords(STEPS.name, bus.schemas())
-        self._hashes = VersionHashes()
+        self._ledger = Ledger(keeps_steps=True)
+        self._epoch = 0  # the newest claimed that is known
+        self._read_to: int | None = None  # what answers the question that is open
 
-    def poll(self) -> Mapping[int, str]:
+    def has_claim(self, epoch: int) -> bool | None:
+        """Whether some trainer claimed `epoch`, or a later one; None: ask again, it is being read.
+
+        Before anything was written to `steps` all epochs pass: a replay into one role has none.
+        """
+        if epoch <= self._epoch:
+            return True
+        if self._read_to is None:
+            self._read_to = self._bus.ends(STEPS.name)[STEPS_PARTITION]
+            if claim := newest_claim(self._bus, self._foreign):
+                self._epoch = max(self._epoch, claim.epoch)
+        if self._read_to > 0 and epoch > self._epoch:
+            self.hashes()
+            self._epoch = max(self._epoch, self._ledger.epoch)
+            assert self._reader is not None
+            if epoch > self._epoch and self._reader.positions()[STEPS_PARTITION] < self._read_to:
+                return None
+        is_claimed = self._read_to == 0 or epoch <= self._epoch
+        self._read_to = None
+        return is_claimed
+
+    def hashes(self) -> Mapping[int, str]:
         """Hash by version, as far as was read; takes some of what is new, never waits."""
         if self._reader is None:
-            self._reader = self._bus.reader({Partition(STEPS.name, 0): 0})
+            self._reader = self._bus.reader(self._bus.beginnings(STEPS.name))
         for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
-            self._hashes.apply(record.event)
-        return self._hashes.by_version
+            self._ledger.apply(record.event, record.position)
+        return self._ledger.hashes
 
     def close(self) -> None:
         """Release the reader."""

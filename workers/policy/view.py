@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlstreams.schemas.events import NO_VERSION, PolicyPublished
+from rlstreams.schemas.events import NO_VERSION, Event, PolicyPublished
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.topics import POLICY_VERSIONS
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.policy.ledger import PolicyLedger
@@ -20,7 +21,8 @@ KEPT = 64  # newest versions that are kept beside those that are served
 class PolicyView:
     """Versions announced by the newest epoch seen.
 
-    An event of an epoch below the newest one is void: a stopped trainer that woke up wrote it. The
+    An event of an epoch below the newest one is void: a stopped trainer that woke up wrote it. (One
+    of an epoch that nobody claimed is void too: `PolicyFollower` keeps it from here.) The
     same number with the same hash under a newer epoch only brings new endpoints. A number that is
     announced with two contents is *disputed*, and to be pulled by nobody until `settle` says which
     one the ledger means.
@@ -107,15 +109,17 @@ class PolicyFollower:
         self._every_s = every_s
         self._next = 0.0
         self._next_settling = 0.0
+        # Read, and not admitted yet: an epoch that is new is looked for in `steps`.
+        self._waiting: deque[Record[Event]] = deque()
 
     def poll(self) -> PolicyView:
         """Read what is new, at most every `every_s`; never waits."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
-            for record in self._foreign.readable(self._reader.poll(100, 0.0)):
-                if isinstance(record.event, PolicyPublished):
-                    self._apply(record.event)
+            if not self._waiting:
+                self._waiting.extend(self._foreign.readable(self._reader.poll(100, 0.0)))
+            self._admit()
         if self.view.disputed and now >= self._next_settling:
             self._next_settling = now + SETTLE_EVERY_S
             self._settle()
@@ -125,6 +129,25 @@ class PolicyFollower:
         """Release the readers."""
         self._reader.close()
         self._ledger.close()
+
+    def _admit(self) -> None:
+        while self._waiting:
+            event, position = self._waiting[0].event, self._waiting[0].position
+            if isinstance(event, PolicyPublished):
+                has_claim = self._ledger.has_claim(event.epoch)
+                if has_claim is None:
+                    return
+                if has_claim:
+                    self._apply(event)
+                else:
+                    self.view.num_void += 1
+                    self._foreign.log.warning(
+                        "unclaimed_epoch",
+                        position=str(position),
+                        version=event.policy_version,
+                        epoch=event.epoch,
+                    )
+            self._waiting.popleft()
 
     def _apply(self, event: PolicyPublished) -> None:
         known = self.view.disputed
@@ -138,7 +161,7 @@ class PolicyFollower:
             )
 
     def _settle(self) -> None:
-        hashes = self._ledger.poll()
+        hashes = self._ledger.hashes()
         for version in self.view.disputed:
             if version in hashes:
                 self.view.settle(version, hashes[version])

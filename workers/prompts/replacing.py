@@ -14,13 +14,13 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.prompts.issue import PlannedGroup
 from rlstreams.workers.prompts.issued import find_prompt
-from rlstreams.workers.prompts.pacing import Ledger, Replacement
+from rlstreams.workers.prompts.pacing import DroppedGroups, Replacement
 
 MAX_POLL = 100
 
 
 class Replacements:
-    """Reads requests into the ledger, and plans the groups that replace others.
+    """Reads requests, and plans the groups that replace dropped ones.
 
     Args:
         run: requests of another run are passed by.
@@ -32,7 +32,7 @@ class Replacements:
         self,
         bus: Bus,
         run: str,
-        ledger: Ledger,
+        dropped: DroppedGroups,
         foreign: ForeignRecords,
         *,
         num_rows: int,
@@ -40,7 +40,7 @@ class Replacements:
     ) -> None:
         self._bus = bus
         self._run = run
-        self._ledger = ledger
+        self._dropped = dropped
         self._foreign = foreign
         self._rows = range(num_rows)
         self._deadline_s = deadline_s
@@ -53,7 +53,7 @@ class Replacements:
         for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
             event = record.event
             if isinstance(event, ReplacementRequested) and event.run == self._run:
-                self._ledger.ask(event.group_id)
+                self._dropped.ask(event.group_id)
 
     @property
     def history_read(self) -> bool:
@@ -67,7 +67,7 @@ class Replacements:
         Args:
             replaced: groups that have a replacement already.
         """
-        due = self._ledger.to_replace
+        due = self._dropped.to_replace
         for again in [again for again in due if again.replaces in replaced]:
             due.remove(again)
         groups: list[PlannedGroup] = []
@@ -88,14 +88,14 @@ class Replacements:
 
         How often the row was replaced is known from here on only, and so is held to the maximum.
         """
-        due = self._ledger.to_replace
+        due = self._dropped.to_replace
         prompt = find_prompt(self._bus, again.replaces, self._num_partitions, self._deadline_s)
         if prompt is None or prompt.row not in self._rows:
-            self._ledger.give_up(again)
+            self._dropped.give_up(again)
             self._foreign.log.warning("no_row_to_replace", group_id=again.replaces)
             return None
-        if not self._ledger.may_replace(again.replaces, prompt.replacement):
-            self._ledger.give_up(again)
+        if not self._dropped.may_replace(again.replaces, prompt.replacement):
+            self._dropped.give_up(again)
             return None
         known = due[due.index(again)] = Replacement(
             replaces=again.replaces,

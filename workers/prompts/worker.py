@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from rlstreams.schemas.events import NO_VERSION, Prompt
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import AbortedError, BrokerError, ConfigError
@@ -32,7 +33,7 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.model.folder import max_tokens_of
 from rlstreams.workers.prompts.issue import PlannedGroup, PromptWriter
 from rlstreams.workers.prompts.issued import Issued, read_issued
-from rlstreams.workers.prompts.pacing import Ledger, evaluation_due
+from rlstreams.workers.prompts.pacing import DroppedGroups, evaluation_due, room
 from rlstreams.workers.prompts.replacing import Replacements
 
 POLL_S = 0.05
@@ -72,7 +73,8 @@ class PromptsWorker:
         self._held_out_rows = range(min(limit, len(held_out or ())))
         self._num_rows = len(train)
         self._order = Order(config.run.seed, self._num_rows)
-        self._ledger = Ledger(config.prompts.max_replacements)
+        self._dropped = DroppedGroups(config.prompts.max_replacements)
+        self._ledger = Ledger(on_drop=self._dropped.add)
         self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._reporter = Reporter(context)
         self._poll_s = poll_s
@@ -96,7 +98,7 @@ class PromptsWorker:
         self._replacements = Replacements(
             bus,
             self._config.run.id,
-            self._ledger,
+            self._dropped,
             self._foreign,
             num_rows=self._num_rows,
             deadline_s=deadline_s,
@@ -110,7 +112,7 @@ class PromptsWorker:
         raws = self._steps.poll(MAX_POLL, self._poll_s)
         reach(CrashPoint.POLL_AFTER)
         for record in self._foreign.readable(raws):
-            self._ledger.apply(record.event)
+            self._ledger.apply(record.event, record.position)
         self._replacements.poll()
         self._check_closed()
         self._check_data()
@@ -132,7 +134,7 @@ class PromptsWorker:
         """Drained, or the target is reached and the last version's evaluation is issued."""
         # A resumed run may go beyond the target that the last claim knows.
         beyond = self._config.trainer.steps > self._ledger.step_target
-        finished = self._ledger.target_reached and not beyond and self._history_read()
+        finished = self._ledger.at_target and not beyond and self._history_read()
         return self._draining or (finished and not self._evaluation_rows())
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ class PromptsWorker:
             return "the end: draining"
         if not self._history_read():
             return "the history of steps"
-        if not self._ledger.started:
+        if self._ledger.claim is None:
             return "the trainer's claim"
         if not self._replacements.history_read:
             return "the history of dead-letters"
@@ -170,7 +172,8 @@ class PromptsWorker:
             )
 
     def _check_data(self) -> None:
-        claimed = self._ledger.data_hash
+        claim = self._ledger.claim
+        claimed = claim.hashes.get("train", "") if claim else ""
         if claimed and self._data_hash != claimed:
             raise ConfigError(
                 f"data.train has SHA-256 {self._data_hash}, but the trainer's claim is about "
@@ -182,7 +185,7 @@ class PromptsWorker:
         self._mend()
         evaluated = self._evaluate()
         groups = self._planned()
-        version = self._ledger.newest_version
+        version = self._ledger.policy_version
         size = self._config.prompts.group_size
         prompts = [p for group in groups for p in self._writer.group(group, size, version)]
         if not self._commit([self._train_record(prompt) for prompt in prompts]):
@@ -236,12 +239,13 @@ class PromptsWorker:
 
     def _planned(self) -> Sequence[PlannedGroup]:
         """The groups to issue now: rows that a tear left out, replacements, the training order."""
-        room = self._ledger.room(
+        num = room(
+            self._ledger,
             self._issued.num_groups,
             self._config.max_open_groups,
             self._config.trainer.groups_per_step,
         )
-        numbers = self._issued.numbers(min(room, GROUPS_PER_COMMIT))
+        numbers = self._issued.numbers(min(num, GROUPS_PER_COMMIT))
         # Left-out rows come first, so that numbers go on in the order of positions.
         groups = self._in_order(numbers, self._issued.left_out)
         groups += self._replacements.planned(numbers[len(groups) :], self._issued.replaced)

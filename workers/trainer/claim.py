@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus, Producer, Reader
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError, FencedError
@@ -29,7 +30,6 @@ from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.runtime import OwnerAliveError
-from rlstreams.workers.trainer.redo.ledger import Ledger
 from rlstreams.workers.trainer.replaced import unless_replaced
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
@@ -58,7 +58,7 @@ def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStar
         FencedError: somebody else made the same producer meanwhile, whatever was met because of
             it.
     """
-    ledger = Ledger()
+    ledger = Ledger(keeps_steps=True)
     foreign = ForeignRecords(context.worker, bus.schemas())
     with bus.reader({STEPS_PARTITION: 0}) as reader:
         read_to_end(bus, reader, ledger, foreign)
@@ -105,7 +105,7 @@ def read_ledger(bus: Bus, reads: str) -> Ledger:
     Raises:
         DeadlineError: as `read_to_end`.
     """
-    ledger = Ledger()
+    ledger = Ledger(keeps_steps=True)
     with bus.reader(bus.beginnings(STEPS_PARTITION.topic)) as reader:
         read_to_end(bus, reader, ledger, ForeignRecords(reads, bus.schemas()))
     return ledger

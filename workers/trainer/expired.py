@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import TRAIN, ClosedGroups, DroppedGroup, Prompt
+from rlstreams.streams.ledger import EXPIRED, Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError
@@ -22,7 +23,6 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTO
 from rlstreams.workers.loop.log import Log
 from rlstreams.workers.trainer.intake.closed import ClosedSet
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
-from rlstreams.workers.trainer.redo.ledger import EXPIRED, Ledger
 from rlstreams.workers.trainer.redo.retention import RetentionError, check_open
 
 READ_DEADLINE_S = 60.0

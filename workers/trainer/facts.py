@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import ConfigError
@@ -18,7 +19,6 @@ from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import tokenizer_hash
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import host_name
-from rlstreams.workers.trainer.redo.ledger import Ledger
 
 if TYPE_CHECKING:
     from rlstreams.workers.model.model import Numerics
@@ -52,7 +52,7 @@ def make_claim(
         instance=context.instance,
         next_step=ledger.last_step + 1,
         step_target=config.trainer.steps,
-        policy_version=ledger.policy_version,
+        policy_version=max(0, ledger.policy_version),
         weight_hash=ledger.weight_hash or model_hash,
         cluster_id=bus.cluster_id(),
         topic_ids=dict(bus.topic_ids(names)),

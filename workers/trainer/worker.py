@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from rlstreams.schemas.events import PartitionPosition, PullRequested, TrainerStarted
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.record import Partition
@@ -23,7 +24,6 @@ from rlstreams.workers.trainer.intake.admission import Admission, Plan
 from rlstreams.workers.trainer.intake.intake import Intake
 from rlstreams.workers.trainer.intake.payloads import Payload, Payloads
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
-from rlstreams.workers.trainer.redo.ledger import Ledger
 from rlstreams.workers.trainer.redo.recovery import Recovery
 from rlstreams.workers.trainer.redo.redo import Coroutine, Redone, drift_error
 from rlstreams.workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced

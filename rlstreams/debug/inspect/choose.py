@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TensorError, Trajectory
+from rlstreams.streams.ledger import committed_steps
 from rlstreams.streams.lineage.fold import SampleId
 from rlstreams.streams.lineage.tokens import mismatch
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.fencing import StepsGate
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.recording.facts import Facts
 from rlstreams.streams.run.recorded_log import RecordedLog
@@ -145,11 +145,7 @@ def _of_step(log: RunLog, step: int) -> list[Found]:
 
 def _steps(log: RunLog) -> Iterator[StepCompleted]:
     """Steps that count: the first of each number, none of a trainer that was dethroned."""
-    gate = StepsGate(begins_anywhere=True)
-    for record in log.read_topic(STEPS, skip_unreadable=True):
-        event = record.event
-        if gate.admits(event) and isinstance(event, StepCompleted):
-            yield event
+    return committed_steps(log.read_topic(STEPS, skip_unreadable=True))
 
 
 def _members(event: StepCompleted) -> Iterator[Found]:

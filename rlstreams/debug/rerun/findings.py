@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlstreams.schemas.events import StepCompleted
+from rlstreams.schemas.events import TRAIN, StepCompleted
+from rlstreams.streams.ledger import NOWHERE
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.trainer.intake.admission import Admission, Plan
+from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.learn.packing import micro_batch_borders
+from rlstreams.workers.trainer.redo.redo import RedoneStep
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.file import file_name
+
+_TIMES = frozenset({"train_s"})  # how long things took differs between any two runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +40,15 @@ class Finding:
         return self.recorded == self.again
 
 
-def compare(
-    event: StepCompleted,
-    again: Trained,
-    payloads: Sequence[Payload],
-    config: RunConfig,
-    parameter: str,
-) -> list[Finding]:
+def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Finding]:
     """Everything that a step's event says of its computation, in the order in which it follows.
 
     Args:
-        event: as it was recorded.
-        again: as it came out now.
-        payloads: its samples, in batch order.
         config: that it was recorded under.
         parameter: where the new weights first differ, see `differing`.
     """
+    event, again, payloads = step.recorded, step.again, step.payloads
+    plan = _planned(event, payloads, config)
     planned = micro_batch_borders(
         [sum(len(s.token_ids) for s in p.scored.trajectory.segments) for p in payloads],
         config.trainer.micro_batch_tokens,
@@ -60,6 +59,14 @@ def compare(
             recorded=event.previous_hash,
             again=again.previous_hash,
         ),
+        Finding(
+            name="order",
+            recorded=str([(s.group_id, s.sample, s.oldest_policy_version) for s in event.samples]),
+            again=str(
+                [(s.seen.group_id, s.seen.sample, s.oldest_policy_version) for s in plan.samples]
+            ),
+        ),
+        Finding(name="masks", recorded=str(event.masked), again=str(plan.masked)),
         Finding(
             name="batch bytes",
             recorded=event.batch_hash,
@@ -79,12 +86,52 @@ def compare(
             again=repr(again.metrics["grad_norm"]),
         ),
         Finding(
+            name="other figures",
+            recorded=str(_figures(event.metrics, event.staleness, event.anchors)),
+            again=str(_figures(again.metrics, again.batch.staleness, again.batch.anchors)),
+            place=_first_figure(event.metrics, again.metrics),
+        ),
+        Finding(
             name="weights after",
             recorded=event.weight_hash,
             again=again.weight_hash,
             place=parameter,
         ),
     ]
+
+
+def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfig) -> Plan:
+    """What the trainer's planner makes of the step's samples and of the letters about others.
+
+    Which groups were complete when it planned is taken from the step: that hung on a clock.
+    """
+    groups = {ref.group_id for ref in event.samples} | {one.group_id for one in event.absent}
+    planner = Admission(
+        replace(config.trainer, groups_per_step=len(groups)), group_size=config.prompts.group_size
+    )
+    for payload in payloads:
+        raw = payload.raw
+        planner.add(SeenSample.of(payload.scored, raw.position, len(raw.value)), 0.0)
+    for one in event.absent:
+        dead = DeadSample(
+            group_id=one.group_id, sample=one.sample, purpose=TRAIN, row=-1, dataset_epoch=0,
+            replacement=0, reason=one.reason, permanent=False, position=NOWHERE,
+        )  # fmt: skip
+        planner.dead(dead, 0.0)
+    version = event.policy_version - 1
+    nothing = Plan(policy_version=version, group_ids=(), samples=(), masked=(), absent=())
+    return planner.plan(version) or nothing
+
+
+def _figures(*figures: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [pair for one in figures for pair in sorted(one.items()) if pair[0] not in _TIMES]
+
+
+def _first_figure(recorded: Mapping[str, float], now: Mapping[str, float]) -> str:
+    for name in sorted((recorded.keys() | now.keys()) - _TIMES):
+        if recorded.get(name) != now.get(name):
+            return f"{name} was {recorded.get(name)!r}, now {now.get(name)!r}"
+    return "staleness or anchors of the trained tokens"
 
 
 def _first_sample(event: StepCompleted, again: Trained, payloads: Sequence[Payload]) -> str:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, Prompt, StepCompleted
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.log.bus import Closing
-from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.run.run_log import RunLog
 
@@ -86,20 +87,19 @@ class Join(Closing):
         return known if row is None else replace(known, **dict(zip(columns, row, strict=True)))
 
     def _ledger(self, log: RunLog) -> None:
-        gate = StepsGate(begins_anywhere=True)
+        ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._drop)
         for record in log.read_topic(STEPS, skip_unreadable=True):
-            event = record.event
-            if not gate.admits(event):
-                continue
-            if isinstance(event, StepCompleted):
-                self._insert("trained", 6, _trained(event))
-                left_out = str(Outcome.ABSENT)
-                absent = ((a.group_id, a.sample, left_out, a.reason) for a in event.absent)
-                self._insert("fates", 4, absent)
-            elif isinstance(event, GroupsDropped):
-                dropped = str(Outcome.DROPPED)
-                rows = ((g.group_id, _ALL, dropped, g.reason) for g in event.groups)
-                self._insert("fates", 4, rows)
+            ledger.apply(record.event)
+
+    def _step(self, event: StepCompleted, _: Position) -> None:
+        self._insert("trained", 6, _trained(event))
+        left_out = str(Outcome.ABSENT)
+        absent = ((a.group_id, a.sample, left_out, a.reason) for a in event.absent)
+        self._insert("fates", 4, absent)
+
+    def _drop(self, event: GroupsDropped, _: Position) -> None:
+        rows = ((g.group_id, _ALL, str(Outcome.DROPPED), g.reason) for g in event.groups)
+        self._insert("fates", 4, rows)
 
     def _insert(self, table: str, num_columns: int, rows: Iterator[tuple[object, ...]]) -> None:
         marks = ", ".join("?" * num_columns)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.model import load_model, load_weights, weights_of
 from rlstreams.workers.trainer.claim import read_ledger
-from rlstreams.workers.trainer.redo.ledger import Ledger
 from rlstreams.workers.trainer.redo.restore import objection
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.weights.channel import WeightError

@@ -122,7 +122,7 @@ def _steps(state: ViewState) -> Iterator[Family]:
     yield Family(
         name="redo_drifts",
         about="Steps done again with other weights",
-        values=_one(len(run.drifted)),
+        values=_one(run.num_drifts),
         is_total=True,
     )
     if not run.steps:

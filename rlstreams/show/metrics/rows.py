@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import Event, RedoDrifted, StepCompleted, TrainerStarted
-from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.schemas.events import Event, StepCompleted
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.views.feed import EvaluationPoint, EvaluationView, StepPoint
-from rlstreams.streams.views.run import making_step, step_point
+from rlstreams.streams.views.run import step_point
 
 STEP, EVALUATION = "step", "evaluation"
 
@@ -32,26 +33,18 @@ class MetricRows:
 
     def __init__(self, *, has_held_out: bool = True) -> None:
         self._has_held_out = has_held_out
-        self._gate = StepsGate(begins_anywhere=True)
+        self._ledger = Ledger(begins_anywhere=True, keeps_steps=True, on_step=self._step)
         self._evaluation = EvaluationView()
-        self._step_of: dict[int, int] = {}  # by version
         self._new: list[Row] = []
         self._told: set[int] = set()  # versions whose evaluation was given
-        self.step_target = 0
 
     def apply(self, event: Event) -> None:
         """Take one event."""
         self._evaluation.apply(event)
-        if not isinstance(event, TrainerStarted | StepCompleted | RedoDrifted):
-            return
-        if not self._gate.admits(event):
-            return
-        self._step_of.setdefault(event.policy_version, making_step(event))
-        if isinstance(event, TrainerStarted):
-            self.step_target = event.step_target
-            return
-        if isinstance(event, StepCompleted):
-            self._new.append(_step_row(step_point(event)))
+        self._ledger.apply(event)
+
+    def _step(self, event: StepCompleted, _: Position) -> None:
+        self._new.append(_step_row(step_point(event)))
 
     def take(self, *, is_caught_up: bool) -> list[Row]:
         """Rows that are new, by time.
@@ -65,15 +58,15 @@ class MetricRows:
             for point in self._evaluation.state.curve:
                 if point.policy_version not in self._told:
                     self._told.add(point.policy_version)
-                    step = self._step_of.get(point.policy_version, point.policy_version)
+                    step = self._ledger.made_by.get(point.policy_version, point.policy_version)
                     rows.append(_evaluation_row(point, step))
         return sorted(rows, key=lambda row: row.at_ms)
 
     @property
     def is_over(self) -> bool:
         """The target is reached, and the evaluation of the last version, if any, was given."""
-        is_told = not self._has_held_out or max(self._step_of, default=0) in self._told
-        return is_told and 0 < self.step_target <= self._gate.last_step
+        is_told = not self._has_held_out or self._ledger.policy_version in self._told
+        return is_told and self._ledger.at_target
 
 
 def _step_row(point: StepPoint) -> Row:

@@ -21,7 +21,8 @@ from rlstreams.schemas.events import (
     StepsRedone,
     WorkerReport,
 )
-from rlstreams.streams.log.fencing import StepsGate
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.views.run import StepPoint, step_point
 from rlstreams.streams.views.workers import ThroughputView
 
@@ -90,7 +91,9 @@ class WindowsView:
         self._kept = kept
         self._minutes: dict[int, Window] = {}  # by begin, ms
         self._whole = Window()
-        self._gate = StepsGate(begins_anywhere=True)
+        self._ledger = Ledger(
+            begins_anywhere=True, on_step=self._step, on_drop=self._drop, on_redone=self._redone
+        )
         self._first_ms = self._newest_ms = 0
         self._num_restarts = 0
         self.throughput = ThroughputView()
@@ -104,20 +107,24 @@ class WindowsView:
                 self._num_restarts += 1
                 for window in self._at(restart.at_ms):
                     window.restarts[restart.worker] += 1
-        elif isinstance(event, PolicyLoaded) or self._gate.admits(event):
-            self._count(event)  # a load names the epoch that it got; it claims nothing
+        else:
+            self._ledger.apply(event)
+            self._count(event)
+
+    def _step(self, event: StepCompleted, _: Position) -> None:
+        for window in self._at(event.finished_at_ms):
+            window.step(step_point(event))
+
+    def _drop(self, event: GroupsDropped, _: Position) -> None:
+        for window in self._at(event.dropped_at_ms):
+            window.dropped.update(group.reason for group in event.groups)
+
+    def _redone(self, event: StepsRedone, _: Position) -> None:
+        for window in self._at(event.at_ms):
+            window.sums["redone_steps"] += event.last_step - event.first_step + 1
 
     def _count(self, event: Event) -> None:
         match event:
-            case StepCompleted():
-                for window in self._at(event.finished_at_ms):
-                    window.step(step_point(event))
-            case GroupsDropped():
-                for window in self._at(event.dropped_at_ms):
-                    window.dropped.update(group.reason for group in event.groups)
-            case StepsRedone():
-                for window in self._at(event.at_ms):
-                    window.sums["redone_steps"] += event.last_step - event.first_step + 1
             case PolicyPublished():
                 for window in self._at(event.published_at_ms):
                     window.sums["published_versions"] += 1

@@ -21,9 +21,11 @@ from rlstreams.schemas.events import (
     Trajectory,
     WorkerReport,
 )
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import (
     POLICY_PULLS,
     PROMPTS,
@@ -60,7 +62,7 @@ class _Reports:
     sampled: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass
 class Outputs:
     """Folds the topics of samples and steps. Times are those at which records were handed over."""
 
@@ -68,10 +70,16 @@ class Outputs:
     _reports: dict[str, _Reports] = field(default_factory=dict)  # of rollout, by instance
     _seen: set[tuple[str, int]] = field(default_factory=set)
     _useful: int = 0
+    _at_ms: int = 0  # of the newest event
+
+    def __post_init__(self) -> None:
+        self._ledger = Ledger(begins_anywhere=True, on_step=self._step)
+
     _is_sorted: bool = False
 
     def apply(self, event: Event, at_ms: int) -> None:
         """Take one event that was handed to the client at `at_ms`."""
+        self._at_ms = at_ms
         if isinstance(event, Prompt):
             self._times["prompts-0"].append((at_ms, ""))
         elif isinstance(event, Trajectory):
@@ -79,14 +87,17 @@ class Outputs:
             self._first(event)
         elif isinstance(event, ScoredTrajectory):
             self._times[event.worker].append((at_ms, event.instance))
-        elif isinstance(event, StepCompleted):
-            self._times["trainer-0"].append((at_ms, event.instance))
         elif isinstance(event, PolicyLoaded):
             self._times[f"{event.worker} loads"].append((at_ms, event.instance))
         elif isinstance(event, WorkerReport):
             self._times[f"{event.worker} reports"].append((at_ms, event.instance))
             if event.role == "rollout":
                 self._report(event)
+        else:
+            self._ledger.apply(event)
+
+    def _step(self, event: StepCompleted, _: Position) -> None:
+        self._times["trainer-0"].append((self._at_ms, event.instance))
 
     def next_ms(self, worker: str, after_ms: int, not_by: str = "") -> int | None:
         """When `worker` first committed something after `after_ms`, by another process than

@@ -168,18 +168,21 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
 
 def _recomputed(bus: Bus, config: RunConfig) -> tuple[str, bool]:
     """Redo the whole run from its log; a sentence, and whether all hashes are the recorded ones."""
-    from rlstreams.debug.rerun.recompute import recompute
+    from rlstreams.debug.rerun.steps import steps_again
     from rlstreams.workers.trainer.intake.fetch import RecordGoneError
 
     try:
-        steps = list(recompute(bus, config))
+        steps = [
+            (step.number, step.is_equal, step.again.weight_hash)
+            for step in steps_again(bus, config)
+        ]
     except (StreamsError, RecordGoneError) as err:
         return f"recompute: {err}", False
-    unequal = [step.step for step in steps if not step.is_equal]
-    if not steps or unequal:
+    unequal = [number for number, is_equal, _ in steps if not is_equal]
+    if unequal:
         return f"recompute: of {len(steps)} steps these gave other weights: {unequal[:10]}", False
     return (
         f"recomputed from the log alone: {len(steps)} of {len(steps)} weight hashes equal, the "
-        f"last {steps[-1].weight_hash[:12]}",
+        f"last {steps[-1][2][:12]}",
         True,
     )

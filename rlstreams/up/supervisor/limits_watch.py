@@ -12,9 +12,9 @@ from pathlib import Path
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
-from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.redo_needs import LogRange, NeedsView, Retention, retention_problems
+from rlstreams.streams.log.record import LogRange, Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
+from rlstreams.streams.views.redo_needs import NeedsView, Retention, retention_problems
 from rlstreams.up.supervisor.background_call import BackgroundCall
 
 LOOK_S = 5.0  # between two looks at the disk

@@ -12,13 +12,14 @@ from collections import Counter, deque
 
 from rlstreams.schemas.events import (
     TRAIN,
-    ClosedGroups,
     DeadLetter,
     DroppedGroup,
     Event,
     GroupsDropped,
     StepCompleted,
 )
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.record import Position
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.validation import is_group_number
 
@@ -44,7 +45,7 @@ class PoisonWatch:
         size = config.dead_letters.window_samples or STEPS_WORTH * step_samples
         self._ended: deque[str] = deque(maxlen=size)  # per sample why it was set aside, or _FINE
         self._open: dict[str, dict[int, str]] = {}  # letters of groups that are not closed
-        self._closed = ClosedGroups(watermark=0)
+        self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._dropped)
         self._since_ms = since_ms
         self._examples: dict[str, str] = {}  # by reason: the newest
         self.num_foreign = 0  # letters about records that name no sample of this run
@@ -54,12 +55,12 @@ class PoisonWatch:
         """Take one event."""
         if isinstance(event, DeadLetter) and event.at_ms >= self._since_ms:
             self._letter(event)
-        elif isinstance(event, StepCompleted):
-            self._step(event, is_new=event.finished_at_ms >= self._since_ms)
-        elif isinstance(event, GroupsDropped):
-            self._closed = event.closed
-            for group in event.groups:
-                self._drop(group, is_new=event.dropped_at_ms >= self._since_ms)
+        else:
+            self._ledger.apply(event)
+
+    def _dropped(self, event: GroupsDropped, _: Position) -> None:
+        for group in event.groups:
+            self._drop(group, is_new=event.dropped_at_ms >= self._since_ms)
 
     @property
     def problem(self) -> str:
@@ -88,14 +89,14 @@ class PoisonWatch:
             self.num_foreign += event.purpose == TRAIN
             return
         group = self._open.setdefault(event.group_id, {})
-        if self._is_closed(event.group_id):  # it was counted when its group closed
+        if self._ledger.is_closed(int(event.group_id)):  # it was counted when its group closed
             del self._open[event.group_id]
         elif event.sample not in group:
             group[event.sample] = event.reason
             self._ended.append(event.reason)
 
-    def _step(self, event: StepCompleted, *, is_new: bool) -> None:
-        self._closed = event.closed
+    def _step(self, event: StepCompleted, _: Position) -> None:
+        is_new = event.finished_at_ms >= self._since_ms
         for absent in event.absent if is_new else ():
             if absent.sample not in self._open.get(absent.group_id, {}):
                 self._ended.append(absent.reason)
@@ -109,7 +110,3 @@ class PoisonWatch:
         if is_new:
             is_poisoned = group.reason in POISONED
             self._ended.extend([_WITH_ITS_GROUP if is_poisoned else _FINE] * num_left)
-
-    def _is_closed(self, group_id: str) -> bool:
-        number = int(group_id)
-        return number < self._closed.watermark or number in self._closed.above

@@ -19,10 +19,12 @@ from rlstreams.schemas.events import (
     Trajectory,
     WorkerReport,
 )
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.catalogue import Catalogue
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.streams.run.run_folder import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
@@ -47,11 +49,13 @@ class Progress:
 
     def __init__(self) -> None:
         self._instances: set[str] = set()
+        self._ledger = Ledger(begins_anywhere=True, on_step=self._add, on_drop=self._add)
         self._saving: set[str] = set()
 
     def apply(self, event: Event) -> None:
         """Take one event."""
-        if isinstance(event, Trajectory | ScoredTrajectory | StepCompleted | GroupsDropped) or (
+        self._ledger.apply(event)
+        if isinstance(event, Trajectory | ScoredTrajectory) or (
             isinstance(event, WorkerReport)
             and any(n for name, n in event.counters.items() if name not in _NO_WORK)
         ):
@@ -59,6 +63,9 @@ class Progress:
         if isinstance(event, WorkerReport):
             take = self._saving.add if event.state == "saving" else self._saving.discard
             take(event.instance)
+
+    def _add(self, event: StepCompleted | GroupsDropped, _: Position) -> None:
+        self._instances.add(event.instance)
 
     def committed(self, instance: str) -> bool:
         """Whether this process has."""
@@ -141,23 +148,22 @@ class Watcher:
     @property
     def step(self) -> int:
         """The newest step: asked for in each turn, in which no snapshot needs to be made."""
-        return self._views.run.step
+        return self._views.run.ledger.last_step
 
     @property
     def step_target(self) -> int:
         """Where the run ends, as the newest claim says; 0 before the first."""
-        return self._views.run.step_target
+        return self._views.run.ledger.step_target
 
     @property
     def epoch(self) -> int:
         """Of the newest claim; 0 before the first."""
-        claims = self._views.run.state.claims
-        return claims[-1].epoch if claims else 0
+        return self._views.run.ledger.epoch
 
     @property
     def policy_version(self) -> int:
         """The newest version that the ledger made; -1 before the first claim."""
-        return self._views.run.state.policy_version
+        return self._views.run.ledger.policy_version
 
     def poll(self) -> None:
         """Take what is new and see whether the run stands; waits at most `POLL_S`, or twice that
@@ -214,8 +220,8 @@ class Watcher:
 
     def owns_run(self, instance: str) -> bool:
         """See `ProcessProgress`."""
-        claims = self._views.run.state.claims
-        return bool(claims) and claims[-1].instance == instance
+        claim = self._views.run.ledger.claim
+        return claim is not None and claim.instance == instance
 
     def is_saving(self, instance: str) -> bool:
         """See `ProcessProgress`."""
@@ -224,7 +230,7 @@ class Watcher:
     @property
     def at_target(self) -> bool:
         """See `ProcessProgress`."""
-        return 0 < self.step_target <= self.step
+        return self._views.run.ledger.at_target
 
     def begin(self) -> None:
         """From here on this start of the run makes the steps; those before are not told again."""

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Producer, Reader
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, DeadlineError, FencedError
@@ -22,7 +23,6 @@ from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.runtime import OwnerAliveError
 from rlstreams.workers.trainer import claim as protocol
 from rlstreams.workers.trainer.claim import STEPS_PARTITION, Claimed, claim, read_to_end
-from rlstreams.workers.trainer.redo.ledger import Ledger
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.rerun.recompute import recompute
+from rlstreams.debug.rerun.steps import steps_again
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, PolicyPublished, StepsRedone
 from rlstreams.streams.log.crash_points import CrashPoint, arm
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
@@ -85,8 +85,8 @@ def check(log: MemoryLog, config: RunConfig) -> None:
     letters = [e for e in read(log, DEAD_LETTERS.name) if isinstance(e, DeadLetter)]
     assert [("0", 1), ("1", 0)] == sorted((e.group_id, e.sample) for e in letters)
     bus = MemoryBus(log, "demo")
-    again = list(recompute(bus, config))
-    assert [step.weight_hash for step in done] == [step.weight_hash for step in again]
+    again = list(steps_again(bus, config))
+    assert [step.weight_hash for step in done] == [step.again.weight_hash for step in again]
     for told in (e for e in read(log, STEPS.name) if isinstance(e, StepsRedone)):
         assert told.num_equal == told.last_step - told.first_step + 1
     check_versions(log, [step.weight_hash for step in done])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.rerun.recompute import recompute
+from rlstreams.debug.rerun.steps import steps_again
 from rlstreams.schemas.events import PolicyPublished, RedoDrifted, StepsRedone
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
@@ -131,7 +131,7 @@ def test_a_drift_that_was_not_followed_by_a_step_is_found_again(tmp_path: Path) 
 
 
 def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
-    """`recompute` gives the recorded hashes, from version 0 and from a checkpoint, and no event."""
+    """The recorded hashes come out, from version 0 and from a checkpoint, and no event."""
     log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=2)
     trainer = make_trainer(log, config)
     for group in range(3):
@@ -141,10 +141,11 @@ def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
     trainer.close()
     bus, before = MemoryBus(log, "demo"), read(log, STEPS.name)
     recorded = [step.weight_hash for step in steps(log)]
-    assert recorded == [step.weight_hash for step in recompute(bus, config)]
-    assert all(step.is_equal for step in recompute(bus, config))
-    assert [3] == [step.step for step in recompute(bus, config, from_step=2)]
-    assert recorded[2:] == [step.weight_hash for step in recompute(bus, config, from_step=2)]
+    again = list(steps_again(bus, config))
+    assert recorded == [step.again.weight_hash for step in again]
+    assert [(True, ())] * 3 == [(step.is_equal, step.differences) for step in again]
+    (last,) = steps_again(bus, config, first=3, checkpoints=[tmp_path / "checkpoints"])
+    assert (3, recorded[2]) == (last.number, last.again.weight_hash)
     assert before == read(log, STEPS.name)
 
 

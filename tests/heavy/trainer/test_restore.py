@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rlstreams.schemas.events import StepsRedone, TrainerStarted
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.workers.trainer.redo.ledger import Ledger
 from rlstreams.workers.trainer.redo.restore import objection
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from tests import factories
@@ -37,7 +37,7 @@ def claim(epoch: int) -> TrainerStarted:
 
 def ledger() -> Ledger:
     """Steps 1 and 2 by epoch 1, step 3 by epoch 2."""
-    folded = Ledger()
+    folded = Ledger(keeps_steps=True)
     events = [claim(1)]
     for step, weight_hash in HASHES.items():
         events += [claim(2)] if step == 3 else []

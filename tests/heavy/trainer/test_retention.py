@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlstreams.schemas.events import GroupsDropped, PartitionPosition
+from rlstreams.streams.ledger import StepFact
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS
 from rlstreams.workers.loop.runtime import Exit, exit_status
-from rlstreams.workers.trainer.redo.ledger import StepFact
 from rlstreams.workers.trainer.redo.retention import (
     Limits,
     Oldest,

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rlstreams.schemas.events import ClosedGroups, Event
-from rlstreams.workers.prompts.pacing import Ledger
+from rlstreams.streams.ledger import Ledger
+from rlstreams.workers.prompts.pacing import DroppedGroups, room
 from tests.factories import dropped_group, groups_dropped, step_completed, trainer_started
 
 MAX_OPEN = 6
@@ -30,7 +31,8 @@ class Pacing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(MAX_REPLACEMENTS)
+        self.dropped = DroppedGroups(MAX_REPLACEMENTS)
+        self.ledger = Ledger(on_drop=self.dropped.add)
         self.log: list[Event] = []
         self.epoch = self.step = self.version = self.num_issued = 0
         self.closed: set[int] = set()
@@ -52,7 +54,7 @@ class Pacing(RuleBasedStateMachine):
 
     @rule()
     def issue(self) -> None:
-        self.num_issued += self.ledger.room(self.num_issued, MAX_OPEN, GROUPS_PER_STEP)
+        self.num_issued += room(self.ledger, self.num_issued, MAX_OPEN, GROUPS_PER_STEP)
 
     @precondition(lambda self: self.epoch and len(self.open) >= GROUPS_PER_STEP)
     @rule(data=st.data())
@@ -98,7 +100,7 @@ class Pacing(RuleBasedStateMachine):
 
     @invariant()
     def is_the_model(self) -> None:
-        for ledger in (self.ledger, self.refolded()):
+        for ledger, dropped in ((self.ledger, self.dropped), self.refolded()):
             assert len(self.closed) == ledger.num_closed
             assert [n in self.closed for n in range(self.num_issued)] == [
                 ledger.is_closed(n) for n in range(self.num_issued)
@@ -107,22 +109,23 @@ class Pacing(RuleBasedStateMachine):
                 ledger.last_step, ledger.highest_closed
             )  # fmt: skip
             if self.epoch:
-                assert self.version == ledger.newest_version
-            assert self.replaced == [due.replaces for due in ledger.to_replace]
+                assert self.version == ledger.policy_version
+            assert self.replaced == [due.replaces for due in dropped.to_replace]
 
     @invariant()
     def is_bounded(self) -> None:
         assert len(self.open) <= MAX_OPEN
-        room = self.ledger.room(self.num_issued, MAX_OPEN, GROUPS_PER_STEP)
+        num = room(self.ledger, self.num_issued, MAX_OPEN, GROUPS_PER_STEP)
         full = min(MAX_OPEN, (STEP_TARGET - self.step) * GROUPS_PER_STEP) if self.epoch else 0
-        assert max(0, full - len(self.open)) == room
+        assert max(0, full - len(self.open)) == num
 
-    def refolded(self) -> Ledger:
+    def refolded(self) -> tuple[Ledger, DroppedGroups]:
         """What a restarted issuer finds."""
-        ledger = Ledger(MAX_REPLACEMENTS)
+        dropped = DroppedGroups(MAX_REPLACEMENTS)
+        ledger = Ledger(on_drop=dropped.add)
         for event in self.log:
             ledger.apply(event)
-        return ledger
+        return ledger, dropped
 
 
 TestPacing = Pacing.TestCase

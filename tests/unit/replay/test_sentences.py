@@ -13,7 +13,6 @@ from rlstreams.cli import record as record_command
 from rlstreams.cli import replay as replay_command
 from rlstreams.cli import replay_into
 from rlstreams.debug.replay.into_logprob import ScoreReplay
-from rlstreams.debug.replay.into_trainer import ReplayedStep, TrainerReplay
 from rlstreams.debug.replay.player import Played
 from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
 from rlstreams.debug.replay.target import Target
@@ -84,19 +83,6 @@ def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
 
 
 def test_one_role_alone_says_what_it_was_fed(capsys: Said) -> None:
-    """Steps, groups and scores."""
-    step = factories.step_completed(1)
-    one = ReplayedStep(recorded=step, again=step, differences=())
-    told = TrainerReplay(steps=(one,), num_fed=1, num_not_fed=1, last_step=2)
-    said = replay_into._verdict(told)
-    assert "1 scored trajectory was fed" in said
-    assert "1 group that the run dropped because of the time was not fed" in said
-    assert "step 2 was not requested" in said
-    said = replay_into._verdict(replace(told, num_fed=4000, num_not_fed=2, last_step=3))
-    assert "4,000 scored trajectories were fed" in said
-    assert "2 groups that the run dropped because of the time were not fed" in said
-    assert "steps 2 to 3 were not requested" in said
+    """Scores."""
     (scores,) = replay_into._scores(ScoreReplay(num_equal=1))
     assert scores.startswith("1 scored trajectory equal, bit for bit; 0 different, 0 not scored")
-    replay_into._print_step(replace(one, differences=cast("Any", ("loss: 1 and 2",))))
-    assert "1 field differs" in capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_the_fate_of_a_group_does_not_depend_on_which_topic_is_read_first(
         "4": "open",
         "9": "never issued",
     } == fates
-    assert view.at_target
+    assert view.ledger.at_target
     assert ("1", "2", "3") == view.dropped_groups
 
 

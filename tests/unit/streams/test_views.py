@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlstreams.schemas.events import AbsentSample, ClosedGroups, Trajectory
+from rlstreams.schemas.events import AbsentSample, Trajectory
 from rlstreams.schemas.tensor import Tensor
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import TRAJECTORIES
@@ -21,14 +21,11 @@ from rlstreams.streams.views.feed import (
     Views,
 )
 from tests.factories import (
-    HASH,
     dead_letter,
     dropped_group,
     groups_dropped,
-    heartbeat,
     one_of_each,
     policy_loaded,
-    policy_published,
     policy_segment,
     prompt,
     prompt_segment,
@@ -70,15 +67,6 @@ def test_a_step_is_folded_with_its_mean_reward() -> None:
     assert state.steps[0].num_tokens == 16
 
 
-def test_the_first_record_of_a_step_counts() -> None:
-    """A second StepCompleted(1) changes nothing."""
-    view = RunView()
-    view.apply(step_completed(1, loss=0.5, closed=ClosedGroups(watermark=1)))
-    view.apply(step_completed(1, loss=9.0, closed=ClosedGroups(watermark=5)))
-    assert [point.loss for point in view.state.steps] == [0.5]
-    assert view.state.closed == ClosedGroups(watermark=1)
-
-
 def test_what_a_dethroned_trainer_writes_is_void() -> None:
     """Only from the newer claim on: its steps before that stand."""
     view = RunView()
@@ -96,30 +84,11 @@ def test_what_a_dethroned_trainer_writes_is_void() -> None:
 
 
 def test_drops_are_counted_by_reason() -> None:
-    """And the newest closed set is kept."""
+    """A report says why."""
     view = RunView()
     groups = (dropped_group("1"), dropped_group("2"), dropped_group("3", reason="incomplete"))
-    view.apply(groups_dropped(groups=groups, closed=ClosedGroups(watermark=4)))
+    view.apply(groups_dropped(groups=groups))
     assert view.state.dropped == {"incomplete": 1, "stale": 2}
-    assert view.state.closed.watermark == 4
-
-
-def test_a_drifted_redo_makes_a_version_of_its_own() -> None:
-    """The number is new, its hash is what came out."""
-    view = RunView()
-    view.apply(step_completed(3, epoch=2))
-    view.apply(redo_drifted(policy_version=4))
-    assert view.state.weight_hashes == {3: HASH, 4: "b2" * 32}
-
-
-def test_step_and_target_are_known_without_a_snapshot() -> None:
-    """Who asks ten times a second does not wait for a copy of the whole run."""
-    view = RunView()
-    assert (0, 0) == (view.step, view.step_target)
-    for event in (trainer_started(step_target=7), step_completed(1), step_completed(2, epoch=9)):
-        view.apply(event)
-        assert (view.state.step, view.state.step_target) == (view.step, view.step_target)
-    assert (1, 7) == (view.step, view.step_target), "a step of a dethroned trainer is void"
 
 
 def test_a_version_knows_the_step_that_made_it() -> None:
@@ -134,23 +103,14 @@ def test_a_version_knows_the_step_that_made_it() -> None:
     assert [2, 9] == [view.state.step_of(3), view.state.step_of(9)], "9 is not known yet"
 
 
-def test_a_published_version_is_known_before_its_step_is_read() -> None:
-    """Two topics, no order between them; the ledger's hash stands."""
-    view = RunView()
-    view.apply(policy_published(1))
-    view.apply(step_completed(1))
-    assert view.state.published == {1}
-    assert view.state.weight_hashes == {1: HASH}
-
-
 def test_a_snapshot_does_not_change() -> None:
     """It is the same object until the next event, and keeps its values after it."""
     view = RunView()
-    view.apply(heartbeat(state="training"))
+    view.apply(step_completed(1))
     before = view.state
     assert view.state is before
-    view.apply(heartbeat(state="draining"))
-    assert (before.trainer_state, view.state.trainer_state) == ("training", "draining")
+    view.apply(step_completed(2))
+    assert (before.step, view.state.step) == (1, 2)
 
 
 def test_the_same_problem_then_and_now() -> None:

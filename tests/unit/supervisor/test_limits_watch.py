@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.redo_needs import LogRange, NeedsView, Retention, retention_problems
+from rlstreams.streams.log.record import LogRange, Partition
 from rlstreams.streams.log.topics import SCORED
+from rlstreams.streams.views.redo_needs import NeedsView, Retention, retention_problems
 from rlstreams.up.supervisor.limits_watch import LOW_BYTES, DiskTrend
 from tests.factories import NOW_MS, sample_ref, step_completed
 

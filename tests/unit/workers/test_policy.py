@@ -10,9 +10,9 @@ from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
-from rlstreams.workers.policy.ledger import VersionHashes
+from rlstreams.workers.loop.claims import TAIL
 from rlstreams.workers.policy.view import KEPT, PolicyFollower, PolicyView
-from tests.factories import policy_published, redo_drifted, step_completed, trainer_started
+from tests.factories import heartbeat, policy_published, step_completed, trainer_started
 from tests.logs import made_log
 
 
@@ -95,20 +95,30 @@ def test_what_is_no_publication_is_passed_by() -> None:
     assert (1, "a") == site.newest
 
 
-def test_the_ledger_of_versions_follows_claims_steps_and_drifts() -> None:
-    """Void are a fenced epoch and a second event for one step."""
-    hashes = VersionHashes()
-    for event in (
-        trainer_started(policy_version=0, weight_hash="model"),
-        step_completed(1, policy_version=1, weight_hash="a"),
-        step_completed(1, policy_version=1, weight_hash="twice"),
-        trainer_started(epoch=2, policy_version=1, weight_hash="a"),
-        redo_drifted(step=1, epoch=2, policy_version=2, actual_hash="drifted"),
-        step_completed(2, epoch=1, policy_version=3, weight_hash="zombie"),
-        step_completed(2, epoch=2, policy_version=3, weight_hash="b"),
-    ):
-        hashes.apply(event)
-    assert {0: "model", 1: "a", 2: "drifted", 3: "b"} == hashes.by_version
+@pytest.mark.parametrize("epoch", [3, 1 << 62])
+def test_an_epoch_that_nobody_claimed_is_void(epoch: int) -> None:
+    """Else one forged record would void all true versions behind it, for ever."""
+    site = Site()
+    site.says(trainer_started(epoch=1), trainer_started(epoch=2), topic=STEPS)
+    site.says(published(1, "a", epoch=2), published(9, "forged", epoch=epoch))
+    assert (1, "a") == site.newest
+    site.says(published(2, "b", epoch=2))
+    assert (2, "b") == site.newest
+    assert 1 == site.follower.view.num_void
+    site.says(trainer_started(epoch=3), topic=STEPS)
+    site.says(published(3, "c", epoch=3))
+    assert (3, "c") == site.newest
+
+
+@pytest.mark.parametrize("beats", [0, 1])
+def test_a_claim_long_ago_is_found(beats: int) -> None:
+    """By the offset in a heartbeat at the end of `steps`; without one, by reading all of it."""
+    site = Site()
+    steps = [step_completed(n, policy_version=n) for n in range(1, 2 * TAIL)]
+    site.says(trainer_started(epoch=1), *steps, topic=STEPS)
+    site.says(*[heartbeat(epoch=1, claim_offset=0)] * beats, topic=STEPS)
+    site.says(published(1, "a"))
+    assert (1, "a") == site.newest
 
 
 def test_a_long_run_does_not_fill_the_memory() -> None:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.log import Log
-from rlstreams.workers.trainer.redo.ledger import Ledger
 from rlstreams.workers.trainer.redo.redo import Compute, Coroutine, Redone, redo
 from rlstreams.workers.trainer.redo.restore import Restored, restore
 from rlstreams.workers.trainer.redo.retention import (

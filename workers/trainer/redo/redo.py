@@ -1,8 +1,8 @@
-"""Redo: from the newest valid checkpoint to the newest committed step, from the log alone.
+"""Redo: committed steps executed again, from the log alone.
 
-As a database replays its write-ahead log: each step since the checkpoint is executed again from
-the recorded positions, masks and borders, under the configuration of the claim in force, and its
-batch and weight hashes are compared with the committed ones.
+As a database replays its write-ahead log: from the recorded positions, masks and borders, under the
+configuration of the claim in force. A restarted trainer does it from its checkpoint to the newest
+step, and compares batch and weight hashes with the committed ones; tools do it with any step.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rlstreams.schemas.events import StepCompleted
+from rlstreams.streams.ledger import Ledger, StepFact
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.config.load import from_json
+from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
-from rlstreams.workers.trainer.redo.ledger import Ledger, StepFact
 from rlstreams.workers.trainer.training.checkpoint import PassedOver
 from rlstreams.workers.trainer.training.training import Trained, Training
 
@@ -66,9 +67,102 @@ class Redone:
         return self.last_step - self.first_step + 1
 
 
-def plan_redo(ledger: Ledger, saved_step: int) -> tuple[StepFact, ...]:
-    """The steps that weights of `saved_step` lack, in order. Pure."""
-    return tuple(ledger.steps[step] for step in range(saved_step + 1, ledger.last_step + 1))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedoneStep:
+    """A committed step, and what came out of it now."""
+
+    fact: StepFact
+    recorded: StepCompleted
+    payloads: Sequence[Payload]  # in batch order
+    again: Trained
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the weights are those that the run went on with."""
+        return self.again.weight_hash == self.fact.weight_hash
+
+    def check_batch(self) -> None:
+        """
+        Raises:
+            RedoError: another batch than recorded: the log is not the one that was trained on.
+        """
+        if self.again.batch_hash != self.recorded.batch_hash:
+            raise RedoError(
+                f"step {self.fact.step}: its records have batch hash {self.again.batch_hash}, "
+                f"the ledger says {self.recorded.batch_hash}"
+            )
+
+
+def at_once(work: Callable[..., T], *given: object) -> Future[T]:
+    """`Compute` of who has nothing else to do meanwhile."""
+    future: Future[T] = Future()
+    future.set_result(work(*given))
+    return future
+
+
+def redo_steps(
+    bus: Bus,
+    ledger: Ledger,
+    training: Training,
+    first: int,
+    last: int,
+    *,
+    change: TrainerSection | None = None,
+    compute: Compute = at_once,
+    while_waiting: Callable[[int], None] = lambda _: None,
+    on_step: Callable[[RedoneStep], bool | None],
+) -> Coroutine[None]:
+    """Execute committed steps again, from weights as they were before `first`; writes nothing.
+
+    Records, masks and borders are the recorded ones, the configuration that of the claim in force.
+
+    Args:
+        ledger: that keeps its steps.
+        change: the configuration instead; where it cuts micro-batches elsewhere they are cut anew.
+        while_waiting: see `fetch`; the trainer's heartbeat.
+        on_step: called with each step; False: no further.
+
+    Raises:
+        OffsetGoneError, RecordGoneError: retention removed what redo needs.
+        DecodeError: what lies there is not one of our events.
+    """
+    for number in range(first, last + 1):
+        fact = ledger.steps[number]
+        section = from_json(ledger.claims[fact.epoch].config).trainer
+        event, payloads = read_step(bus, fact, while_waiting)
+        is_recut = change and change.micro_batch_tokens != section.micro_batch_tokens
+        borders = None if is_recut else event.micro_batches
+        given = (training, change or section, event, payloads, borders)
+        again: Trained = yield compute(_train, *given)
+        step = RedoneStep(fact=fact, recorded=event, payloads=payloads, again=again)
+        goes_on = on_step(step)
+        del event, payloads, given, again, step
+        yield None  # before the next step's are read, also who drives us lets go of these
+        if goes_on is False:
+            return
+
+
+def _train(
+    training: Training,
+    section: TrainerSection,
+    event: StepCompleted,
+    payloads: Sequence[Payload],
+    borders: Sequence[int] | None,
+) -> Trained:
+    training.configure(section)
+    return training.train(payloads, event.masked, event.policy_version - 1, borders)
+
+
+def run_now(coroutine: Coroutine[T]) -> T:
+    """Drive a coroutine to its end."""
+    result = None
+    while True:
+        try:
+            future = coroutine.send(result)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        result = future.result() if future else None
 
 
 def redo(
@@ -87,7 +181,7 @@ def redo(
     drift, whose branch other hardware may have taken earlier; at the drift itself it is compared.
 
     Args:
-        while_waiting: see `fetch`; the trainer's heartbeat.
+        while_waiting: see `redo_steps`.
         used: called with the records of each step.
         stop_at_unequal: do nothing after the first unequal step.
 
@@ -96,72 +190,49 @@ def redo(
         OffsetGoneError, RecordGoneError: retention removed what redo needs.
     """
     started_s = time.monotonic()
-    facts = plan_redo(ledger, training.learner.step_number)
-    unequal: list[Unequal] = []
-    num_done = num_equal = 0
-    last: Unequal | None = None
-    for fact in facts:
-        event, payloads = read_step(bus, fact, while_waiting)
-        used([payload.raw for payload in payloads])
-        redone: Trained = yield compute(redo_step, training, ledger, fact, event, payloads)
-        actual = redone.weight_hash
-        del event, payloads, redone
-        yield None  # before the next step's are read, also who drives us lets go of these
-        is_equal = actual == fact.weight_hash
-        num_done, num_equal = num_done + 1, num_equal + is_equal
-        last = None
-        if not is_equal:
-            last = Unequal(step=fact.step, expected=fact.weight_hash, actual=actual)
-            if fact.step >= ledger.drifted_step:
-                unequal.append(last)
-        if unequal and stop_at_unequal:
-            break
-    first = facts[0].step if facts else ledger.last_step + 1
+    first = training.learner.step_number + 1
+    done: list[Unequal | None] = []  # None: equal
+
+    def compare(step: RedoneStep) -> bool:
+        step.check_batch()
+        used([payload.raw for payload in step.payloads])
+        number, expected, actual = step.fact.step, step.fact.weight_hash, step.again.weight_hash
+        unequal = Unequal(step=number, expected=expected, actual=actual)
+        done.append(None if step.is_equal else unequal)
+        return step.is_equal or not stop_at_unequal or number < ledger.drifted_step
+
+    yield from redo_steps(
+        bus,
+        ledger,
+        training,
+        first,
+        ledger.last_step,
+        compute=compute,
+        while_waiting=while_waiting,
+        on_step=compare,
+    )
+    unequal = [one for one in done if one and one.step >= ledger.drifted_step]
     return Redone(
         first_step=first,
-        last_step=first + num_done - 1,
-        num_equal=num_equal,
+        last_step=first + len(done) - 1,
+        num_equal=done.count(None),
         first_unequal=unequal[0] if unequal else None,
-        last_unequal=last,
+        last_unequal=done[-1] if done else None,
         seconds=time.monotonic() - started_s,
     )
 
 
 def read_step(
-    bus: Bus, fact: StepFact, while_waiting: Callable[[int], None] = lambda _: None
+    bus: Bus, fact: StepFact, while_waiting: Callable[[int], None]
 ) -> tuple[StepCompleted, list[Payload]]:
-    """A step's event, and its samples in batch order.
-
-    Raises:
-        OffsetGoneError, RecordGoneError: retention removed what redo needs.
-        DecodeError: what lies there is not one of our events.
-    """
-    event = _event(bus, fact, while_waiting)
+    """A step's event, and its samples in batch order."""
+    (raw,) = fetch(bus, [fact.position], while_waiting=while_waiting)
+    event = decoded(raw, bus.schemas()).event
+    if not isinstance(event, StepCompleted) or event.step != fact.step:
+        raise RecordGoneError(f"{fact.position} does not hold StepCompleted({fact.step})")
     positions = [Position(SCORED.name, s.partition, s.offset) for s in event.samples]
     raws = fetch(bus, positions, while_waiting=while_waiting)
     return event, [payload_of(raw, bus.schemas()) for raw in raws]
-
-
-def redo_step(
-    training: Training,
-    ledger: Ledger,
-    fact: StepFact,
-    event: StepCompleted,
-    payloads: Sequence[Payload],
-) -> Trained:
-    """One step again, as its event has it. Computes; touches no log.
-
-    Raises:
-        RedoError: another batch than recorded.
-    """
-    training.configure(from_json(ledger.claims[fact.epoch].config).trainer)
-    redone = training.train(payloads, event.masked, event.policy_version - 1, event.micro_batches)
-    if redone.batch_hash != event.batch_hash:
-        raise RedoError(
-            f"step {fact.step}: its records have batch hash {redone.batch_hash}, "
-            f"the ledger says {event.batch_hash}"
-        )
-    return redone
 
 
 def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, str]) -> RedoError:
@@ -189,11 +260,3 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
         for name in names
         if before.get(name) != now.get(name)
     )
-
-
-def _event(bus: Bus, fact: StepFact, while_waiting: Callable[[int], None]) -> StepCompleted:
-    (raw,) = fetch(bus, [fact.position], while_waiting=while_waiting)
-    event = decoded(raw, bus.schemas()).event
-    if not isinstance(event, StepCompleted) or event.step != fact.step:
-        raise RecordGoneError(f"{fact.position} does not hold StepCompleted({fact.step})")
-    return event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlstreams.workers.trainer.redo.ledger import Ledger
+from rlstreams.streams.ledger import Ledger
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, PassedOver
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.channel import WeightError

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import PartitionPosition
+from rlstreams.streams.ledger import StepFact
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import SCORED
-from rlstreams.workers.trainer.redo.ledger import StepFact
 
 _ADVICE = (
     "the run cannot go on from its log: put a newer checkpoint back into its folder, or begin "

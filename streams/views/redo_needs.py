@@ -11,20 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import Event, StepCompleted
-from rlstreams.streams.log.fencing import StepsGate
-from rlstreams.streams.log.record import Partition
+from rlstreams.streams.ledger import Ledger, oldest_offsets
+from rlstreams.streams.log.record import LogRange, Partition, Position
 from rlstreams.streams.log.topics import SCORED
 
 USED_UP = 0.5  # share of its retention after which a record that is needed is told of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogRange:
-    """The records that a partition holds: offsets `begin` to `end`, without `end`."""
-
-    begin: int
-    end: int
-    num_bytes: int = 0  # 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +67,17 @@ class NeedsView:
 
     def __init__(self, checkpoint_every: int) -> None:
         self._every = checkpoint_every
-        self._gate = StepsGate(begins_anywhere=True)
+        self._ledger = Ledger(begins_anywhere=True, on_step=self._step)
         self._steps: dict[int, _Step] = {}
         self._last: StepCompleted | None = None
 
     def apply(self, event: Event) -> None:
         """Take one event; all but valid steps are passed by."""
-        if not self._gate.admits(event) or not isinstance(event, StepCompleted):
-            return
+        self._ledger.apply(event)
+
+    def _step(self, event: StepCompleted, _: Position) -> None:
         self._last = event
-        oldest: dict[Partition, int] = {}
-        for sample in event.samples:
-            partition = Partition(SCORED.name, sample.partition)
-            oldest[partition] = min(sample.offset, oldest.get(partition, sample.offset))
+        oldest = {Partition(SCORED.name, n): at for n, at in oldest_offsets(event).items()}
         self._steps[event.step] = _Step(event.finished_at_ms, oldest)
         saved = event.step - event.step % self._every
         self._steps = {step: at for step, at in self._steps.items() if step > saved}

@@ -1,0 +1,188 @@
+"""A trainer's weights as they were before a step, rebuilt from the log; writes nothing into it.
+
+The nearest confirmed checkpoint is loaded, or the model folder, and the steps in between are redone
+as a restarted trainer would. All that does steps again begins here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import SCORED
+from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.load import from_json
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.device import nearest_devices
+from rlstreams.workers.trainer.claim import read_ledger
+from rlstreams.workers.trainer.facts import versions
+from rlstreams.workers.trainer.intake.fetch import RecordGoneError
+from rlstreams.workers.trainer.parallel.team import team_of
+from rlstreams.workers.trainer.redo.redo import RedoneStep, differences, redo_steps, run_now
+from rlstreams.workers.trainer.redo.restore import objection
+from rlstreams.workers.trainer.redo.retention import check_redo
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.channel import WeightError
+
+
+class RerunError(ConfigError):
+    """A step that cannot be re-run; says what is there instead."""
+
+
+class Rebuilt:
+    """Model and optimizer at a step; `again` makes the next one."""
+
+    def __init__(self, bus: Bus, ledger: Ledger, training: Training) -> None:
+        self._bus = bus
+        self.ledger = ledger
+        self.training = training
+        self.started_from = ""  # a checkpoint, or the model folder
+        self.num_redone = 0  # steps between it and the one that was asked for
+
+    def again(self, step: int, change: TrainerSection | None = None) -> RedoneStep:
+        """Do a step again, from the weights in hand; see `redo_steps`.
+
+        Raises:
+            RerunError: a record is not there any more; names its position.
+        """
+        found: list[RedoneStep] = []
+        redo = redo_steps(
+            self._bus, self.ledger, self.training, step, step, change=change, on_step=found.append
+        )
+        try:
+            run_now(redo)
+        except (RecordGoneError, TimeoutError) as err:
+            raise RerunError(
+                f"step {step} cannot be read any more: {err}. Retention removed it, or files of "
+                "the recording are missing; a recording made while the log held it has it"
+            ) from err
+        return found[0]
+
+    def environment(self, step: int) -> str:
+        """What differs here from where a step was done; each claim names its own."""
+        claim = self.ledger.claims[self.ledger.steps[step].epoch]
+        return differences(claim.versions, versions(self.training.numerics))
+
+    def go_to(self, step: int) -> None:
+        """Redo the steps that the weights in hand lack, up to `step`.
+
+        Raises:
+            RerunError: one gave other weights than recorded; as `again`.
+        """
+        for number in range(self.training.learner.step_number + 1, step + 1):
+            redone = self.again(number)
+            if not redone.is_equal:
+                raise RerunError(
+                    f"step {number}, on the way from {self.started_from}, gave weights "
+                    f"{redone.again.weight_hash[:12]}, the log says "
+                    f"{redone.fact.weight_hash[:12]}: "
+                    f"{self.environment(number) or 'nothing that its claim records differs'}"
+                )
+            self.num_redone += 1
+
+
+@contextmanager
+def rebuilt(
+    bus: Bus, config: RunConfig, first: int, last: int = 0, *, checkpoints: Sequence[Path] = ()
+) -> Iterator[Rebuilt]:
+    """Weights of a checkpoint before step `first`, with all that steps up to `last` need.
+
+    Args:
+        bus: of the run, or a recording behind the same port.
+        config: where the model folder is now; everything else comes from the step's claim.
+        last: 0: the newest.
+        checkpoints: folders of checkpoints to choose from.
+
+    Raises:
+        RerunError: no such steps, another model folder, or records that it needs are gone.
+        RetentionError, OffsetGoneError: retention removed records that it needs.
+    """
+    ledger = read_ledger(bus, "rerun")
+    last = last or ledger.last_step
+    for step in (first, max(first, last)):
+        if step not in ledger.steps:
+            raise RerunError(f"step {step} was never completed: the log holds {_held(ledger)}")
+    claim = ledger.claims[ledger.steps[first].epoch]
+    with closing(_training(config, from_json(claim.config))) as training:
+        found = Rebuilt(bus, ledger, training)
+        found.started_from = _start(training, ledger, claim, config, first, checkpoints)
+        needed = range(training.learner.step_number + 1, last + 1)
+        missing = [number for number in needed if number not in ledger.steps]
+        if missing:
+            raise RerunError(
+                f"from {found.started_from} to step {first}, step {missing[0]} is not there to be "
+                f"redone: the log holds {_held(ledger)}; name a checkpoint of step {first - 1} "
+                "with --checkpoints, or record the run from its begin"
+            )
+        facts = [ledger.steps[number] for number in needed]
+        check_redo(facts, bus.beginnings(SCORED.name), found.started_from)
+        yield found
+
+
+def _training(config: RunConfig, recorded: RunConfig) -> Training:
+    """The model of the model folder, as the step's claim says to train it."""
+    try:
+        section = recorded.trainer
+        device, gpus = nearest_devices("trainer.device", section.device, section.ranks)
+        return Training(
+            model_folder(config.model.path),
+            section,
+            recorded.model.threads,
+            device,
+            recorded.model.dtype,
+            team=team_of(gpus),
+        )
+    except (EngineError, OSError) as err:
+        raise RerunError(
+            f"the model folder {config.model.path} cannot be used: {err}; name it with --model"
+        ) from err
+
+
+def _held(ledger: Ledger) -> str:
+    if ledger.steps:
+        return f"steps 1 to {ledger.last_step}"
+    return "no completed step" + (f" ({ledger.newest_void})" if ledger.newest_void else "")
+
+
+def _start(
+    training: Training,
+    ledger: Ledger,
+    claim: TrainerStarted,
+    config: RunConfig,
+    step: int,
+    folders: Sequence[Path],
+) -> str:
+    """Load the newest confirmed checkpoint before `step`; its name for people."""
+
+    def against(manifest: Manifest) -> str:
+        if manifest.step >= step:
+            return f"it is of step {manifest.step}, not before {step}"
+        return objection(claim.run, ledger, manifest)
+
+    stores = [CheckpointStore(folder) for folder in folders]
+    found = [(store, store.newest(against).manifest) for store in stores]
+    usable = [(m.step, store, m) for store, m in found if m is not None]
+    if usable:
+        _, store, manifest = max(usable, key=lambda item: item[0])
+        try:
+            training.restore(store, manifest)
+        except (WeightError, ValueError) as err:
+            raise RerunError(f"checkpoint {manifest.name} is not this model's: {err}") from err
+        return f"checkpoint {manifest.name} of step {manifest.step}"
+    expected = claim.hashes.get("model", training.model_hash)
+    if training.model_hash != expected:
+        raise RerunError(
+            f"there is no checkpoint before step {step} in "
+            f"{', '.join(map(str, folders)) or 'any folder'}, and the model folder "
+            f"{config.model.path} holds weights {training.model_hash[:12]}, "
+            f"the run began with {expected[:12]}"
+        )
+    return f"the model folder {config.model.path}"

@@ -1,0 +1,241 @@
+"""Ledger: the one fold of topic `steps`. Pure: events in the log's order in, what counts out.
+
+`StepCompleted` alone is the authority on what was trained, and a claim (`TrainerStarted`) on who
+may write it. Whatever the broker let through, an event counts only if the newest claim before it is
+of its own epoch: its writer was not fenced. Of the steps of one number the first counts, if it is
+the next one. All other events are void to every reader, for all of them fold the topic here. The
+audit alone keeps a fold of its own: it checks this one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from rlstreams.schemas.events import (
+    NO_VERSION,
+    ClosedGroups,
+    Event,
+    GroupsDropped,
+    PartitionPosition,
+    RedoDrifted,
+    StepCompleted,
+    StepsRedone,
+    TrainerHeartbeat,
+    TrainerStarted,
+)
+from rlstreams.streams.log.record import Position, Record
+from rlstreams.streams.log.topics import STEPS
+
+LedgerEvent: TypeAlias = (
+    TrainerStarted | StepCompleted | GroupsDropped | TrainerHeartbeat | RedoDrifted | StepsRedone
+)
+EXPIRED = "expired"  # a drop's reason: retention has removed records of groups that were open
+NOWHERE = Position(STEPS.name, 0, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFact:
+    """A completed step: what it made, where its event lies, and what its redo has to read."""
+
+    step: int
+    epoch: int
+    policy_version: int
+    weight_hash: str  # in force: of the newest drift at this step, else as the step recorded it
+    position: Position
+    oldest: Mapping[int, int]  # partition of scored-trajectories -> lowest offset of a sample
+
+
+def _ignore(_event: Event, _position: Position) -> None:
+    """For who does not ask."""
+
+
+class Ledger:
+    """State after the events so far. Its size is that of the claims and of the open groups.
+
+    Args:
+        begins_anywhere: the events may begin behind the first claim or the first step, and leave
+            steps out, as a recording of some of them does. Otherwise nothing counts before the
+            first claim, and a step only if it is the one behind the last.
+        keeps_steps: also keep `steps`, and `hashes` and `made_by` of all versions.
+        on_claim, on_step, on_drop, on_drift, on_redone: called with each event that counts, once it
+            is folded, and with the position that `apply` was given.
+    """
+
+    def __init__(
+        self,
+        *,
+        begins_anywhere: bool = False,
+        keeps_steps: bool = False,
+        on_claim: Callable[[TrainerStarted, Position], None] = _ignore,
+        on_step: Callable[[StepCompleted, Position], None] = _ignore,
+        on_drop: Callable[[GroupsDropped, Position], None] = _ignore,
+        on_drift: Callable[[RedoDrifted, Position], None] = _ignore,
+        on_redone: Callable[[StepsRedone, Position], None] = _ignore,
+    ) -> None:
+        self._begins_anywhere = begins_anywhere
+        self._keeps_steps = keeps_steps
+        self._on_claim, self._on_step, self._on_drop = on_claim, on_step, on_drop
+        self._on_drift, self._on_redone = on_drift, on_redone
+        self._above: frozenset[int] = frozenset()
+        self.claims: dict[int, TrainerStarted] = {}  # by epoch: each names its configuration
+        self.claim: TrainerStarted | None = None  # the newest
+        self.heartbeat: TrainerHeartbeat | None = None  # of the newest claim
+        self.last_step = 0  # the newest completed step; 0 before the first
+        self.drifted_step = 0  # the newest step whose weights a redo replaced
+        self.num_drifts = 0
+        self.policy_version = NO_VERSION  # the newest
+        self.weight_hash = ""  # its
+        self.closed = ClosedGroups(watermark=0)
+        self.positions: tuple[PartitionPosition, ...] = ()
+        self.num_dropped: Counter[str] = Counter()  # groups by reason
+        self.num_void = 0
+        self.newest_void = ""  # what it was, where it lies, and why it is void
+        self.steps: dict[int, StepFact] = {}
+        self.hashes: dict[int, str] = {}  # by version: a number never gets a second content
+        # Step by version; 0: the model that the run began with. The numbers are the same until a
+        # redo drifts: a step then makes a second version.
+        self.made_by: dict[int, int] = {}
+
+    def apply(self, event: Event, position: Position = NOWHERE) -> bool:
+        """Fold one event; False if it is void or is none of this topic's."""
+        if not isinstance(event, LedgerEvent):
+            return False
+        if why := self._void_because(event):
+            self.num_void += 1
+            self.newest_void = f"{type(event).__name__} at {position}: {why}"
+            return False
+        match event:
+            case TrainerStarted():
+                self._claim(event)
+                self._on_claim(event, position)
+            case StepCompleted():
+                self._step(event, position)
+                self._on_step(event, position)
+            case GroupsDropped():
+                self._drop(event)
+                self._on_drop(event, position)
+            case RedoDrifted():
+                self._drift(event)
+                self._on_drift(event, position)
+            case StepsRedone():
+                self._on_redone(event, position)
+            case TrainerHeartbeat():
+                self.heartbeat = event
+        return True
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest claim; 0 before the first, which makes it 1."""
+        return self.claim.epoch if self.claim else 0
+
+    @property
+    def step_target(self) -> int:
+        """Where the run ends, as the newest claim says; 0 before the first."""
+        return self.claim.step_target if self.claim else 0
+
+    @property
+    def at_target(self) -> bool:
+        """Whether the run has made all of its steps."""
+        return 0 < self.step_target <= self.last_step
+
+    @property
+    def num_closed(self) -> int:
+        """Closed training groups."""
+        return self.closed.watermark + len(self._above)
+
+    @property
+    def highest_closed(self) -> int:
+        """The highest group number that is closed; -1 if none is."""
+        return max(self._above, default=self.closed.watermark - 1)
+
+    def is_closed(self, group: int) -> bool:
+        """Whether the training group of this number is closed."""
+        return group < self.closed.watermark or group in self._above
+
+    def _void_because(self, event: LedgerEvent) -> str:
+        """Why an event does not count; empty: it does."""
+        if isinstance(event, TrainerStarted):
+            is_newer = self.claim is None or event.epoch > self.epoch
+            return "" if is_newer else f"a claim of epoch {event.epoch} after one of {self.epoch}"
+        if self.claim is None and not self._begins_anywhere:
+            return "nobody has claimed the run before it"
+        if self.claim is not None and event.epoch != self.epoch:
+            return f"it is of epoch {event.epoch}, the newest claim is of epoch {self.epoch}"
+        if isinstance(event, StepCompleted):
+            after = event.step > self.last_step
+            is_next = after if self._begins_anywhere else event.step == self.last_step + 1
+            return "" if is_next else f"step {event.step} after step {self.last_step}"
+        if isinstance(event, RedoDrifted) and not self._begins_anywhere:
+            is_of_last = 0 < event.step == self.last_step
+            return "" if is_of_last else f"a drift of step {event.step} after {self.last_step}"
+        return ""
+
+    def _claim(self, event: TrainerStarted) -> None:
+        self.claim = self.claims[event.epoch] = event
+        self.heartbeat = None
+        if event.policy_version > self.policy_version:
+            self._made(event.policy_version, event.weight_hash, event.next_step - 1)
+
+    def _step(self, event: StepCompleted, position: Position) -> None:
+        self.last_step = event.step
+        self.positions = event.positions
+        self._close(event.closed)
+        self._made(event.policy_version, event.weight_hash, event.step)
+        if self._keeps_steps:
+            self.steps[event.step] = StepFact(
+                step=event.step,
+                epoch=event.epoch,
+                policy_version=event.policy_version,
+                weight_hash=event.weight_hash,
+                position=position,
+                oldest=oldest_offsets(event),
+            )
+
+    def _drop(self, event: GroupsDropped) -> None:
+        self._close(event.closed)
+        self.num_dropped.update(group.reason for group in event.groups)
+        if any(group.reason == EXPIRED for group in event.groups):
+            self.positions = ()  # nobody needs what lies there any more
+
+    def _drift(self, event: RedoDrifted) -> None:
+        """Replace the newest step's weights: the next step starts from the drifted ones."""
+        self.drifted_step = event.step
+        self.num_drifts += 1
+        self._made(event.policy_version, event.actual_hash, event.step)
+        if event.step in self.steps:
+            fact = self.steps[event.step]
+            self.steps[event.step] = replace(fact, weight_hash=event.actual_hash)
+
+    def _close(self, closed: ClosedGroups) -> None:
+        """What is closed stays so, also if the log holds a drop twice."""
+        watermark = max(self.closed.watermark, closed.watermark)
+        above = {number for number in self._above.union(closed.above) if number >= watermark}
+        self._above = frozenset(above)
+        self.closed = ClosedGroups(watermark=watermark, above=tuple(sorted(above)))
+
+    def _made(self, policy_version: int, weight_hash: str, step: int) -> None:
+        self.policy_version, self.weight_hash = policy_version, weight_hash
+        if self._keeps_steps:
+            self.hashes.setdefault(policy_version, weight_hash)
+            self.made_by.setdefault(policy_version, step)
+
+
+def committed_steps(records: Iterable[Record[Event]]) -> Iterator[StepCompleted]:
+    """The steps that count, of records of `steps` that may begin anywhere."""
+    found: list[StepCompleted] = []
+    ledger = Ledger(begins_anywhere=True, on_step=lambda event, _: found.append(event))
+    for record in records:
+        ledger.apply(record.event, record.position)
+        yield from found
+        found.clear()
+
+
+def oldest_offsets(event: StepCompleted) -> dict[int, int]:
+    """By partition of scored-trajectories the lowest offset of a sample of the step."""
+    oldest: dict[int, int] = {}
+    for sample in event.samples:
+        oldest[sample.partition] = min(sample.offset, oldest.get(sample.partition, sample.offset))
+    return oldest
