@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples, whole
+from rlstreams.cli.arguments import add_run, configuration, examples, whole
 from rlstreams.cli.worker import ROLES
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from rlstreams.runs.configuration import configuration
     from rlstreams.start.doctor.check import Level
     from rlstreams.start.doctor.diagnose import diagnose
     from rlstreams.start.doctor.host import Host

@@ -1,9 +1,10 @@
-"""Which events of `steps` count: one rule, asked by every fold of the topic.
+"""Which records count: of samples the first ones, of `steps` those of the run's owner.
 
-Whatever the broker let through, an event counts only if the newest claim (`TrainerStarted`) before
-it in the log is of its own epoch: its writer was not fenced. And of the steps of one number the
-first counts, as long as it is the next one. Everybody who folds the topic asks here, so that a
-zombie's event is void to all of them or to none.
+One rule for each, asked by everybody who reads these topics, so that a copy or a zombie's event is
+void to all of them or to none; the audit, which checks the others, keeps its own. Whatever the
+broker let through, an event of `steps` counts only if the newest claim (`TrainerStarted`) before it
+in the log is of its own epoch: its writer was not fenced. And of the steps of one number the first
+counts, as long as it is the next one.
 """
 
 from __future__ import annotations
@@ -11,10 +12,38 @@ from __future__ import annotations
 from rlstreams.schemas.events import (
     Event,
     PolicyPublished,
+    Prompt,
     RedoDrifted,
+    ScoredTrajectory,
     StepCompleted,
     TrainerStarted,
+    Trajectory,
 )
+
+
+class FirstRecords:
+    """Tells the first record of each sample by offset from its copies. One object for one topic.
+
+    The records of a sample share their key, so they lie in one partition, and reading that in order
+    is all that it takes. The first one counts whatever it says: if it cannot be used, its reader
+    writes a dead letter, and the sample ends there. A later record is a copy, also where that one
+    could have been used. The trainer's planner, whose state is made anew by reading, keeps the same
+    rule by offsets (`Group.is_copy`).
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, set[int]] = {}  # sample numbers by group
+
+    def admits(self, event: Event) -> bool:
+        """Whether `event` counts. One that is no stage of a sample always does."""
+        stage = event.trajectory if isinstance(event, ScoredTrajectory) else event
+        if not isinstance(stage, Prompt | Trajectory):
+            return True
+        seen = self._seen.setdefault(stage.group_id, set())
+        if stage.sample in seen:
+            return False
+        seen.add(stage.sample)
+        return True
 
 
 class EpochGate:
