@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples, real, whole
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run, real, whole
 
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor, Hanging
@@ -76,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log violates no guarantee, else 1."""
     from dataclasses import replace
 
-    from rlstreams.runs.attach import attached
-    from rlstreams.runs.configuration import configuration
     from rlstreams.streams.audit.auditor import SETTLE_S
     from rlstreams.streams.audit.sources import spare_memory
 
@@ -86,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.bootstrap:
         config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
     spare_memory()
-    with attached(config) as bus, _auditor(bus, config, args.processes) as auditor:
+    with opened_run(config) as log, _auditor(log.bus, config, args.processes) as auditor:
         if args.follow:
             return follow(auditor, settle_s, args.every, as_json=args.json)
         report = auditor.round(settle_s)

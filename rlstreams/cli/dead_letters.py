@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.schemas.events import DeadLetter
@@ -193,12 +193,10 @@ def run_requeue(args: argparse.Namespace) -> int:
 def _on_bus(
     names: Sequence[str], overrides: Sequence[str], work: Callable[[Bus, RunConfig], int]
 ) -> int:
-    from rlstreams.runs.attach import attached
-    from rlstreams.runs.configuration import configuration
 
     config = configuration(names, overrides)
-    with attached(config) as bus:
-        return work(bus, config)
+    with opened_run(config) as log:
+        return work(log.bus, config)
 
 
 def _matcher(word: str) -> Callable[[DeadLetter], bool]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import examples, real
+from rlstreams.cli.arguments import examples, opened, real
 
 if TYPE_CHECKING:
     from rlstreams.streams.recording import Recording
@@ -67,22 +67,20 @@ def run(args: argparse.Namespace) -> int:
 def _opened(name: str) -> Iterator[Recording]:
     """A recording, or one made in a temporary folder of what a run's topics hold now."""
     from rlstreams.debug.replay.record import RecordingOptions, record
-    from rlstreams.runs.attach import attached
-    from rlstreams.runs.configuration import configuration
-    from rlstreams.runs.places import check_place
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.selection import Selection
-    from rlstreams.streams.run.recorded_log import is_recording
+    from rlstreams.streams.run.recorded_log import RecordedLog
 
-    check_place(name)
-    if is_recording(name):
-        with Recording(name) as recording:
-            yield recording
-        return
-    config = configuration([name], [])
-    with tempfile.TemporaryDirectory(prefix="rlstreams-diff-") as scratch:
-        folder = Path(scratch) / config.run.id
-        with attached(config) as bus:
-            record(bus, config, RecordingOptions(folder=folder, selection=Selection(), words={}))
+    with (
+        opened([name], []) as found,
+        tempfile.TemporaryDirectory(prefix="rlstreams-diff-") as scratch,
+    ):
+        if isinstance(found.log, RecordedLog):
+            yield found.log.recording
+            return
+        assert found.config is not None
+        folder = Path(scratch) / found.config.run.id
+        options = RecordingOptions(folder=folder, selection=Selection(), words={})
+        record(found.log.bus, found.config, options)
         with Recording(folder) as recording:
             yield recording

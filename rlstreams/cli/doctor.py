@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rlstreams.cli.arguments import add_run, examples, whole
+from rlstreams.cli.arguments import add_run, configuration, examples, whole
 from rlstreams.cli.worker import ROLES
 
 
@@ -40,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
-    from rlstreams.runs.configuration import configuration
     from rlstreams.start.doctor.check import Host, Level
     from rlstreams.start.doctor.diagnose import diagnose
     from rlstreams.streams.log.errors import ConfigError

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlstreams.cli.arguments import add_run, examples, real
+from rlstreams.cli.arguments import add_run, examples, opened, real
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rlstreams.runs.sources import Opened
+    from rlstreams.debug.inspect.words import Spelling
+    from rlstreams.streams.run.run_log import RunLog
 
 SAMPLES = "samples"
 
@@ -59,16 +60,17 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.out:
         raise ConfigError("export needs --out FILE.parquet, --out FILE.jsonl, or --out -")
-    from rlstreams.runs.sources import opened
+    from rlstreams.debug.inspect.words import spelling
     from rlstreams.show.export.write import check_name, write
     from rlstreams.streams.log.counted import counted
 
     check_name(args.out)
-    with opened(args.config, args.overrides, args.tokenizer) as source:
-        num_rows = write(_rows(source, args), schema, args.out)
-        num_unreadable, problems = source.log.num_unreadable, source.log.problems
+    with opened(args.config, args.overrides) as source:
+        log, spelled = source.log, spelling(args.tokenizer, source.model_path)
+        num_rows = write(_rows(log, spelled, args), schema, args.out)
+        num_unreadable, problems = log.num_unreadable, log.problems
     for problem in problems:
-        print(f"{source.log.name}: {problem}", file=sys.stderr)
+        print(f"{log.name}: {problem}", file=sys.stderr)
     left = f"; {counted(num_unreadable, 'record')} could not be read" if num_unreadable else ""
     print(f"{counted(num_rows, 'row')} of {args.table} in {args.out}{left}", file=sys.stderr)
     return 0
@@ -105,7 +107,7 @@ def _schema(table: str) -> pa.Schema:
     )
 
 
-def _rows(source: Opened, args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
+def _rows(log: RunLog, spelled: Spelling, args: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
     from rlstreams.show.export.event_table import EVENT_TABLES, event_rows
     from rlstreams.show.export.sample_table import sample_rows
     from rlstreams.streams.log.errors import ConfigError
@@ -114,10 +116,10 @@ def _rows(source: Opened, args: argparse.Namespace) -> Iterator[Mapping[str, Any
     if args.table != SAMPLES:
         if is_narrowed:
             raise ConfigError("--purpose, --min-reward and --step narrow the table samples only")
-        return event_rows(source.log, EVENT_TABLES[args.table])
+        return event_rows(log, EVENT_TABLES[args.table])
     return (
         row
-        for row in sample_rows(source.log, source.spelling)
+        for row in sample_rows(log, spelled)
         if args.purpose in ("", row["purpose"])
         and (args.min_reward is None or row["reward"] >= args.min_reward)
         and (args.step is None or row["step"] == args.step)

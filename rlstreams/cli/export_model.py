@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlstreams.cli.arguments import add_run, examples
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,8 +42,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Write the folder and say what is in it."""
-    from rlstreams.runs.attach import attached
-    from rlstreams.runs.configuration import configuration
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.workers.config.hub import model_folder
 
@@ -52,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     config = configuration(args.config, args.overrides)
     from rlstreams.show.export.model import export_model
 
-    with attached(config) as bus:
+    with opened_run(config) as log:
         done = export_model(
-            bus,
+            log.bus,
             Path(config.folder),
             model_folder(args.model or config.model.path),
             Path(args.to),

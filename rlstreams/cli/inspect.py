@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples
+from rlstreams.cli.arguments import add_run, examples, opened
 
 if TYPE_CHECKING:
     from rlstreams.debug.inspect.choose import Query
@@ -77,16 +77,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Show them; 1 if the log knows none."""
     from rlstreams.debug.inspect.sample_detail import sample_detail
-    from rlstreams.runs.sources import opened
+    from rlstreams.debug.inspect.words import spelling
 
     wanted = [w for w in args.config if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
     names = [w for w in args.config if w not in wanted]
-    with opened(names, args.overrides, args.tokenizer) as source:
-        details = [
-            sample_detail(one, source.spelling) for one in _lineages(source.log, args, wanted)
-        ]
-        name, num_unreadable = source.log.name, source.log.num_unreadable
-        problems = source.log.problems
+    with opened(names, args.overrides) as source:
+        log, spelled = source.log, spelling(args.tokenizer, source.model_path)
+        details = [sample_detail(one, spelled) for one in _lineages(log, args, wanted)]
+        name, num_unreadable, problems = log.name, log.num_unreadable, log.problems
     for problem in problems:
         print(f"{name}: {problem}", file=sys.stderr)
     if num_unreadable:
@@ -103,17 +101,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _lineages(log: RunLog, args: argparse.Namespace, wanted: Sequence[str]) -> list[Lineage]:
     from rlstreams.debug.inspect.choose import choose
-    from rlstreams.streams.lineage.fold import SampleId
-    from rlstreams.streams.lineage.read import read_lineages
     from rlstreams.streams.log.errors import ConfigError
 
     query = _query(args)
     if not wanted:
-        return read_lineages(log, [found.sample for found in choose(log, query)])
+        found = [str(one.sample) for one in choose(log, query)]
+        return log.samples(*found) if found else []
     if args.worst or args.best or args.step is not None or args.version is not None:
         raise ConfigError("name samples, or rank them by --worst, --best, --step or --version")
-    samples = [SampleId.parse(word) for word in wanted if _SAMPLE.fullmatch(word)]
-    return read_lineages(log, samples, [word for word in wanted if _GROUP.fullmatch(word)])
+    return log.samples(*wanted)
 
 
 def _query(args: argparse.Namespace) -> Query:

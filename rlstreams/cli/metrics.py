@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.show.metrics.reading import Sink
@@ -52,21 +52,19 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Write what was asked for; 0 also after Ctrl-C, which is how following ends."""
-    from rlstreams.runs.attach import attached
-    from rlstreams.runs.configuration import configuration
 
     _check(args)
     config = configuration(args.config, args.overrides)
-    with attached(config) as bus:
+    with opened_run(config) as log:
         if args.format == "prometheus":
-            _serve(bus, config.run.id, args.port)
+            _serve(log.bus, config.run.id, args.port)
             return 0
         from rlstreams.show.metrics.reading import read_rows
         from rlstreams.streams.log.counted import counted
 
         with _sink(args) as sink, suppress(KeyboardInterrupt):
             has_held_out = config.data.has_held_out
-            num_rows = read_rows(bus, sink, follow=args.follow, has_held_out=has_held_out)
+            num_rows = read_rows(log.bus, sink, follow=args.follow, has_held_out=has_held_out)
             print(f"{counted(num_rows, 'row')} in {args.to}", file=sys.stderr)
     return 0
 

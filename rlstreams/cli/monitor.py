@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rlstreams.cli.arguments import add_run, examples, whole
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run, whole
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,11 +38,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 0 then, for that is how it ends."""
-    from rlstreams.runs.attach import served
-    from rlstreams.runs.configuration import configuration
     from rlstreams.show.monitor.answers import SMALL
     from rlstreams.show.monitor.app import serve
-    from rlstreams.workers.bootstrap.parts import open_bus
+    from rlstreams.workers.bootstrap.parts import bootstrap_of
 
     config = configuration(args.config, args.overrides)
 
@@ -50,7 +48,15 @@ def run(args: argparse.Namespace) -> int:
         pages = ", ".join(f"{address}/{page}" for page in ("health", "windows", "workers"))
         print(f"monitor of run {config.run.id}: {pages}", file=sys.stderr, flush=True)
 
-    with served(config) as bootstrap, open_bus(config) as bus:
-        ends = {at: end for topic in SMALL for at, end in bus.ends(topic.name).items()}
-        serve(config, bootstrap, ends, bus.schemas(), host=args.host, port=args.port, say=say)
+    with opened_run(config) as log:
+        ends = {at: end for topic in SMALL for at, end in log.bus.ends(topic.name).items()}
+        serve(
+            config,
+            bootstrap_of(config),
+            ends,
+            log.bus.schemas(),
+            host=args.host,
+            port=args.port,
+            say=say,
+        )
     return 0

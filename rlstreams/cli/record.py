@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
 from rlstreams.cli.ranges import add_selection
 
 if TYPE_CHECKING:
@@ -50,18 +50,16 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Record and say what is there; 0 once the recording is sealed, with every event read."""
     from rlstreams.debug.replay.record import record
-    from rlstreams.runs.attach import attached
-    from rlstreams.runs.configuration import configuration
     from rlstreams.workers.loop.runtime import Stop
 
     config = configuration(args.config, args.overrides)
     stop = Stop()
     if args.follow:
         stop.on_signals()
-    with attached(config) as bus:
-        options = _recording_options(args, bus, config)
+    with opened_run(config) as log:
+        options = _recording_options(args, log.bus, config)
         result = record(
-            bus,
+            log.bus,
             config,
             options,
             stopped=lambda: stop.requested,

@@ -35,9 +35,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """List; 1 if something is missing or was changed, or nothing is recorded there."""
-    from rlstreams.runs.places import check_place
     from rlstreams.streams.recording import Recording, RecordingError
     from rlstreams.streams.recording.verify import verify
+    from rlstreams.streams.run.places import check_place
 
     for name in args.folders:
         if not Path(name).is_dir():

@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     --into only if nothing differs.
     """
     from rlstreams.debug.replay.filters import resolve
-    from rlstreams.runs.places import RECORDINGS, check_checkpoints, check_place
     from rlstreams.streams.recording import Recording
+    from rlstreams.streams.run.places import RECORDINGS, check_checkpoints, check_place
 
     check_place(args.recording, [RECORDINGS])
     for name in args.weights:

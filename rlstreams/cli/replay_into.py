@@ -25,9 +25,10 @@ def run_into(args: argparse.Namespace, recording: Recording) -> int:
 
 
 def _trainer(args: argparse.Namespace, recording: Recording) -> int:
-    from rlstreams.debug.replay.target import CONFIG_FILE, recorded_config, replay_config
+    from rlstreams.debug.replay.target import recorded_config, replay_config
     from rlstreams.streams.log.errors import ConfigError
     from rlstreams.streams.recording.bus import RecordingBus
+    from rlstreams.streams.run.places import CONFIG_FILE
 
     config, weights = recorded_config(recording), None
     if args.keep_weights:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
@@ -33,14 +33,12 @@ def run(args: argparse.Namespace) -> int:
     """Write the files and say where they are."""
     from datetime import UTC, datetime
 
-    from rlstreams.runs.attach import attached
-    from rlstreams.runs.configuration import configuration
     from rlstreams.show.report.collect import collect, write
 
     config = configuration(args.config, args.overrides)
     made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    with attached(config) as bus:
-        given = collect(bus, config.run.id, decode=_decoder(config), made_at=made_at)
+    with opened_run(config) as log:
+        given = collect(log.bus, config.run.id, decode=_decoder(config), made_at=made_at)
     written = write(given, Path(args.out or config.folder))
     print(f"report: {written.page}\ncurve:  {written.curve}")
     return 0

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples, set_threads, whole
+from rlstreams.cli.arguments import add_run, examples, opened, set_threads, whole
 
 if TYPE_CHECKING:
     from rlstreams.debug.rerun.rerun import Rerun
-    from rlstreams.streams.log.bus import Bus
-    from rlstreams.workers.config.run import RunConfig
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,12 +52,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Re-run; 0 if everything is equal to what was recorded."""
+    import json
+
     from rlstreams.debug.replay.change import changed_config
-    from rlstreams.runs.places import check_checkpoints
+    from rlstreams.streams.run.places import check_checkpoints
+    from rlstreams.workers.config.load import from_json
 
     for name in args.checkpoints:
         check_checkpoints(name, "--checkpoints")
-    with _source(args) as (bus, found_config, folder):
+    with opened(args.config, args.overrides) as found_run:
+        for problem in found_run.log.problems:
+            print(f"warning: {problem}", file=sys.stderr)
+        found_config = found_run.config or from_json(json.dumps(found_run.log.configuration))
         path = args.model or found_config.model.path
         config = replace(found_config, model=replace(found_config.model, path=path))
         set_threads(config.model.threads)
@@ -69,38 +71,14 @@ def run(args: argparse.Namespace) -> int:
 
         extra = [Path(name) for name in args.checkpoints]
         found = rerun(
-            bus,
+            found_run.log.bus,
             config,
             args.step,
-            checkpoints=[folder / "checkpoints", *extra],
-            weights=[folder / "weights"],
+            checkpoints=[found_run.folder / "checkpoints", *extra],
+            weights=[found_run.folder / "weights"],
             change=partial(changed_config, settings=args.settings) if args.settings else None,
         )
     return _tell(args, found)
-
-
-@contextmanager
-def _source(args: argparse.Namespace) -> Iterator[tuple[Bus, RunConfig, Path]]:
-    """The log, a configuration, and the folder that may hold checkpoints and weights."""
-    from rlstreams.debug.replay.target import recorded_config
-    from rlstreams.runs.attach import attached
-    from rlstreams.runs.configuration import configuration
-    from rlstreams.runs.places import check_place
-    from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.bus import RecordingBus
-    from rlstreams.streams.run.recorded_log import is_recording
-
-    check_place(args.config[0])
-    first = Path(args.config[0])
-    if is_recording(first):
-        with Recording(first) as recording:
-            for problem in recording.problems:
-                print(f"warning: {problem}", file=sys.stderr)
-            yield RecordingBus(recording), recorded_config(recording), first
-        return
-    config = configuration(args.config, args.overrides)
-    with attached(config) as bus:
-        yield bus, config, Path(config.folder)
 
 
 def _tell(args: argparse.Namespace, found: Rerun) -> int:

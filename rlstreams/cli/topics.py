@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rlstreams.cli.arguments import add_config, add_run, examples
+from rlstreams.cli.arguments import add_config, add_run, configuration, examples
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,10 +30,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Do it; `list` answers 1 if a topic is missing."""
-    from rlstreams.runs.attach import served
-    from rlstreams.runs.configuration import configuration
     from rlstreams.streams.kafka.admin import apply, listing
-    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, topic_plan
+    from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, place_of, topic_plan
 
     config = configuration(args.config, args.overrides)
     options = client_options(config)
@@ -42,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         created = apply(bootstrap, config.run.id, topic_plan(config), options)
         print("\n".join(f"created {name}" for name in created) or "nothing was missing")
         return 0
-    with served(config) as bootstrap:
+    with place_of(config).served() as bootstrap:
         rows = listing(bootstrap, config.run.id, options)
     print(f"{'topic':<20} partitions replicas    records  key          written by -> read by")
     for row in rows:

@@ -20,7 +20,7 @@ from rlstreams.streams.kafka.admin_options import admin_settings
 from rlstreams.streams.log.errors import DeadlineError, TopicMismatchError
 from rlstreams.streams.log.topic import Retention
 from rlstreams.streams.log.topic_plan import FLUSH, TopicPlan
-from rlstreams.streams.log.topics import SCHEMAS, TOPICS
+from rlstreams.streams.log.topics import SCHEMAS, STEPS, TOPICS
 
 _METADATA_4_3 = 30  # metadata.version 4.3-IV0, the highest that 4.3.x supports
 
@@ -135,6 +135,17 @@ def listing(
         )
         for topic in TOPICS
     )
+
+
+def runs_of(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> list[str]:
+    """Ids of the runs whose topics a broker holds.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refused.
+    """
+    names = asked(bootstrap, options, lambda admin: admin.list_topics())
+    mark = f".{STEPS.name}"
+    return sorted(name.removesuffix(mark) for name in names if name.endswith(mark))
 
 
 def broker_version_warning(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> str:

@@ -11,6 +11,7 @@ import bisect
 import dataclasses
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,6 +33,7 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import Position, Record
 
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
@@ -151,11 +153,21 @@ class Lineage:
             return Outcome.TRAINED
         if self.absent:
             return Outcome.ABSENT
-        if self.letters and self.scored is None:
+        if self._is_dead:
             return Outcome.DEAD
         if self.dropped is not None:
             return Outcome.DROPPED
         return self._on_its_way
+
+    @property
+    def _is_dead(self) -> bool:
+        """A letter ends a sample, but not one about a copy of what was scored."""
+        first = None if self.scored is None else self.scored.position
+        letters = (letter.event for letter in self.letters)
+        return any(
+            first is None or first == (x.origin_topic, x.origin_partition, x.origin_offset)
+            for x in letters
+        )
 
     @property
     def _on_its_way(self) -> Outcome:
@@ -182,6 +194,7 @@ class LineageFold:
         self._groups = frozenset(groups)
         self._keys = self._groups | {sample.group_id for sample in samples}
         self._ledger = Ledger(begins_anywhere=True, on_step=self._step, on_drop=self._drop)
+        self._firsts: defaultdict[type[Event], FirstRecords] = defaultdict(FirstRecords)
         self._trained: dict[SampleId, TrainedIn] = {}
         self._absent: dict[SampleId, str] = {}
         self._drops: dict[str, Drop] = {}
@@ -225,7 +238,8 @@ class LineageFold:
     def _about(self, sample: SampleId, record: Record[Event]) -> None:
         if self._is_wanted(sample):
             known = self._lineages.get(sample, Lineage(sample=sample))
-            self._lineages[sample] = _with(known, record)
+            is_copy = not self._firsts[type(record.event)].admits(record.event)
+            self._lineages[sample] = _with(known, record, is_copy=is_copy)
 
     def _drop(self, event: GroupsDropped, position: Position) -> None:
         for group in event.groups:
@@ -266,15 +280,15 @@ class LineageFold:
         )
 
 
-def _with(known: Lineage, record: Record[Event]) -> Lineage:
+def _with(known: Lineage, record: Record[Event], *, is_copy: bool) -> Lineage:
     """`known` and one more record about the same sample."""
     event, raw = record.event, record.raw
     if isinstance(event, DeadLetter):
         letter = Record(event=event, raw=raw)
         return dataclasses.replace(known, letters=(*known.letters, letter))
-    name = {Prompt: "prompt", Trajectory: "trajectory"}.get(type(event), "scored")
-    if getattr(known, name) is not None:
+    if is_copy:
         return dataclasses.replace(known, copies=(*known.copies, record.position))
+    name = {Prompt: "prompt", Trajectory: "trajectory"}.get(type(event), "scored")
     changed: Lineage = dataclasses.replace(known, **{name: record})  # type: ignore[arg-type]
     return changed
 

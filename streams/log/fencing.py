@@ -1,8 +1,44 @@
-"""Which events of `steps` a fenced trainer wrote: the rule of the audit, which folds by itself."""
+"""Which records count: of samples the first ones; of `steps`, for the audit, its owner's.
+
+One rule, asked by everybody who reads samples: a copy is void to all of them or to none. The audit,
+which checks the others, folds `steps` by itself and keeps a rule of its own for samples.
+"""
 
 from __future__ import annotations
 
-from rlstreams.schemas.events import Event, PolicyPublished, TrainerStarted
+from rlstreams.schemas.events import (
+    Event,
+    PolicyPublished,
+    Prompt,
+    ScoredTrajectory,
+    TrainerStarted,
+    Trajectory,
+)
+
+
+class FirstRecords:
+    """Tells the first record of each sample by offset from its copies. One object for one topic.
+
+    The records of a sample share their key, so they lie in one partition, and reading that in order
+    is all that it takes. The first one counts whatever it says: if it cannot be used, its reader
+    writes a dead letter, and the sample ends there. A later record is a copy, also where that one
+    could have been used. The trainer's planner, whose state is made anew by reading, keeps the same
+    rule by offsets (`Group.is_copy`).
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, set[int]] = {}  # sample numbers by group
+
+    def admits(self, event: Event) -> bool:
+        """Whether `event` counts. One that is no stage of a sample always does."""
+        stage = event.trajectory if isinstance(event, ScoredTrajectory) else event
+        if not isinstance(stage, Prompt | Trajectory):
+            return True
+        seen = self._seen.setdefault(stage.group_id, set())
+        if stage.sample in seen:
+            return False
+        seen.add(stage.sample)
+        return True
 
 
 class EpochGate:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from rlstreams.schemas import SchemaTexts
 from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.recording import Recording
+from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.manifest import MANIFEST_FILE
 from rlstreams.streams.run.run_log import RunLog
 
@@ -26,13 +27,19 @@ class RecordedLog(RunLog):
 
     def __init__(self, folder: Path | str) -> None:
         self.name = str(folder)
-        self.num_unreadable = 0
         self.recording = Recording(folder)
+        self.bus = RecordingBus(self.recording)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """See `RunLog`: files of it that are missing or were cut."""
         return self.recording.problems
+
+    @property
+    def configuration(self) -> Mapping[str, Any]:
+        """See `RunLog`: as it was written down; the claim itself may not be recorded."""
+        text = self.recording.manifest.config
+        return json.loads(text) if text else {}
 
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
         """See `RunLog`.
@@ -47,10 +54,6 @@ class RecordedLog(RunLog):
         for group in sorted(groups):
             for entry in self.recording.index.by_id(group, topic=topic.name):
                 yield self.recording.read(entry)
-
-    def schemas(self) -> SchemaTexts:
-        """See `RunLog`: those that its files hold."""
-        return self.recording.schemas
 
     def close(self) -> None:
         """Release the files; idempotent."""

@@ -9,10 +9,10 @@ import subprocess
 
 import pytest
 
-from rlstreams.runs.attach import attached
+from rlstreams import open_run
 from rlstreams.schemas.events import StepCompleted, TrainerStarted
-from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.bootstrap.parts import place_of
 from rlstreams.workers.config.load import load
 from tests.e2e.command import CONFIG, Workspace
 
@@ -45,11 +45,8 @@ def steps(workspace: Workspace) -> list[StepCompleted | TrainerStarted]:
     """Claims and steps, in the order of the log."""
     folder = workspace.folder / "runs/demo"
     config = load([workspace.folder / CONFIG], [f"run.dir={folder}"])
-    with attached(config) as bus, bus.reader(bus.beginnings(STEPS.name)) as reader:
-        (end,) = bus.ends(STEPS.name).values()
-        found = []
-        while sum(reader.positions().values()) < end:
-            found += [decoded(raw).event for raw in reader.poll(1000, 1.0)]
+    with open_run(place_of(config)) as log:
+        found = [record.event for record in log.read_topic(STEPS)]
     return [event for event in found if isinstance(event, StepCompleted | TrainerStarted)]
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlstreams.runs.attach import attached
+from rlstreams import open_run
 from rlstreams.schemas.events import StepCompleted
-from rlstreams.streams.log.codec import decoded
-from rlstreams.workers.config.load import from_json
 from tests.e2e.command import UP_S, Workspace
 
 EXAMPLES = "infra/examples"
@@ -15,14 +13,8 @@ EXAMPLES = "infra/examples"
 
 def completed(run: Path) -> list[StepCompleted]:
     """The steps of a run that is over."""
-    found = []
-    with (
-        attached(from_json((run / "config.json").read_text())) as bus,
-        bus.reader(bus.beginnings("steps")) as reader,
-    ):
-        while reader.positions() != bus.ends("steps"):
-            found += [decoded(raw).event for raw in reader.poll(max_records=100, timeout_s=0.5)]
-    return [event for event in found if isinstance(event, StepCompleted)]
+    with open_run(run) as log:
+        return list(log.steps())
 
 
 def test_a_reward_with_two_parts_goes_on_with_another_learning_rate(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.runs.attach import attached
+from rlstreams import open_run
 from rlstreams.schemas.events import Trajectory
-from rlstreams.streams.log.codec import decoded
-from rlstreams.workers.config.load import from_json
 from tests.e2e.command import UP_S, Workspace
 from tests.e2e.test_stalls import process_of
 
@@ -104,11 +102,5 @@ def _until(reached: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 def _trajectories(run: Path) -> list[Trajectory]:
-    with (
-        attached(from_json((run / "config.json").read_text())) as bus,
-        bus.reader(bus.beginnings("trajectories")) as reader,
-    ):
-        found = []
-        while reader.positions() != bus.ends("trajectories"):
-            found += [decoded(raw).event for raw in reader.poll(max_records=100, timeout_s=0.5)]
-    return [event for event in found if isinstance(event, Trajectory)]
+    with open_run(run) as log:
+        return [record.event for record in log.read(Trajectory)]

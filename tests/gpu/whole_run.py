@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlstreams.runs.attach import attached
+from rlstreams.cli.arguments import opened_run
 from rlstreams.schemas.events import PolicyLoaded
 from rlstreams.show.report.collect import collect
 from rlstreams.streams.log.bus import Bus
@@ -132,9 +132,9 @@ def pulls_by_role(events: Sequence[PolicyLoaded]) -> dict[str, Any]:
 
 def told_by_the_log(config: RunConfig) -> dict[str, Any]:
     """All figures, from topics alone."""
-    with attached(config) as bus:
-        given = collect(bus, config.run.id)
-        pulls = pulls_by_role(list(loaded_events(bus)))
+    with opened_run(config) as log:
+        given = collect(log.bus, config.run.id)
+        pulls = pulls_by_role(list(loaded_events(log.bus)))
     steps, throughput = given.views.run.steps, given.views.throughput
     seconds = (steps[-1].finished_at_ms - steps[0].finished_at_ms) / 1000 if steps else 0.0
     training_s = sum(p.metrics["train_s"] for p in steps[1:])

@@ -14,7 +14,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topic_plan import TopicPlan
-from rlstreams.streams.run.run_folder import BROKER_FOLDER
+from rlstreams.streams.run.place import RunPlace
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.loop.context import Context
@@ -102,21 +102,27 @@ def _listens(bootstrap: str) -> bool:
 
 def client_options(config: RunConfig) -> Mapping[str, str]:
     """`broker.options`, secrets resolved: for the roles' clients and for administration alike."""
-    return {name: resolve_secret(value) for name, value in config.broker.options.items()}
+    return place_of(config).client_options
+
+
+def place_of(config: RunConfig) -> RunPlace:
+    """Where the run's log lies, for `open_run`."""
+    broker = config.broker
+    return RunPlace(
+        run=config.run.id,
+        folder=Path(config.folder),
+        bootstrap=broker.bootstrap,
+        options=broker.options,
+        port=broker.port,
+        jars_dir=broker.jars_dir,
+        heap_mb=broker.heap_mb,
+        fsync=broker.fsync,
+    )
 
 
 def embedded_broker(config: RunConfig) -> EmbeddedBroker:
     """The broker under the run's folder; started or not."""
-    from rlstreams.streams.broker.config import FSYNC
-    from rlstreams.streams.broker.embedded import EmbeddedBroker
-
-    return EmbeddedBroker(
-        Path(config.folder) / BROKER_FOLDER,
-        config.broker.port,
-        config.broker.jars_dir,
-        config.broker.heap_mb,
-        settings=FSYNC if config.broker.fsync else {},
-    )
+    return place_of(config).broker()
 
 
 def arm_crash_point(text: str) -> None:

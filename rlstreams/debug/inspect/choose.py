@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TensorError, Trajectory
-from rlstreams.streams.ledger import committed_steps
 from rlstreams.streams.lineage.fold import SampleId
 from rlstreams.streams.lineage.tokens import mismatch
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.topics import STEPS
-from rlstreams.streams.recording.facts import Facts
-from rlstreams.streams.run.recorded_log import RecordedLog
 from rlstreams.streams.run.run_log import RunLog
 
 
@@ -31,11 +27,6 @@ class Measure(StrEnum):
 
 
 LOWEST_IS_WORST = frozenset({Measure.REWARD})
-# What the index of a recording knows, and of which event.
-_INDEXED = {
-    Measure.MISMATCH: ("ScoredTrajectory", "mismatch"),
-    Measure.REWARD: ("Trajectory", "reward"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,69 +74,34 @@ def choose(log: RunLog, query: Query) -> list[Found]:
         return list(itertools.islice(members or (), query.limit))
     if query.by is Measure.STALENESS:
         return _extreme(_trained(log) if members is None else members, query)
-    if members is None and isinstance(log, RecordedLog) and query.by in _INDEXED:
-        return list(_indexed(log, query))
     wanted = None if members is None else frozenset(one.sample for one in members)
     return _extreme(_scanned(log, query, wanted), query)
-
-
-def _indexed(log: RecordedLog, query: Query) -> Iterator[Found]:
-    """By the recording's index: only the records that are shown are read."""
-    kind, column = _INDEXED[query.by] if query.by is not None else ("", "")
-    order = "ASC" if query.wants_lowest else "DESC"
-    where = f"f.event = ? AND r.{column} IS NOT NULL ORDER BY r.{column} {order}, r.timestamp_ms"
-    seen: set[SampleId] = set()
-    for entry in log.recording.index.entries(where, [kind]):
-        facts = entry.facts
-        sample = SampleId(facts.group_id or "", facts.sample or 0)
-        if sample in seen or not _is_among(facts, query):
-            continue
-        seen.add(sample)
-        yield Found(sample=sample, value=float(getattr(facts, column)))
-        if len(seen) == query.limit:
-            return
-
-
-def _is_among(facts: Facts, query: Query) -> bool:
-    if query.purpose not in ("", facts.purpose):
-        return False
-    oldest, newest = facts.oldest_version, facts.version
-    if query.version is None or oldest is None or newest is None:
-        return query.version is None
-    return oldest <= query.version <= newest
 
 
 def _extreme(found: Iterable[Found], query: Query) -> list[Found]:
     """Of a stream, the few at the end that is wanted; of equal ones the earlier."""
     sign = 1.0 if query.wants_lowest else -1.0
-    ranked = heapq.nsmallest(
-        2 * query.limit,  # a sample whose record was written twice may come twice
+    return heapq.nsmallest(
+        query.limit,
         (one for one in found if not math.isnan(one.value)),
         key=lambda one: sign * one.value,
     )
-    by_sample = {one.sample: one for one in reversed(ranked)}
-    return [one for one in ranked if by_sample[one.sample] is one][: query.limit]
 
 
 def _trained(log: RunLog) -> Iterator[Found]:
     """Every trained sample with its staleness, in the order of training."""
-    for event in _steps(log):
+    for event in log.steps():
         yield from _members(event)
 
 
 def _of_step(log: RunLog, step: int) -> list[Found]:
     first = last = 0
-    for event in _steps(log):
+    for event in log.steps():
         if event.step == step:
             return list(_members(event))
         first, last = first or event.step, event.step
     there = f"it has steps {first} to {last}" if last else "it has no step"
     raise ConfigError(f"step {step} is not in {log.name}: {there}")
-
-
-def _steps(log: RunLog) -> Iterator[StepCompleted]:
-    """Steps that count: the first of each number, none of a trainer that was dethroned."""
-    return committed_steps(log.read_topic(STEPS, skip_unreadable=True))
 
 
 def _members(event: StepCompleted) -> Iterator[Found]:

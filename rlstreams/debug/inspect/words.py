@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from rlstreams.streams.log.errors import ConfigError
 
 _WINDOW, _OVERLAP = 24, 8  # tokens decoded together; kept when the window moves on
 _LONGEST_CHARACTER = 8  # tokens
@@ -53,3 +56,24 @@ def words(token_ids: Sequence[int], spelling: Spelling) -> list[str]:
             start = end - _OVERLAP
             shown = decode(token_ids[start:end])
     return found
+
+
+def spelling(named: str, of_run: str) -> Spelling:
+    """By the tokenizer in a folder that was named, else in the run's model folder.
+
+    Raises:
+        ConfigError: the named one cannot be loaded. That of the run may be gone: then numbers show.
+    """
+    from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
+
+    try:
+        tokenizer = Tokenizer.load(Path(named or of_run))
+    except TokenizerError as err:
+        if named:
+            raise ConfigError(f"--tokenizer: {err}") from err
+        return NUMBERS
+    return Spelling(
+        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        plain=tokenizer.decode,
+        hash=tokenizer.hash,
+    )

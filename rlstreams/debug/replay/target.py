@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlstreams.runs.places import other_than_run
 from rlstreams.streams.broker.visits import keep as keep_running
 from rlstreams.streams.broker.visits import visited
 from rlstreams.streams.kafka.admin import apply, listing
@@ -15,7 +14,8 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.recording import Recording
-from rlstreams.streams.run.run_folder import RunFolder
+from rlstreams.streams.run.place import RunPlace
+from rlstreams.streams.run.places import CONFIG_FILE, other_than_run
 from rlstreams.up.supervisor.run_lock import locked_run
 from rlstreams.workers.bootstrap.parts import (
     bootstrap_of,
@@ -26,8 +26,6 @@ from rlstreams.workers.bootstrap.parts import (
 )
 from rlstreams.workers.config.load import from_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
-
-CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +114,7 @@ def _refuse_others_folder(config: RunConfig) -> None:
         )
     if not file.exists():
         return
-    there = RunFolder.load(file.parent)
+    there = RunPlace.of_folder(file.parent)
     if there.run != config.run.id:
         raise ConfigError(
             f"{file.parent} is the folder of run {there.run!r}: a recording is replayed into a "

@@ -115,7 +115,7 @@ def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfi
     for one in event.absent:
         dead = DeadSample(
             group_id=one.group_id, sample=one.sample, purpose=TRAIN, row=-1, dataset_epoch=0,
-            replacement=0, reason=one.reason, permanent=False, position=NOWHERE,
+            replacement=0, reason=one.reason, permanent=False, position=NOWHERE, origin=NOWHERE,
         )  # fmt: skip
         planner.dead(dead, 0.0)
     version = event.policy_version - 1

@@ -61,7 +61,7 @@ def event_schema(kind: type[Event]) -> pa.Schema:
 
 def event_rows(log: RunLog, kind: type[Event]) -> Iterator[dict[str, Any]]:
     """Every event of the kind, copies included; what cannot be read is counted by the log."""
-    for record in log.read(kind, skip_unreadable=True):
+    for record in log.read(kind, with_copies=True, skip_unreadable=True):
         yield event_row(record)
 
 

@@ -23,7 +23,6 @@ CREATE TABLE trained (group_id TEXT, sample INTEGER, step INTEGER, advantage REA
     staleness INTEGER, made_version INTEGER, PRIMARY KEY (group_id, sample)) WITHOUT ROWID;
 CREATE TABLE fates (group_id TEXT, sample INTEGER, outcome TEXT, reason TEXT,
     PRIMARY KEY (group_id, sample)) WITHOUT ROWID;
-CREATE TABLE seen (group_id TEXT, sample INTEGER, PRIMARY KEY (group_id, sample)) WITHOUT ROWID;
 """
 _PROMPT = ("prompt", "expected", "metadata", "issued_at_ms")
 _TRAINED = ("step", "advantage", "staleness", "made_version")
@@ -62,11 +61,6 @@ class Join(Closing):
             for r in log.read(DeadLetter, skip_unreadable=True)
         )
         self._insert("fates", 4, letters)
-
-    def is_first(self, group_id: str, sample: int) -> bool:
-        """Whether no record of this sample was asked about before."""
-        found = self._db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (group_id, sample))
-        return found.rowcount == 1
 
     def known(self, group_id: str, sample: int) -> Known:
         """What is known of a sample."""

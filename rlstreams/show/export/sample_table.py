@@ -19,6 +19,7 @@ from rlstreams.show.export.event_table import named
 from rlstreams.show.export.join import Join, Known
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
+from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.run.run_log import RunLog
 
 _NAMED = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())]))
@@ -78,13 +79,14 @@ def sample_rows(log: RunLog, spelling: Spelling) -> Iterator[dict[str, Any]]:
 
     A record whose tensors cannot be read is counted by the log as unreadable.
     """
+    firsts = FirstRecords()  # of both topics: a sample that has scores comes with them
     with Join(log) as join:
         for scored in log.read(ScoredTrajectory, skip_unreadable=True):
             event = scored.event.trajectory
-            if join.is_first(event.group_id, event.sample):
+            if firsts.admits(event):
                 yield from _row(log, event, scored.event, join, spelling)
         for record in log.read(Trajectory, skip_unreadable=True):
-            if join.is_first(record.event.group_id, record.event.sample):
+            if firsts.admits(record.event):
                 yield from _row(log, record.event, None, join, spelling)
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.schemas import SchemaTexts
@@ -109,8 +110,9 @@ async def _served(
     try:
         await app.start()
         say(f"http://{app.conf.web_host}:{app.conf.web_port}")
-        while not stop.is_set() and not app.crashed:
-            await asyncio.sleep(TICK_S)
+        while not stop.is_set() and not app.crashed:  # Faust tells of a crash to who asks
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), TICK_S)
     finally:
         await asyncio.wait_for(app.stop(), STOP_S)
     if app.crashed and not stop.is_set():

@@ -60,7 +60,7 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
 
 def _folder(config: RunConfig, host: Host) -> Iterator[Check]:
     """Nothing, unless `up` would refuse the run's folder."""
-    from rlstreams.runs.config_file import refuse_other_run, refuse_place
+    from rlstreams.workers.bootstrap.config_file import refuse_other_run, refuse_place
 
     if not host.is_alone:
         refuse_place(config)
@@ -154,7 +154,7 @@ def _routing(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
 def _embedded(config: RunConfig) -> str | None:
     """Where the run's own broker serves; None: it does not run."""
     from rlstreams.streams.broker.embedded import EmbeddedBroker
-    from rlstreams.streams.run.run_folder import BROKER_FOLDER
+    from rlstreams.streams.run.place import BROKER_FOLDER
 
     state = EmbeddedBroker(Path(config.folder) / BROKER_FOLDER).status()
     return state.bootstrap if state else None

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstreams.runs.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.schemas.events import ControlState
 from rlstreams.start.doctor.diagnose import preflight
 from rlstreams.streams.audit.auditor import audit
@@ -33,6 +32,7 @@ from rlstreams.up.supervisor.run_lock import locked_run
 from rlstreams.up.supervisor.summary import show, summarize
 from rlstreams.up.supervisor.terminal import Interrupts, Keyboard, lasting
 from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.workers.bootstrap.parts import (
     bootstrap_of,
     client_options,

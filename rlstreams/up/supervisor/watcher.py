@@ -26,7 +26,7 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import CONTROL
-from rlstreams.streams.run.run_folder import BROKER_FOLDER
+from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.streams.views.feed import WATCHED, Feed, Views, ViewState
 from rlstreams.up.live.screen import KillMark, LiveInput, LiveView, ProcessInfo
 from rlstreams.up.live.words import passed_over_lines

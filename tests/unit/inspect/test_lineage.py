@@ -9,7 +9,6 @@ import pytest
 from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
 from rlstreams.streams.lineage.fold import Lineage, LineageFold, Outcome, SampleId, is_group
 from rlstreams.streams.lineage.hops import hops, staleness
-from rlstreams.streams.lineage.read import read_lineages
 from rlstreams.streams.log.topics import TOPICS
 from tests.unit.inspect import told_run
 
@@ -28,7 +27,7 @@ FATES = {
 
 
 def lineage_of(sample: str) -> Lineage:
-    (found,) = read_lineages(told_run.bus_log(), [SampleId.parse(sample)])
+    (found,) = told_run.bus_log().samples(sample)
     return found
 
 
@@ -74,7 +73,7 @@ def test_a_dropped_group_names_its_successor() -> None:
 
 def test_all_samples_of_a_group() -> None:
     """However many there are; also one that only a step or a letter knows."""
-    found = read_lineages(told_run.bus_log(), [], ["1", "4"])
+    found = told_run.bus_log().samples("1", "4")
     fates = ("1/0 trained", "1/1 left out", "4/0 dead-lettered", "4/1 scored")
     assert list(fates) == sorted(f"{one.sample} {one.outcome}" for one in found)
 
@@ -109,7 +108,7 @@ def test_the_fold_keeps_nothing_of_others() -> None:
 def test_what_the_log_no_longer_has_is_named() -> None:
     """Removed by retention, or not recorded: the scores alone still tell most of it."""
     kept = [e for e in told_run.events() if isinstance(e, ScoredTrajectory | StepCompleted)]
-    (found,) = read_lineages(told_run.bus_log(kept), [SampleId("0", 0)])
+    (found,) = told_run.bus_log(kept).samples("0/0")
     assert "trained" == found.outcome
     expected = (
         *("its prompt", "its trajectory", "load logprob-0/0", "load rollout-0/0"),

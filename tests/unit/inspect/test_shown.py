@@ -18,7 +18,6 @@ from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
 from rlstreams.debug.inspect.terminal import seconds_text, table, whole
 from rlstreams.debug.inspect.words import NUMBERS, Spelling
 from rlstreams.streams.lineage.fold import SampleId
-from rlstreams.streams.lineage.read import read_lineages
 from tests import factories as f
 from tests.html_pages import Balance
 from tests.unit.inspect import told_run
@@ -29,7 +28,7 @@ SAMPLES = ("0/0", "1/0", "2/0", "3/0", "4/0", "4/1", "e1-7/0")
 
 def details(*samples: str, spelling: Spelling = SPELLING) -> list[SampleDetail]:
     ids = [SampleId.parse(sample) for sample in samples]
-    return [sample_detail(one, spelling) for one in read_lineages(told_run.bus_log(), ids)]
+    return [sample_detail(one, spelling) for one in told_run.bus_log().samples(*map(str, ids))]
 
 
 def printed(drawn: RenderableType) -> str:
@@ -131,7 +130,7 @@ def test_what_a_run_says_is_no_markup_and_no_command_to_the_terminal() -> None:
     assert f"{shown}: all" in printed(table([sample], f"{words}: all"))
     letter = f.dead_letter(group_id="7", sample=0, detail=words)
     prompt = f.prompt(group_id="7", sample=0, group_size=2, answer=words)
-    (found,) = read_lineages(told_run.bus_log([prompt, letter]), [SampleId("7", 0)])
+    (found,) = told_run.bus_log([prompt, letter]).samples("7/0")
     drawn = printed(whole(sample_detail(found, SPELLING)))
     assert f"rollout-0: reward, {shown}" in drawn
     assert f"expected {shown}" in drawn
@@ -145,7 +144,7 @@ def said(word: str) -> Callable[[Sequence[int]], str]:
 def test_what_is_missing_is_told() -> None:
     """On the terminal, on the page and in JSON."""
     trajectory = told_run.rollout("7", 0, 0)[1]
-    (found,) = read_lineages(told_run.bus_log([trajectory]), [SampleId("7", 0)])
+    (found,) = told_run.bus_log([trajectory]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     expected = "not in this log, removed or not recorded: its prompt, load rollout-0/0"
     assert expected in printed(whole(shown))
@@ -211,7 +210,7 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     prompt, trajectory, scored = told_run.scored("7", 0, 0)
     del scored
     broken = f.scored(trajectory, scores=(f.score(2, 0),))  # type: ignore[arg-type]
-    (found,) = read_lineages(told_run.bus_log([prompt, trajectory, broken]), [SampleId("7", 0)])
+    (found,) = told_run.bus_log([prompt, trajectory, broken]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     assert "its tokens cannot be read: a segment of 3 tokens" in shown.problem
     assert 3 == len(shown.hops)
@@ -230,7 +229,7 @@ def test_a_long_text_is_cut_in_a_list_only() -> None:
             f.policy_segment(3000, 0, token_ids=f.int32s(3000)),
         ),
     )
-    (found,) = read_lineages(told_run.bus_log([prompt, long]), [SampleId("7", 0)])
+    (found,) = told_run.bus_log([prompt, long]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     page = render([shown, shown], "told")
     assert 3005 == len(shown.words)
@@ -248,7 +247,7 @@ def test_seconds_are_told_as_people_do() -> None:
 def test_a_rollout_without_a_token_is_shown() -> None:
     """An engine that was stopped at once."""
     event = f.trajectory(group_id="7", sample=0, segments=())
-    (found,) = read_lineages(told_run.bus_log([event]), [SampleId("7", 0)])
+    (found,) = told_run.bus_log([event]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     assert "7/0" in render([shown, shown], "told")
     assert "7/0" in printed(whole(shown))

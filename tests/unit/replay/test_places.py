@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.runs.places import RECORDINGS, RUNS, check_checkpoints, check_place
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.run.places import RECORDINGS, RUNS, check_checkpoints, check_place
 from rlstreams.streams.run.recorded_log import is_recording
 
 

@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rlstreams.runs.attach import attached
-from rlstreams.runs.configuration import configuration
+from rlstreams.cli.arguments import configuration, opened_run
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.show.report import plot
 from rlstreams.show.report.collect import kill_marks
@@ -180,7 +179,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> 
 def test_a_run_that_never_started_is_told_so(tmp_path: Path) -> None:
     """Starting an empty broker, as a worker is told to, would show nothing."""
     config = load([], [f"--run.dir={tmp_path}", "--run.id=never"])
-    with pytest.raises(ConfigError, match="run never has left no log under"), attached(config):
+    with pytest.raises(ConfigError, match="run never has left no log under"), opened_run(config):
         pass
 
 

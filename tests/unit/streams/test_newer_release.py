@@ -14,7 +14,6 @@ from rlstreams.show.monitor.answers import Monitor
 from rlstreams.show.monitor.health import HealthWatch
 from rlstreams.start.chaos.outputs import read_outputs
 from rlstreams.streams.audit.auditor import audit
-from rlstreams.streams.lineage.replay import BusLog, RecordedLog
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.parts import Message
@@ -26,6 +25,8 @@ from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.index import INDEX_FILE
 from rlstreams.streams.recording.recorder import groups_of_steps
 from rlstreams.streams.recording.selection import Range, Selection
+from rlstreams.streams.run.recorded_log import RecordedLog
+from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.workers.config.run import RunConfig
 from tests import factories

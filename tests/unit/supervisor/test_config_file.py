@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.runs.config_file import configured, refuse_other_run
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.up.supervisor import up as module
 from rlstreams.up.supervisor.up import UpOptions, up
+from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.factories import step_completed, trainer_started

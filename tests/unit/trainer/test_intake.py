@@ -165,6 +165,33 @@ def test_a_successor_writes_no_letter_twice() -> None:
 BAD: dict[str, Any] = {"trajectory": {"reward": float("nan")}}
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_the_first_record_counts_also_if_it_is_refused(*, is_restarted: bool) -> None:
+    """Its sample ends there: a later record is a copy, for the trainer and for its successors."""
+    site = Site()
+    site.sends(scored(1), scored(0, **BAD))
+    assert 1 == len(site.take())
+    if is_restarted:
+        site.start(site.recorded())
+        site.start(site.recorded())
+    site.sends(scored(0))
+    assert [] == site.take()
+    assert (["7/0"], 1) == (site.dead(), site.intake.num_samples)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_copy_is_passed_by_whatever_it_says(*, is_restarted: bool) -> None:
+    """The first record is trained; of bytes that are no event the letter says where they lay."""
+    site = Site()
+    cut = dataclasses.replace(outgoing(SCORED, scored(0)), value=[GOOD[:-7]])
+    site.sends(scored(0), scored(0, **BAD), cut)
+    assert [(0, "decode", 2)] == [(x.sample, x.reason, x.origin_offset) for x in site.take()]
+    if is_restarted:
+        site.start(site.recorded())
+        assert [] == site.take()
+    assert ([], 1) == (site.dead(), site.intake.num_samples)
+
+
 def test_a_letter_that_a_step_passed_is_not_written_twice() -> None:
     """It stands below where the step read letters to, its record above where samples are open."""
     site = Site()

@@ -62,6 +62,7 @@ def dead(group=0, sample=0, *, permanent=False, offset=0, purpose=TRAIN) -> Dead
         reason="reward",
         permanent=permanent,
         position=Position("dead-letters", 0, offset),
+        origin=Position("trajectories", 0, offset),
     )
 
 

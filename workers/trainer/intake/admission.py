@@ -7,7 +7,8 @@ Invariants, for any order of calls:
 
 1. *A sample is planned at most once.* `plan` hands its groups over (they are neither planned nor
    dropped again) and `close` removes them for good: a group number in the closed set never
-   enters again, and a second record of a (group, sample) is ignored, so the first one wins.
+   enters again, and a second record of a (group, sample) is ignored, so the first one wins. It
+   wins also if it was refused: its dead letter says where it lay, to successors as well.
 2. *No trained token is staler than `max_staleness`.* `plan(version)` compares every policy segment
    with the version that the step starts from, the number that the audit checks the ledger with too.
    A segment stays in the loss only if 0 <= version - segment's version <= max_staleness; otherwise
@@ -95,6 +96,14 @@ class Admission:
         """Groups of which something was seen and that are not closed."""
         return len(self._groups)
 
+    def is_copy(self, group_id: str, sample: int, position: Position) -> bool:
+        """Whether a scored record does not count, for it is not the first of its sample."""
+        number = issue_number(group_id)
+        group = None if number is None else self._groups.get(number)
+        is_copy = group is not None and group.is_copy(sample, position)
+        self.num_copies += is_copy
+        return is_copy
+
     def add(self, seen: SeenSample, now_s: float) -> bool:
         """Take note of a sample; False if it changes nothing and its payload can go.
 
@@ -108,10 +117,9 @@ class Admission:
         if number in self._closed:
             self.num_late += 1
             return False
-        group = self._group(number, seen, now_s)
-        if seen.sample in group.living:
-            self.num_copies += 1
+        if self.is_copy(seen.group_id, seen.sample, seen.position):
             return False
+        group = self._group(number, seen, now_s)
         group.take(seen)
         self._groups[number] = group
         return True
@@ -119,9 +127,10 @@ class Admission:
     def dead(self, dead: DeadSample, now_s: float) -> bool:
         """Take note of a dead letter; False if it names no open training group.
 
-        A sample that is also alive counts as alive, whichever was read first: the two lie in
-        different topics, so their order would be chance. A dead letter that cannot name its
-        sample (-1) ends its group, which could never be known to be complete.
+        A sample that is also alive counts as alive, whichever was read first: the letter is about
+        a copy, or about a stage before, whose topic's order against this one's would be chance. A
+        dead letter that cannot name its sample (-1) ends its group, which could never be known to
+        be complete.
         """
         number = issue_number(dead.group_id)
         if dead.purpose == EVALUATE or number is None or number in self._closed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import AbsentSample, DeadLetter, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.record import Position
+from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.engines.base import FinishReason
 
 
@@ -80,6 +81,7 @@ class DeadSample:
     reason: str
     permanent: bool
     position: Position
+    origin: Position  # of the record that the letter is about
 
     @classmethod
     def of(cls, letter: DeadLetter, position: Position) -> DeadSample:
@@ -94,7 +96,13 @@ class DeadSample:
             reason=letter.reason,
             permanent=letter.permanent,
             position=position,
+            origin=origin_of(letter),
         )
+
+
+def origin_of(letter: DeadLetter) -> Position:
+    """Where the record lies that the letter is about."""
+    return Position(letter.origin_topic, letter.origin_partition, letter.origin_offset)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,9 +143,23 @@ class Group:
         self.policy_versions.update(segment.policy_version for segment in seen.segments)
 
     def bury(self, dead: DeadSample) -> None:
-        """Note a dead letter; of several for one sample the first counts."""
+        """Note a dead letter; of several for one sample the first counts.
+
+        Before all others the first about its scored record: that one says what is a copy.
+        """
         self._meet(dead)
-        self.dead.setdefault(dead.sample, dead)
+        known = self.dead.get(dead.sample)
+        if known is None or dead.origin.topic == SCORED.name != known.origin.topic:
+            self.dead[dead.sample] = dead
+
+    def is_copy(self, sample: int, position: Position) -> bool:
+        """Whether an earlier scored record of the sample was taken or refused."""
+        if sample in self.living:
+            return True
+        dead = self.dead.get(sample)
+        return dead is not None and (
+            dead.origin[:2] == position[:2] and dead.origin.offset <= position.offset
+        )
 
     def _meet(self, seen: SeenSample | DeadSample) -> None:
         """A letter of a record that could not be read has no row; any other record has."""

@@ -22,7 +22,7 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.model.routes import RouterShape
 from rlstreams.workers.trainer.intake.admission import Admission
 from rlstreams.workers.trainer.intake.fetch import POLL_BYTES, PollSize
-from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
+from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample, origin_of
 from rlstreams.workers.trainer.intake.payloads import Payload, Payloads
 from rlstreams.workers.trainer.intake.validation import (
     check_reference,
@@ -168,6 +168,9 @@ class Intake:
             if not isinstance(event, ScoredTrajectory):
                 raise ValueError(f"a {type(event).__name__} lies in {raw.position}")  # noqa: TRY004, TRY301
             scored = event
+            about = scored.trajectory
+            if self._admission.is_copy(about.group_id, about.sample, raw.position):
+                return
             validate(scored, self._vocab_size, self._max_tokens)
             if self._hashes is not None:
                 check_versions(scored, self._hashes)
@@ -226,11 +229,6 @@ class Intake:
             self._has_asked = True
             self._ends = self._bus.ends(SCORED.name)
         return 0 <= origin.offset < self._ends.get(partition, 0)
-
-
-def origin_of(letter: DeadLetter) -> Position:
-    """Where the record lies that the letter is about."""
-    return Position(letter.origin_topic, letter.origin_partition, letter.origin_offset)
 
 
 def _start_offsets(bus: Bus, start: tuple[PartitionPosition, ...]) -> dict[Partition, int]:

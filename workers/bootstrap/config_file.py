@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlstreams.runs.places import other_than_run
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.run.run_folder import CONFIG_FILE
+from rlstreams.streams.run.places import CONFIG_FILE, other_than_run
 from rlstreams.workers.config.load import read_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.files import write_whole

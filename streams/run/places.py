@@ -10,8 +10,8 @@ from pathlib import Path
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.recording.manifest import MANIFEST_FILE
 from rlstreams.streams.run.recorded_log import is_recording
-from rlstreams.streams.run.run_folder import CONFIG_FILE
 
+CONFIG_FILE = "config.json"  # the resolved configuration of the run
 RUNS, RECORDINGS = "runs", "recordings"
 CHECKPOINT, CHECKPOINTS, VERSIONS = (
     "one checkpoint",
@@ -22,14 +22,16 @@ _SHOWN = 8
 _MARKS = {RUNS: CONFIG_FILE, RECORDINGS: MANIFEST_FILE}
 
 
-def check_place(name: str, kinds: Sequence[str] = (RUNS, RECORDINGS)) -> None:
-    """See that `name` is a folder of one of these kinds; anything that is a file passes.
+def check_place(
+    name: str, kinds: Sequence[str] = (RUNS, RECORDINGS), *, or_file: bool = True
+) -> None:
+    """See that `name` is a folder of one of these kinds; with `or_file` any file passes.
 
     Raises:
         ConfigError: it is not; names the runs and the recordings that are there.
     """
     path = Path(name)
-    if path.suffix == ".toml" or path.is_file():
+    if or_file and (path.suffix == ".toml" or path.is_file()):
         return
     if path.is_dir() and any(_is(kind, path) for kind in kinds):
         return

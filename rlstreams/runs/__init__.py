@@ -1,1 +1,0 @@
-"""Runs that are there: found by name, and attached to."""

@@ -1,0 +1,73 @@
+"""`open_run`: the one way to open a run, be it live, finished, on another host, or recorded.
+
+    from rlstreams import open_run
+    from rlstreams.schemas import Trajectory
+
+    with open_run("runs/demo") as log:
+        for record in log.read(Trajectory):
+            print(record.position, record.event.reward)
+
+What a log can be asked: `RunLog`. Reading changes nothing: it commits no offset and joins no group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType
+
+from rlstreams.streams.kafka.admin import runs_of
+from rlstreams.streams.log.errors import ConfigError, TopicMismatchError
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.run.place import RunPlace
+from rlstreams.streams.run.places import check_place
+from rlstreams.streams.run.progress import TalkingBus
+from rlstreams.streams.run.recorded_log import RecordedLog, is_recording
+from rlstreams.streams.run.run_log import BusLog, RunLog
+
+
+def open_run(
+    name: str | Path | RunPlace,
+    *,
+    bootstrap: str = "",
+    options: Mapping[str, str] = MappingProxyType({}),
+    say: Callable[[str], None] = lambda _: None,
+) -> RunLog:
+    """The log of a run; close it, or open it by `with`.
+
+    Args:
+        name: the folder of a run or of a recording; with `bootstrap` the id of a run. The broker of
+            a run that has ended is started, and stopped when the last who looks closes the log.
+        bootstrap: `host:port` of the broker of a run that has no folder here.
+        options: of the Kafka client, for that broker: TLS, SASL.
+        say: called with what is being done, while it takes.
+
+    Raises:
+        ConfigError: no run; says what was looked for, and what runs are there.
+        RecordingError: a recording that cannot be read.
+        BrokerError: the run's broker cannot be reached or started.
+    """
+    if isinstance(name, RunPlace):
+        return _on_broker(name, say)
+    if bootstrap:
+        return _on_broker(RunPlace(run=str(name), bootstrap=bootstrap, options=options), say)
+    if is_recording(name):
+        return RecordedLog(name)
+    check_place(str(name), or_file=False)
+    return _on_broker(RunPlace.of_folder(Path(name)), say)
+
+
+def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
+    options = place.client_options
+    with ExitStack() as stack:
+        stack.callback(say, "")
+        bootstrap = stack.enter_context(place.served(say))
+        bus = stack.enter_context(TalkingBus(bootstrap, place.run, options, say))
+        try:
+            bus.partitions(STEPS.name)
+        except TopicMismatchError as err:
+            there = ", ".join(runs_of(bootstrap, options)) or "none"
+            raise ConfigError(f"there is no run {place.run!r}: {err}; runs there: {there}") from err
+        return BusLog(bus, place.run, close=stack.pop_all().close)
+    raise AssertionError

@@ -1,0 +1,99 @@
+"""Where a run's log lies: on a broker that was named, or on the embedded one in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.streams.run.places import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from rlstreams.streams.broker.embedded import EmbeddedBroker
+
+BROKER_FOLDER = "broker"  # data of the embedded broker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlace:
+    """What is needed to read a run's log."""
+
+    run: str  # its id, the prefix of its topics
+    folder: Path | None = None  # None: it has none on this machine
+    bootstrap: str = ""  # `host:port`, several with commas; empty: its own embedded broker
+    options: Mapping[str, str] = field(default_factory=dict)  # of every client, secrets by name
+    port: int = 0  # of the embedded broker; 0: its last one, or a free one
+    jars_dir: str = ""
+    heap_mb: int = 256
+    fsync: bool = False
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> RunPlace:
+        """As the run's `config.json` says.
+
+        Raises:
+            ConfigError: a configuration that cannot be read.
+        """
+        file = folder / CONFIG_FILE
+        try:
+            config: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            broker = config["broker"]
+            return cls(
+                folder=folder,
+                run=config["run"]["id"],
+                **{name: broker[name] for name in cls.__slots__ if name in broker},
+            )
+        except (OSError, ValueError, KeyError, TypeError) as err:
+            raise ConfigError(f"{file} is no configuration of a run: {err!r}") from err
+
+    @property
+    def client_options(self) -> Mapping[str, str]:
+        """The options, secrets resolved."""
+        return {name: resolve_secret(value) for name, value in self.options.items()}
+
+    def broker(self) -> EmbeddedBroker:
+        """The broker in the run's folder; started or not."""
+        from rlstreams.streams.broker.config import FSYNC
+        from rlstreams.streams.broker.embedded import EmbeddedBroker
+
+        return EmbeddedBroker(
+            (self.folder or Path()) / BROKER_FOLDER,
+            self.port,
+            self.jars_dir,
+            self.heap_mb,
+            settings=FSYNC if self.fsync else {},
+        )
+
+    @contextmanager
+    def served(self, say: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+        """`host:port` of the run's broker.
+
+        An embedded one that has stopped is started, and stopped again by the last who looks; one
+        that runs is left running.
+
+        Raises:
+            ConfigError: no broker is named, and none ever ran in the run's folder.
+            BrokerError: the broker cannot be reached or started.
+        """
+        from rlstreams.streams.broker.visits import visited
+        from rlstreams.streams.kafka.admin_ask import refuse_silence
+
+        if self.bootstrap:
+            refuse_silence(self.bootstrap)  # at once, where the client would try for long
+            yield self.bootstrap
+            return
+        broker = self.broker()
+        if not (broker.folder / "broker.json").is_file():
+            raise ConfigError(
+                f"run {self.run} has left no log under {self.folder}: it was never started "
+                "here. Name the run's folder, or its broker: --broker.bootstrap=HOST:PORT"
+            )
+        if broker.status() is None:
+            say(f"the broker of {self.folder} has stopped: starting it for a look")
+        with visited(broker) as bootstrap:
+            yield bootstrap
