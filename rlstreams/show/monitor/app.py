@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.schemas import SchemaTexts
@@ -110,7 +111,8 @@ async def _served(
         await app.start()
         say(f"http://{app.conf.web_host}:{app.conf.web_port}")
         while not stop.is_set() and not app.crashed:
-            await asyncio.sleep(TICK_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), TICK_S)
     finally:
         await asyncio.wait_for(app.stop(), STOP_S)
     if app.crashed and not stop.is_set():
