@@ -7,17 +7,21 @@ that decides what is in it; so the next start reads no row.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
+import struct
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
@@ -27,22 +31,14 @@ from rlstreams.workers.dataset.files import (
     numbered_lines,
     signature,
 )
-from rlstreams.workers.dataset.index import (
-    HELD_OUT,
-    TRAIN,
-    Entry,
-    Index,
-    IndexFacts,
-    Split,
-    SplitWriter,
-    digest,
-)
+from rlstreams.workers.dataset.index import ENTRY, Entry, Index, IndexFacts, Split, digest
 from rlstreams.workers.dataset.limits import Limits
 from rlstreams.workers.dataset.row import Fields, PromptText, RowReader, brief
 from rlstreams.workers.dataset.split import Share, divide
 
-_VERSION = 1  # of what an index holds
-_FACTS = "facts.json"
+_VERSION = 2  # of what an index holds
+_FACTS, _ROWS = "facts.json", "rows"
+_TRAIN, _HELD_OUT = "train.npy", "held_out.npy"
 _ALSO_HELD_OUT = "also held out"  # as indexes that are kept have it
 _PROGRESS_S = 5.0
 
@@ -75,8 +71,8 @@ def open_index(wanted: Pass) -> Index:
     try:
         size = signature(wanted.path).size
         if size < REMEMBERED_BYTES:
-            with tempfile.TemporaryDirectory(prefix="rlstreams-") as name:
-                return _load(Path(name), _build(wanted, Path(name)), in_memory=True)
+            rows = io.BytesIO()
+            return _divided(wanted, _scanned(wanted, rows), np.frombuffer(rows.getvalue(), ENTRY))
         return _kept(wanted)
     except OSError as err:
         raise ConfigError(f"{wanted.name}: cannot read {wanted.title!r}: {err.strerror}") from err
@@ -121,7 +117,18 @@ def _kept(wanted: Pass) -> Index:
     if facts is None:
         shutil.rmtree(folder, ignore_errors=True)  # what a power cut left of one
         facts = _made(wanted, folder)
-    return _load(folder, facts, in_memory=False)
+    entries = _mapped(folder)
+    train = np.load(folder / _TRAIN, mmap_mode="r")
+    held_out = folder / _HELD_OUT
+    return Index(
+        facts=facts,
+        train=Split(entries, train),
+        held_out=Split(entries, np.load(held_out, mmap_mode="r")) if held_out.exists() else None,
+    )
+
+
+def _mapped(folder: Path) -> npt.NDArray[np.void]:
+    return np.memmap(folder / _ROWS, ENTRY, mode="r")
 
 
 def _made(wanted: Pass, folder: Path) -> IndexFacts:
@@ -129,8 +136,13 @@ def _made(wanted: Pass, folder: Path) -> IndexFacts:
     # Not by the process id: in containers each start has the same, and may have been killed.
     beside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
-        facts = _build(wanted, beside)
-        (beside / _FACTS).write_bytes(msgspec.json.encode(facts))
+        with (beside / _ROWS).open("wb") as rows:
+            facts = _scanned(wanted, rows)
+        index = _divided(wanted, facts, _mapped(beside))
+        np.save(beside / _TRAIN, index.train.numbers)
+        if index.held_out is not None:
+            np.save(beside / _HELD_OUT, index.held_out.numbers)
+        (beside / _FACTS).write_bytes(msgspec.json.encode(index.facts))
         beside.chmod(0o755)
         try:
             beside.rename(folder)
@@ -139,7 +151,7 @@ def _made(wanted: Pass, folder: Path) -> IndexFacts:
                 raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return facts
+    return index.facts
 
 
 def _facts_in(folder: Path) -> IndexFacts | None:
@@ -161,18 +173,11 @@ def _key(wanted: Pass) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def _load(folder: Path, facts: IndexFacts, *, in_memory: bool) -> Index:
-    has_held_out = (folder / f"{HELD_OUT}.rows").exists()
-    held_out = Split(folder, HELD_OUT, in_memory=in_memory) if has_held_out else None
-    train = Split(folder, TRAIN, in_memory=in_memory)
-    return Index(facts=facts, train=train, held_out=held_out)
-
-
-def _build(wanted: Pass, folder: Path) -> IndexFacts:
+def _scanned(wanted: Pass, rows: BinaryIO) -> IndexFacts:
+    """Write the entry of every row that stays."""
     before = signature(wanted.path)
     left_out: Counter[str] = Counter()
-    with SplitWriter(folder, TRAIN) as writer:
-        num_read = _read(wanted, writer, left_out)
+    num_read = _read(wanted, rows, left_out)
     if not num_read:
         raise ConfigError(f"{wanted.name}: {wanted.title} has no rows")
     if num_read == left_out.total():
@@ -180,12 +185,22 @@ def _build(wanted: Pass, folder: Path) -> IndexFacts:
             f"{wanted.name}: {wanted.title}: {num_read:,} rows: {', '.join(skipped(left_out))}; "
             "none is left"
         )
-    if wanted.share:
-        left_out[_ALSO_HELD_OUT] = divide(folder, wanted.share, wanted.title)
     content = content_hash(wanted.path)
     if signature(wanted.path) != before:
         raise ConfigError(f"{wanted.name}: {wanted.title} was written while it was read")
-    return IndexFacts(content=content, num_read=num_read, left_out=dict(+left_out))
+    return IndexFacts(content=content, num_read=num_read, left_out=dict(left_out))
+
+
+def _divided(wanted: Pass, facts: IndexFacts, entries: npt.NDArray[np.void]) -> Index:
+    """The splits of all entries."""
+    if not wanted.share:
+        every = np.arange(len(entries), dtype=np.uint32)
+        return Index(facts=facts, train=Split(entries, every), held_out=None)
+    train, held_out = divide(entries["prompt"], wanted.share, wanted.title)
+    if num_copies := len(entries) - len(train) - len(held_out):
+        left_out = {**facts.left_out, _ALSO_HELD_OUT: num_copies}
+        facts = replace(facts, left_out=left_out)
+    return Index(facts=facts, train=Split(entries, train), held_out=Split(entries, held_out))
 
 
 def skipped(left_out: Mapping[str, int]) -> list[str]:
@@ -194,8 +209,9 @@ def skipped(left_out: Mapping[str, int]) -> list[str]:
     return [f"{n:,} skipped as {copies.get(reason, reason)}" for reason, n in left_out.items()]
 
 
-def _read(wanted: Pass, writer: SplitWriter, left_out: Counter[str]) -> int:
+def _read(wanted: Pass, rows: BinaryIO, left_out: Counter[str]) -> int:
     """Every row, once; how many there are."""
+    pack = struct.Struct("<qQQII").pack  # as `ENTRY`
     num_read = offset = 0
     same_kind = _SameKind(wanted)
     next_s = time.monotonic() + _PROGRESS_S
@@ -214,8 +230,8 @@ def _read(wanted: Pass, writer: SplitWriter, left_out: Counter[str]) -> int:
             ):
                 left_out[reason] += 1
                 continue
-            entry = Entry(start, digest(line), line_number, len(line))
-            writer.append(entry, digest(_canonical(prompt)))
+            prompt_digest = digest(_canonical(prompt))
+            rows.write(pack(*Entry(start, digest(line), prompt_digest, line_number, len(line))))
             if num_read % 4096 == 0 and time.monotonic() > next_s:
                 next_s += _PROGRESS_S
                 wanted.progress(f"{wanted.name}: {wanted.title}: {num_read:,} rows indexed")

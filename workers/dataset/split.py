@@ -7,15 +7,15 @@ whatever the seed, and copies of one never end on both sides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.dataset.index import HELD_OUT, TRAIN, Split, SplitWriter
+from rlstreams.workers.dataset.index import Split
 
 _WHOLE = 1 << 64
+_CHUNK = 1 << 18  # rows compared at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,42 +29,30 @@ class Share:
         return bool(self.num_rows or self.fraction)
 
 
-def divide(folder: Path, share: Share, title: str) -> int:
-    """Make the split `held_out` out of the split `train` of a folder.
+def divide(
+    prompts: npt.NDArray[np.uint64], share: Share, title: str
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Numbers of the rows to train on, and of those to hold out.
 
-    Held out are the prompts with the smallest digests, one row of each; its copies are left out.
-
-    Returns:
-        How many copies were left out.
+    Held out are the prompts with the smallest digests, the first row of each; its copies are in
+    neither.
 
     Raises:
         ConfigError: one of the two would be empty.
     """
-    whole = Split(folder, TRAIN, in_memory=False)
-    prompts = np.unique(whole.prompts())
-    wanted = share.num_rows or int(np.searchsorted(prompts, _bound(share.fraction)))
-    if not 0 < wanted < len(prompts):
+    different = np.unique(prompts)
+    bound = np.uint64(min(round(share.fraction * _WHOLE), _WHOLE - 1))
+    wanted = share.num_rows or int(np.searchsorted(different, bound))
+    if not 0 < wanted < len(different):
         named = "rows" if share.num_rows else "fraction"
         raise ConfigError(
-            f"data.held_out_{named} is {share.num_rows or share.fraction}: of {len(prompts):,} "
+            f"data.held_out_{named} is {share.num_rows or share.fraction}: of {len(different):,} "
             f"different prompts of {title} it would hold out {wanted:,}; both splits need one"
         )
-    held_out, taken, num_copies = prompts[:wanted], np.zeros(wanted, bool), 0
-    with SplitWriter(folder, HELD_OUT) as kept_out, SplitWriter(folder, "rest") as rest:
-        for entries, digests in whole.chunks():
-            is_held = _is_in(digests, held_out)
-            rest.extend(entries[~is_held], digests[~is_held])
-            places = np.flatnonzero(is_held)
-            which = np.searchsorted(held_out, digests[places])
-            is_first = np.zeros(len(places), bool)
-            is_first[np.unique(which, return_index=True)[1]] = True
-            is_first &= ~taken[which]
-            taken[which] = True
-            kept_out.extend(entries[places[is_first]], digests[places[is_first]])
-            num_copies += int((~is_first).sum())
-    for kind in ("rows", "prompts"):
-        (folder / f"rest.{kind}").replace(folder / f"{TRAIN}.{kind}")
-    return num_copies
+    is_held = prompts <= different[wanted - 1]
+    held = np.flatnonzero(is_held)
+    _, first = np.unique(prompts[held], return_index=True)
+    return np.flatnonzero(~is_held).astype(np.uint32), held[np.sort(first)].astype(np.uint32)
 
 
 def first_common(train: Split, held_out: Split) -> tuple[int, tuple[int, int] | None]:
@@ -73,29 +61,13 @@ def first_common(train: Split, held_out: Split) -> tuple[int, tuple[int, int] | 
     Returns:
         The count; `(held-out row, training row)`, or None.
     """
-    digests = held_out.prompts()
-    wanted = np.unique(digests)
-    seen = np.zeros(len(wanted), bool)
+    wanted = held_out.prompts()
+    is_common = np.zeros(len(wanted), bool)
     pair: tuple[int, int] | None = None
-    first = 0
-    for prompts in train.prompt_chunks():
-        both = np.flatnonzero(_is_in(prompts, wanted))
-        seen[np.searchsorted(wanted, prompts[both])] = True
+    for first in range(0, len(train), _CHUNK):
+        prompts = train.prompts(first, first + _CHUNK)
+        both = np.flatnonzero(np.isin(prompts, wanted))
+        is_common |= np.isin(wanted, prompts[both])
         if pair is None and len(both):
-            row = int(np.flatnonzero(digests == prompts[both[0]])[0])
-            pair = (row, first + int(both[0]))
-        first += len(prompts)
-    return int(np.isin(digests, wanted[seen]).sum()), pair
-
-
-def _bound(fraction: float) -> np.uint64:
-    return np.uint64(min(round(fraction * _WHOLE), _WHOLE - 1))
-
-
-def _is_in(
-    digests: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.bool_]:
-    """Whether each is among `wanted`, which is sorted and not empty."""
-    at = np.minimum(np.searchsorted(wanted, digests), len(wanted) - 1)
-    found: npt.NDArray[np.bool_] = wanted[at] == digests
-    return found
+            pair = (int(np.flatnonzero(wanted == prompts[both[0]])[0]), first + int(both[0]))
+    return int(is_common.sum()), pair

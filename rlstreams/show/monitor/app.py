@@ -110,7 +110,7 @@ async def _served(
     try:
         await app.start()
         say(f"http://{app.conf.web_host}:{app.conf.web_port}")
-        while not stop.is_set() and not app.crashed:  # Faust tells of a crash to who asks
+        while not stop.is_set() and not app.crashed:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), TICK_S)
     finally:

@@ -60,11 +60,14 @@ def lines(
     figure, axes = _figure(4.6, 2.3)
     for (_, points), color in zip(kept.items(), COLORS, strict=False):
         mark = "o" if len(points) == 1 else None
-        axes.plot(*zip(*points, strict=True), color=color, linewidth=1.6, marker=mark)
+        axes.plot(
+            *zip(*points, strict=True), color=color, linewidth=1.6, marker=mark, clip_on=False
+        )
     axes.set_xlim(left=0)
     if y_min is not None and max(y for points in kept.values() for _, y in points) > y_min:
         axes.set_ylim(bottom=y_min)
     _style(axes, "optimizer step", y_label, 8)
+    axes.yaxis.set_major_formatter(lambda value, _: number(value))
     told = "; ".join(
         f"{name}: from {number(points[0][1])} to {number(points[-1][1])}"
         for name, points in kept.items()
@@ -186,13 +189,13 @@ def _draw_curve(axes: _Axes, views: ViewState, kills: Sequence[KillMark]) -> Non
 
 
 def _marks(axes: _Axes, kills: Sequence[KillMark]) -> None:
-    for kill in kills:
+    for n, kill in enumerate(kills):
         axes.axvline(kill.step, color=RED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
         if len(kills) > _LABELS:
             continue
         is_far = kill.step > 0.8 * axes.get_xlim()[1]  # its label goes to the left of the stroke
         axes.annotate(
-            str(kill), (kill.step, 0.02), xytext=(-5 if is_far else 5, 0),
+            str(kill), (kill.step, 0.02 + 0.06 * (n % 2)), xytext=(-5 if is_far else 5, 0),
             xycoords=("data", "axes fraction"), textcoords="offset points",
             ha="right" if is_far else "left", va="bottom", fontsize=9, color=RED,
         )  # fmt: skip

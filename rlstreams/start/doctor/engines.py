@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,7 +92,7 @@ def _ports(config: RunConfig, host: Host, ordinals: Sequence[int]) -> Check:
         return fail(
             "engine.port", f"{config.broker.port} is broker.port too", "give one of them another"
         )
-    taken = asyncio.run(_taken(config.engine.host, ports))
+    taken = [port for port in ports if _is_taken(config.engine.host, port)]
     if taken:
         named = ", ".join(map(str, taken))
         return fail("engine.port", f"another process listens on {named}", advice)
@@ -100,18 +101,10 @@ def _ports(config: RunConfig, host: Host, ordinals: Sequence[int]) -> Check:
     return ok("engine.port", f"free: {', '.join(map(str, ports))}")
 
 
-async def _taken(host: str, ports: Sequence[int]) -> list[int]:
-    from rlstreams.workers.engines.served.http import ServerHttp
-
-    async def is_taken(port: int) -> bool:
-        http = ServerHttp(f"http://{host}:{port}")
-        try:
-            return await http.is_taken(ASK_S)
-        finally:
-            await http.close()
-
-    answers = await asyncio.gather(*map(is_taken, ports))
-    return [port for port, answer in zip(ports, answers, strict=True) if answer]
+def _is_taken(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), ASK_S):
+        return True
+    return False
 
 
 def _is_up(config: RunConfig, kind: Kind, ordinal: int) -> bool:
@@ -137,21 +130,17 @@ def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
             return
         servers = asyncio.run(_met(config, urls_of(config, ordinal), router))
         is_served = any(one.name == _URLS and one.level is Level.OK for one in servers)
-        for server in servers:
-            # One that answers and is refused ends its worker's part in the run; one that does not
-            # answer is waited for.
-            if server.level is Level.WARN and not is_served:
-                yield fail(server.name, server.found, server.advice)
-            else:
-                yield server
+        for one in servers:
+            # A server that answers and is refused ends its worker's part in the run; one that does
+            # not answer is waited for.
+            is_fatal = one.level is Level.WARN and not is_served
+            yield fail(one.name, one.found, one.advice) if is_fatal else one
 
 
 async def _met(config: RunConfig, urls: Sequence[str], router: Router | None) -> list[Check]:
     """The servers of one worker and its router, all asked at once."""
     asked = [_server(config, url, router) for url in urls]
-    if router is not None:
-        asked.append(_router(router))
-    return list(await asyncio.gather(*asked))
+    return await asyncio.gather(*asked, *([_router(router)] if router is not None else []))
 
 
 async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
@@ -162,9 +151,7 @@ async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
     kind, http = Kind(config.rollout.engine), ServerHttp(url)
     name, start = _URLS, f"start it (`rlstreams engine command {kind} CONFIG` prints how)"
     try:
-        facts = await ask_usable(
-            http, kind, ASK_S, allow_untested=config.engine.allow_untested
-        )  # fmt: skip
+        facts = await ask_usable(http, kind, ASK_S, allow_untested=config.engine.allow_untested)
         if router is not None:
             router.check(facts)
         if await http.status_of("/health", ASK_S) not in dialect_of(kind).alive:

@@ -11,7 +11,8 @@ import pytest
 from rlstreams.workers.dataset.files import REMEMBERED_BYTES
 from tests.unit.problems.rows import dataset, everything, problems
 
-LARGE = "x" * (REMEMBERED_BYTES // 2)
+PAD = "x" * (REMEMBERED_BYTES // 9)
+NAMES = list("abcdefghij")
 
 
 @pytest.mark.parametrize("left", ["nothing", "of a process killed", "empty", "cut"])
@@ -20,8 +21,8 @@ def test_an_index_is_kept_whatever_an_earlier_start_left(
 ) -> None:
     """A start that was killed, or a power cut, costs one more pass and no more."""
     monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path / "cache"))
-    rows = [{"prompt": name, "pad": LARGE} for name in ("a", "b")]
-    assert ["a", "b"] == everything(dataset(tmp_path, *rows))
+    rows = [{"prompt": name, "pad": PAD} for name in NAMES]
+    assert NAMES == everything(dataset(tmp_path, *rows))
     (index,) = (tmp_path / "cache" / "indexes").iterdir()
     (hashed,) = (tmp_path / "cache" / "hashes").iterdir()
     if left == "of a process killed":
@@ -32,5 +33,5 @@ def test_an_index_is_kept_whatever_an_earlier_start_left(
     elif left == "cut":
         (index / "facts.json").unlink()
     again = problems(train=str(tmp_path / "rows.jsonl"))
-    assert ["a", "b"] == everything(again.train)
+    assert NAMES == everything(again.train)
     assert hashlib.sha256((tmp_path / "rows.jsonl").read_bytes()).hexdigest() == hashed.read_text()

@@ -290,7 +290,7 @@ def test_commands_find_the_project_that_they_are_in(
     project(tmp_path)
     monkeypatch.chdir(tmp_path / "x")
     assert 0 == main(["doctor"])
-    assert "memory by role" in capsys.readouterr().out
+    assert "from measured peaks" in capsys.readouterr().out
 
 
 def test_the_demo_plan_is_twenty_sums(tmp_path: Path) -> None:
