@@ -37,13 +37,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from confluent_kafka import Consumer, TopicPartition
+from rlstreams.streams.audit.rows import Sieve
+from rlstreams.streams.audit.sources import LARGE, spare_memory
 
 from rlstreams.schemas import decode
 from rlstreams.streams.audit.auditor import Auditor, Helpers
 from rlstreams.streams.audit.classes import Classes, Coverage, Reached
 from rlstreams.streams.audit.fold import AuditFold
-from rlstreams.streams.audit.rows import Sieve
-from rlstreams.streams.audit.sources import LARGE, spare_memory
 from rlstreams.streams.audit.tail import BATCH
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.kafka.admin import apply

@@ -6,10 +6,10 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+from rlstreams.streams.audit.rows import Rows, Segments
 
 from rlstreams.schemas.events import ClosedGroups
 from rlstreams.streams.audit.fold import AuditFold
-from rlstreams.streams.audit.rows import Rows, Segments
 from rlstreams.streams.log.record import Position
 from tests.factories import sample_ref, step_completed, trainer_started
 from tests.unit.streams.audit_log import CONFIG

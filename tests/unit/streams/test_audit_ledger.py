@@ -11,8 +11,7 @@ from rlstreams.schemas.events import ClosedGroups, Prompt, ScoredTrajectory, Tra
 from rlstreams.streams.audit.classes import Classes
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.report import EXAMPLES_PER_KIND
-from rlstreams.streams.audit.rows import Sieve
-from rlstreams.streams.log.record import ID_HEADER, Partition, Position, RawRecord, batches_of
+from rlstreams.streams.log.record import ID_HEADER, Partition, Position, RawRecord
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -69,9 +68,9 @@ def test_a_gap_in_group_numbers_is_a_breach() -> None:
 def test_groups_above_the_mark_need_not_be_dense() -> None:
     """What was issued during the audit may be seen in part."""
     fold = AuditFold()
-    feed(fold, "prompts", [raw_record("prompts", 0, prompt(group_id="0", sample=0, group_size=1))])
+    feed(fold, [raw_record("prompts", 0, prompt(group_id="0", sample=0, group_size=1))])
     fold.mark_issued()
-    feed(fold, "prompts", [raw_record("prompts", 1, prompt(group_id="2", sample=0, group_size=1))])
+    feed(fold, [raw_record("prompts", 1, prompt(group_id="2", sample=0, group_size=1))])
     assert Classes(fold, reached(set(), set())).report().ok
 
 
@@ -242,8 +241,8 @@ def test_an_unreadable_record_still_proves_its_sample_by_its_header() -> None:
         value=b"junk",
         headers={ID_HEADER: b"0/0/0"},
     )
-    feed(fold, "trajectories", [junk])
-    feed(fold, "prompts", [raw_record("prompts", 0, prompt(group_id="0", sample=0, group_size=1))])
+    feed(fold, [junk])
+    feed(fold, [raw_record("prompts", 0, prompt(group_id="0", sample=0, group_size=1))])
     report = Classes(fold, reached({0}, set())).report()
     assert report.in_flight == {"logprob": 1}
     assert report.unreadable == 1
@@ -306,7 +305,7 @@ def test_a_purpose_that_is_no_text_is_shown_as_far_as_it_goes() -> None:
     assert raw.value.count(purpose) == 1
     fold = AuditFold()
     odd = raw._replace(value=raw.value.replace(purpose, b"\x02\xff"))
-    fold.add(Sieve("prompts").rows(batches_of([odd])))
+    fold.take(odd)
     report = Classes(fold, reached(set(), set())).report()
     assert report.breaches[0].detail == "issued for '\ufffd'"
 

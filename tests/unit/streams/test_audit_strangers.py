@@ -10,8 +10,7 @@ import pytest
 from rlstreams.schemas.events import ClosedGroups, MaskedSegment
 from rlstreams.streams.audit.classes import Classes
 from rlstreams.streams.audit.fold import AuditFold
-from rlstreams.streams.audit.rows import Sieve
-from rlstreams.streams.log.record import ID_HEADER, batches_of
+from rlstreams.streams.log.record import ID_HEADER
 from tests.factories import (
     dead_letter,
     policy_segment,
@@ -94,7 +93,7 @@ def test_an_unreadable_record_of_any_header(header: Any) -> None:
     raw = raw_record("prompts", 0, prompt())
     raw = raw._replace(value=raw.value[:20], headers={ID_HEADER: header})
     fold = AuditFold()
-    fold.add(Sieve("prompts").rows(batches_of([raw])))
+    fold.take(raw)
     assert Classes(fold, reached(set(), set())).report().unreadable == 1
 
 
@@ -110,8 +109,8 @@ def test_a_letter_about_a_group_that_took_more_room() -> None:
     log.add("dead-letters", letter)
     fold = AuditFold()
     for raw in log.records("prompts"):
-        fold.add(Sieve("prompts").rows(batches_of([raw])))
-    fold.apply(letter, raw_record("dead-letters", 0, letter).position)
+        fold.take(raw)
+    fold.take(raw_record("dead-letters", 0, letter))
     report = Classes(fold, reached(set(), set())).report()
     assert report.dead_lettered == 1
     assert "never issued" not in kinds(report)
