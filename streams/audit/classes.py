@@ -14,8 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.streams.audit.fold import NAMED, AuditFold
-from rlstreams.streams.audit.report import HOLD_IN_A_PART, AuditReport, BreachKind, Redone
+from rlstreams.streams.audit.fold import AuditFold
+from rlstreams.streams.audit.report import (
+    EXAMPLES_PER_KIND,
+    HOLD_IN_A_PART,
+    AuditReport,
+    BreachKind,
+    Redone,
+)
 from rlstreams.streams.audit.samples import NOWHERE, Group, Sample, position_at
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Committed, Partition
@@ -63,11 +69,11 @@ class Classes:
         """The class of an issued sample, and the reason or role that goes with it."""
         group = sample.group
         if sample.used is not None:
-            if sample.is_dead and self._fold.is_end_of_trained(sample):
+            if _ends_trained(sample):
                 detail = "a sample ends once"
                 self._breaches.add(BreachKind.TRAINED_AND_DEAD, sample.name, detail)
             return "trained", ""
-        if sample.is_dead:
+        if sample.letters:
             return "dead", ""
         if not group.is_open:
             return self._left_out(sample)
@@ -139,23 +145,16 @@ class Classes:
 
     def _check_numbers(self) -> None:
         """Training groups are numbered without gaps."""
-        fold, kind = self._fold, BreachKind.MISSING_GROUP
+        fold = self._fold
         up_to = fold.newest_group if fold.dense_up_to is None else fold.dense_up_to
-        groups = fold.samples.groups.values()
-        issued = {g.number for g in groups if g.size and g.number is not None}
-        num_missing = up_to + 1 - sum(number <= up_to for number in issued)
-        number = 0
-        while num_missing > 0 and self._breaches.has_room(kind):
-            if number not in issued:
-                self._breaches.add(kind, str(number), f"groups reach {up_to}")
-                num_missing -= 1
-            number += 1
-        self._breaches.add_unseen(kind, num_missing)
+        issued = {group.number for group in fold.samples.groups.values() if group.size}
+        detail = f"groups reach {up_to}"
+        self._breaches.add_gaps(BreachKind.MISSING_GROUP, issued, up_to + 1, detail)
 
     def _check_place(self, sample: Sample, place: int) -> None:
         """A trained sample whose bytes were not seen where its step says."""
         where, step = position_at(SCORED.name, place), sample.group.step
-        if where.offset < self._fold.begins(Partition(where.topic, where.partition)):
+        if where.offset < self._fold.begins(SCORED.name, where.partition):
             self._num_unproven += 1
             self._check_unproven(sample, step)
             return
@@ -199,12 +198,12 @@ class Classes:
             redone=tuple(Redone.of(event) for event in ledger.redone),
             drifted=ledger.num_drifted,
             unproven=self._num_unproven,
-            duplicates=fold.num_duplicates,
-            named_duplicates=tuple(fold.duplicates),
+            duplicates=fold.duplicates.count,
+            named_duplicates=tuple(fold.duplicates.names),
             void=len(void),
-            named_void=tuple(void[:NAMED]),
-            unreadable=fold.num_unreadable,
-            named_unreadable=tuple(fold.unreadable),
+            named_void=tuple(void[:EXAMPLES_PER_KIND]),
+            unreadable=fold.unreadable.count,
+            named_unreadable=tuple(fold.unreadable.names),
             trainer_state=ledger.trainer_state,
             breaches=tuple(self._breaches.kept),
             breach_counts=dict(self._breaches.counts),
@@ -221,5 +220,21 @@ def _covers(committed: Mapping[Partition, Committed], topic: str, place: int) ->
     return covered(committed.get(Partition(topic, at.partition)), at.offset)
 
 
+def _ends_trained(sample: Sample) -> bool:
+    """Whether a dead letter for a trained sample is about what was trained.
+
+    The trainer trains a sample of which one record is fine, and sets aside a copy that is not; the
+    copy is a duplicate. So a letter is against the ledger if it is about the very record that the
+    step took, or about the sample's first one in another topic, which that was made from; also
+    where retention hides that one.
+    """
+    made_of = {
+        SCORED.name: sample.used,
+        TRAJECTORIES.name: sample.trajectory,
+        PROMPTS.name: sample.prompt,
+    }
+    return any(made_of.get(topic, NOWHERE) in (place, NOWHERE) for topic, place in sample.letters)
+
+
 def _is_recorded(sample: Sample) -> bool:
-    return sample.is_dead or sample.trajectory != NOWHERE or sample.scored != NOWHERE
+    return bool(sample.letters) or sample.trajectory != NOWHERE or sample.scored != NOWHERE

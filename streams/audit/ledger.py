@@ -121,25 +121,13 @@ class Ledger:
         closed = {g.number for g in groups if g.number is not None and not g.is_open}
         watermark, recorded = self._recorded.watermark, set(self._recorded.above)
         above = {number for number in closed if number >= watermark}
-
-        def wrong(number: int, detail: str) -> None:
-            detail = f"in the newest closed set: {detail}"
-            breaches.add(BreachKind.CLOSED_SET, str(number), detail)
-
+        kind, where = BreachKind.CLOSED_SET, "in the newest closed set: "
         for number in sorted(above - recorded):
-            wrong(number, "the set leaves it out")
-        if self._num_unread:
-            return
-        for number in sorted(recorded - above):
-            wrong(number, "no event closed it")
-        num_missing = watermark - (len(closed) - len(above))
-        number = 0
-        while num_missing > 0 and breaches.has_room(BreachKind.CLOSED_SET):
-            if number not in closed:
-                wrong(number, "no event closed it")
-                num_missing -= 1
-            number += 1
-        breaches.add_unseen(BreachKind.CLOSED_SET, max(0, num_missing))
+            breaches.add(kind, str(number), f"{where}the set leaves it out")
+        if not self._num_unread:
+            for number in sorted(recorded - above):
+                breaches.add(kind, str(number), f"{where}no event closed it")
+            breaches.add_gaps(kind, closed, watermark, f"{where}no event closed it")
 
     def _record(self, closed: ClosedGroups) -> None:
         self._recorded = closed

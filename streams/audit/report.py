@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 
 from rlstreams.schemas.events import StepsRedone
 
@@ -91,10 +92,18 @@ class Breaches:
         """Whether another one of this kind would be kept."""
         return self.counts[kind.value] < EXAMPLES_PER_KIND
 
-    def add_unseen(self, kind: BreachKind, count: int) -> None:
-        """Note `count` more that are not worth naming."""
-        if count:
-            self.counts[kind.value] += count
+    def add_gaps(
+        self, kind: BreachKind, present: Collection[int | None], end: int, detail: str
+    ) -> None:
+        """Note each number from 0 below `end` that is not `present`; names the first of them."""
+        num_missing = end - sum(number is not None and number < end for number in present)
+        absent = (number for number in range(end) if number not in present)
+        room = EXAMPLES_PER_KIND - self.counts[kind.value]
+        for number in islice(absent, max(0, min(room, num_missing))):
+            self.add(kind, str(number), detail)
+            num_missing -= 1
+        if num_missing > 0:
+            self.counts[kind.value] += num_missing
 
     def keep_only(self, kinds: Collection[BreachKind]) -> None:
         """Forget all others."""
@@ -108,6 +117,20 @@ class Breaches:
         other.counts.update(self.counts)
         other.kept = list(self.kept)
         return other
+
+
+class Named:
+    """Counts, and keeps the first few names."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: list[str] = []
+
+    def add(self, name: str) -> None:
+        """Note one."""
+        self.count += 1
+        if self.count <= EXAMPLES_PER_KIND:
+            self.names.append(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from rlstreams.streams.log.group_ids import evaluation_id, issue_number
 from rlstreams.streams.log.record import Position
 
 MAX_SAMPLES = 1 << 16  # of one group; a larger number is a foreign record
+Origin = tuple[str, int]  # topic and place of a record
 NOWHERE = -1  # the place of a record that was not seen
 _OFFSET_BITS = 44
 _MAX_PARTITION = 1 << 19
@@ -35,7 +36,7 @@ class Sample:
     prompt: int = NOWHERE  # place in its topic, as the next two
     trajectory: int = NOWHERE
     scored: int = NOWHERE
-    is_dead: bool = False  # a dead letter is about it
+    letters: tuple[Origin, ...] = ()  # records of it that dead letters are about
     used: int | None = None  # place of the bytes that a step trained; None: not trained
     oldest: int = 0  # policy version of its oldest tokens, as that step says
     is_measured: bool = False  # the record at that place was seen
