@@ -63,7 +63,7 @@ class SyntheticRun:
         """That sampled it: the one before the one that its step trains."""
         return max(0, number // PER_STEP - 1)
 
-    def value(self, topic: Topic, number: int, of: tuple[int, int] = (-1, -1)) -> bytes:
+    def value(self, topic: Topic, number: int, of: tuple[int, int] = (0, 0)) -> bytes:
         """The record of a sample in one of the three large topics.
 
         Args:
