@@ -11,8 +11,9 @@ open; so what looks wrong is read again until such transactions are over.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 
 from rlstreams.schemas.events import Event
 from rlstreams.streams.audit.classes import Classes, Reached
@@ -65,44 +66,31 @@ Hanging = Callable[[], Sequence[Breach]]
 Ends = Mapping[Partition, int]
 
 
-def no_hanging() -> Sequence[Breach]:
-    """Where nobody can be asked for open transactions."""
-    return ()
-
-
 def audit(
     bus: Bus,
     *,
     settle_s: float = SETTLE_S,
-    read_deadline_s: float = READ_DEADLINE_S,
-    hanging: Hanging = no_hanging,
+    hanging: Hanging = tuple,
 ) -> AuditReport:
     """Audit the run that `bus` is bound to, once.
 
     Args:
         bus: the run's topics.
         settle_s: how long breaches may take to heal before they are believed.
-        read_deadline_s: longest wait for the next record below a known end.
-        hanging: asks for transactions that are open beyond their timeout.
+        hanging: asks for transactions that are open beyond their timeout; by default nobody.
 
     Raises:
         TopicMismatchError: a topic of the run is missing.
         DeadlineError: a partition did not deliver up to its end.
     """
-    with Auditor(bus, read_deadline_s=read_deadline_s, hanging=hanging) as auditor:
+    with Auditor(bus, hanging=hanging) as auditor:
         return auditor.round(settle_s)
 
 
 class Auditor(Closing):
     """Audits again and again, each time from where it was; see `audit` for its arguments."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        *,
-        read_deadline_s: float = READ_DEADLINE_S,
-        hanging: Hanging = no_hanging,
-    ) -> None:
+    def __init__(self, bus: Bus, *, hanging: Hanging = tuple) -> None:
         self._bus = bus
         self._hanging = hanging
         # Of `steps`, read ahead for its versions.
@@ -113,7 +101,7 @@ class Auditor(Closing):
         self._fold = AuditFold(expired, bus.schemas())
         self._stack = ExitStack()
         self._tails = {
-            topic: self._stack.enter_context(Tail(bus, topic, firsts, read_deadline_s))
+            topic: self._stack.enter_context(Tail(bus, topic, firsts, READ_DEADLINE_S))
             for topic, firsts in beginnings.items()
         }
 
@@ -126,10 +114,9 @@ class Auditor(Closing):
         self._reached = self._ask_reached()
         steps = self._bus.ends(STEPS.name)
         ends = self._ends(_TOPICS)
-        self._foresee(steps)
-        for step, position in self._later:
+        for step, position in chain(self._later, self._steps(steps)):
             self._fold.train(step, position)
-        self._later.clear()
+        self._later = []
         self._read(ends)
         self._fold.mark_issued()
         self._read(self._ends((PROMPTS,)))
@@ -152,7 +139,7 @@ class Auditor(Closing):
 
     def _report(self) -> AuditReport:
         """What the fold says, with the versions of newer steps, and no more of those yet."""
-        self._foresee(self._bus.ends(STEPS.name))
+        self._later += self._steps(self._bus.ends(STEPS.name))
         return Classes(self._fold, self._reached).report()
 
     def _ask_reached(self) -> Reached:
@@ -170,12 +157,12 @@ class Auditor(Closing):
             for raw in self._tails[topic].up_to(ends[topic]):
                 self._fold.take(raw)
 
-    def _foresee(self, ends: Ends) -> None:
-        """Which versions newer steps made; their samples are accounted for in the next round."""
+    def _steps(self, ends: Ends) -> Iterator[tuple[Event | UnreadStep, Position]]:
+        """Events of `steps` for the fold to train; it has noted their versions."""
         for raw in self._tails[STEPS].up_to(ends):
             step = self._fold.foresee(raw)
             if step is not None:
-                self._later.append((step, raw.position))
+                yield step, raw.position
 
 
 def _may_heal(report: AuditReport) -> bool:

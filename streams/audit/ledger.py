@@ -1,7 +1,7 @@
 """The audit's own fold of `steps`: what was trained, dropped, left out and redone.
 
 Of two events for one step the first counts; what a fenced epoch wrote is void and counts for
-nothing. It shares no code with the trainer's fold, for it checks that one.
+nothing. With the trainer's fold it shares only the rule of epochs, for it checks that one.
 """
 
 from __future__ import annotations
