@@ -69,7 +69,7 @@ class Classes:
         """The class of an issued sample, and the reason or role that goes with it."""
         group = sample.group
         if sample.used is not None:
-            if _ends_trained(sample):
+            if sample.letters and _ends_trained(sample):
                 detail = "a sample ends once"
                 self._breaches.add(BreachKind.TRAINED_AND_DEAD, sample.name, detail)
             return "trained", ""
