@@ -8,12 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run, real, whole
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run, real
 
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor, Hanging
     from rlstreams.streams.audit.report import Breach
-    from rlstreams.streams.log.bus import Bus
     from rlstreams.workers.config.run import RunConfig
 
 FOLLOW_EVERY_S = 5.0
@@ -61,14 +60,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="SECONDS",
         help=f"pause between the rounds of --follow (default: {FOLLOW_EVERY_S:g})",
     )
-    parser.add_argument(
-        "--processes",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="split the reading among N child processes, for runs of 100,000 samples and more "
-        "(default: read in this process)",
-    )
     parser.set_defaults(run=run)
 
 
@@ -76,15 +67,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 0 if the log violates no guarantee, else 1."""
     from dataclasses import replace
 
-    from rlstreams.streams.audit.auditor import SETTLE_S
-    from rlstreams.streams.audit.sources import spare_memory
+    from rlstreams.streams.audit.auditor import SETTLE_S, Auditor
 
     settle_s = SETTLE_S if args.settle is None else args.settle
     config = configuration(args.config, args.overrides)
     if args.bootstrap:
         config = replace(config, broker=replace(config.broker, bootstrap=args.bootstrap))
-    spare_memory()
-    with opened_run(config) as log, _auditor(log.bus, config, args.processes) as auditor:
+    with opened_run(config) as log, Auditor(log.bus, hanging=_hanging(config)) as auditor:
         if args.follow:
             return follow(auditor, settle_s, args.every, as_json=args.json)
         report = auditor.round(settle_s)
@@ -116,18 +105,6 @@ def show(text: str) -> None:
     """Print at once, also into a pipe."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def _auditor(bus: Bus, config: RunConfig, num_processes: int) -> Auditor:
-    from functools import partial
-
-    from rlstreams.streams.audit.auditor import Auditor, Helpers
-    from rlstreams.workers.bootstrap.parts import open_bus
-
-    helpers = None
-    if num_processes > 0:
-        helpers = Helpers(num_processes=num_processes, open_bus=partial(open_bus, config))
-    return Auditor(bus, hanging=_hanging(config), helpers=helpers)
 
 
 def _hanging(config: RunConfig) -> Hanging:

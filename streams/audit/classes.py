@@ -1,10 +1,10 @@
-"""Where every sample is, from what an audit knows of it.
+"""Where every sample is, from what the fold knows of it: one class for each issued sample.
 
 In flight is proven, never the remainder: the rollout group has not committed past the prompt, or
 the log-prob group has not committed past the trajectory, or the scored record lies at or above the
 position that the trainer recorded with its last step, in a group that is still open. A sample that
 none of this and no ending explains is lost, unless its group may have ended in a record of `steps`
-that cannot be read.
+that cannot be read (decision 0009).
 """
 
 from __future__ import annotations
@@ -13,51 +13,27 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.audit.fold import AuditFold
-from rlstreams.streams.audit.report import HOLD_IN_A_PART, AuditReport, BreachKind, Redone
-from rlstreams.streams.audit.table import (
-    DEAD,
-    ISSUED,
-    MEASURED,
-    NOWHERE,
-    ROLLED_OUT,
-    SCORED_ONCE,
-    TRAINED,
-    group_name,
-    position_at,
+from rlstreams.streams.audit.report import (
+    EXAMPLES_PER_KIND,
+    HOLD_IN_A_PART,
+    AuditReport,
+    BreachKind,
+    Redone,
 )
-from rlstreams.streams.log.done_set import decode_done
-from rlstreams.streams.log.record import Committed, Partition, Position
-from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
-
-Flags = npt.NDArray[np.uint8]
-Numbers = npt.NDArray[np.int64]
-
-
-class Coverage:
-    """What a consumer group is done with, as it had committed at one moment."""
-
-    def __init__(self, committed: Mapping[Partition, Committed]) -> None:
-        self._offsets = {p.number: at.offset for p, at in committed.items()}
-        self._done = {p.number: decode_done(at.offset, at.metadata) for p, at in committed.items()}
-
-    def covers(self, place: int) -> bool:
-        """Whether it is done with the record at this place."""
-        partition, offset = position_at(place)
-        end = self._offsets.get(partition)
-        return end is not None and (offset < end or offset in self._done[partition])
+from rlstreams.streams.audit.samples import NOWHERE, Group, Sample, position_at
+from rlstreams.streams.log.done_set import covered
+from rlstreams.streams.log.record import Committed, Partition
+from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far the two consumer groups are; read before any topic."""
+    """What the two consumer groups had committed; read before any topic."""
 
-    rollout: Coverage
-    logprob: Coverage
+    rollout: Mapping[Partition, Committed]
+    logprob: Mapping[Partition, Committed]
 
 
 class Classes:
@@ -66,222 +42,199 @@ class Classes:
     def __init__(self, fold: AuditFold, reached: Reached) -> None:
         fold.settle()
         self._fold = fold
+        self._ledger = fold.ledger
         self._reached = reached
         self._breaches = fold.breaches.copy()
-        table = fold.table
-        # Copies: a view would forbid the arrays to grow while someone holds this object.
-        self._flags: Flags = np.frombuffer(bytes(table.flags), np.uint8)
-        self._group: Numbers = np.array(table.group_of, np.int64)
-        self._closed: Numbers = np.array(table.closed, np.int64)
-        self._keys: Numbers = np.array(table.keys, np.int64)
-        self._size: Numbers = np.array(table.size, np.int64)
         self._counts: Counter[tuple[str, str]] = Counter()
         self._num_unproven = 0
 
     def report(self) -> AuditReport:
         """Where every sample is by now."""
-        self._classify()
-        self._check_groups()
-        self._check_samples()
-        self._check_measured()
-        self._fold.ledger.check_closed_set(self._breaches)
-        self._fold.versions.check(self._breaches)
+        for group in self._fold.samples.groups.values():
+            for sample in group.samples.values():
+                if sample.prompt != NOWHERE:
+                    self._counts[self._class_of(sample)] += 1
+                if sample.used is not None and not sample.is_measured:
+                    self._check_place(sample, sample.used)
+            self._check_group(group)
+        self._check_numbers()
+        self._ledger.check_closed_set(self._breaches)
+        self._fold.check_scores(self._breaches)
+        void = self._ledger.void + self._fold.versions.check(self._breaches)
         if self._fold.replay.is_part:
             self._breaches.keep_only(HOLD_IN_A_PART)
-        return self._report()
+        return self._report([str(position) for position in void])
 
-    def _has(self, flag: int) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = (self._flags & np.uint8(flag)) != 0
-        return found
+    def _class_of(self, sample: Sample) -> tuple[str, str]:
+        """The class of an issued sample, and the reason or role that goes with it."""
+        group = sample.group
+        if sample.used is not None:
+            if sample.letters and _ends_trained(sample):
+                detail = "a sample ends once"
+                self._breaches.add(BreachKind.TRAINED_AND_DEAD, sample.name, detail)
+            return "trained", ""
+        if sample.letters:
+            return "dead", ""
+        if not group.is_open:
+            return self._left_out(sample)
+        if group.number is None and sample.trajectory != NOWHERE:
+            return "evaluated", ""
+        if role := self._next_role(sample):
+            return "in flight", role
+        return self._unexplained(sample)
 
-    def _classify(self) -> None:
-        issued, trained, dead = self._has(ISSUED), self._has(TRAINED), self._has(DEAD)
-        closed = self._closed[self._group]
-        is_evaluation = self._keys[self._group] < 0
-        self._count("trained", "", issued & trained)
-        for slot in np.flatnonzero(issued & trained & dead):
-            if self._fold.is_end_of_trained(int(slot)):
-                name = self._fold.table.name(int(slot))
-                self._breaches.add(BreachKind.TRAINED_AND_DEAD, name, "a sample ends once")
-        self._count("dead", "", issued & ~trained & dead)
-        left = issued & ~trained & ~dead
-        for slot in np.flatnonzero(left & (closed > 0)):
-            self._left_out(int(slot))
-        for number, reason in enumerate(self._fold.ledger.reasons):
-            self._count("dropped", reason, left & (closed == -1 - number))
-        left &= closed == 0
-        evaluated = left & is_evaluation & self._has(ROLLED_OUT)
-        self._count("evaluated", "", evaluated)
-        for slot in np.flatnonzero(left & ~evaluated):
-            self._open(int(slot))
+    def _left_out(self, sample: Sample) -> tuple[str, str]:
+        """A sample of a closed group that no batch holds."""
+        group = sample.group
+        if group.dropped is not None and not group.step:
+            return "dropped", group.dropped
+        if reason := self._ledger.absent.get((group.id, sample.number)):
+            return "dropped", reason
+        detail = f"its group was trained in step {group.step} without it, no reason given"
+        return self._lost(sample, detail)
 
-    def _count(self, kind: str, which: str, slots: npt.NDArray[np.bool_]) -> None:
-        self._counts[kind, which] += int(np.count_nonzero(slots))
+    def _next_role(self, sample: Sample) -> str:
+        """Which role provably has yet to work on a sample of an open group; empty: none."""
+        if not _covers(self._reached.rollout, PROMPTS.name, sample.prompt):
+            return "rollout"
+        if sample.trajectory != NOWHERE and not _covers(
+            self._reached.logprob, TRAJECTORIES.name, sample.trajectory
+        ):
+            return "logprob"
+        is_training = sample.group.number is not None
+        return "trainer" if is_training and self._waits(sample.scored) else ""
 
-    def _left_out(self, slot: int) -> None:
-        """A sample of a trained group that no batch holds."""
-        table = self._fold.table
-        number = table.group_of[slot]
-        reason = self._fold.ledger.absent.get((number, slot - table.first[number]))
-        if reason:
-            self._counts["dropped", reason] += 1
-        else:
-            step = table.closed[number]
-            self._lost(slot, f"its group was trained in step {step} without it, no reason given")
-
-    def _open(self, slot: int) -> None:
-        """A sample that has not ended: who has it next?"""
-        table = self._fold.table
-        flags = table.flags[slot]
-        is_training = table.keys[table.group_of[slot]] >= 0
-        if not self._reached.rollout.covers(table.prompt_at[slot]):
-            self._counts["in flight", "rollout"] += 1
-        elif flags & ROLLED_OUT and not self._reached.logprob.covers(table.trajectory_at[slot]):
-            self._counts["in flight", "logprob"] += 1
-        elif flags & SCORED_ONCE and is_training and self._waits(table.scored_at[slot]):
-            self._counts["in flight", "trainer"] += 1
-        elif is_training and self._fold.ledger.may_be_closed(table.keys[table.group_of[slot]]):
-            self._counts["unread", ""] += 1
-        elif flags & SCORED_ONCE:
-            self._lost(slot, "scored, below the trainer's positions, its group open")
-        elif flags & ROLLED_OUT:
-            self._lost(slot, "rolled out, log-prob worker is past it, no score")
-        elif not is_training and any(p.topic == TRAJECTORIES.name for p in self._fold.expired):
-            self._counts["expired", ""] += 1
-        else:
-            self._lost(slot, "issued, rollout worker is past it, no trajectory")
+    def _unexplained(self, sample: Sample) -> tuple[str, str]:
+        number = sample.group.number
+        if number is not None and self._ledger.may_be_closed(number):
+            return "unread", ""
+        if sample.scored != NOWHERE:
+            return self._lost(sample, "scored, below the trainer's positions, its group open")
+        if sample.trajectory != NOWHERE:
+            return self._lost(sample, "rolled out, log-prob worker is past it, no score")
+        if number is None and any(p.topic == TRAJECTORIES.name for p in self._fold.expired):
+            return "expired", ""
+        return self._lost(sample, "issued, rollout worker is past it, no trajectory")
 
     def _waits(self, place: int) -> bool:
-        partition, offset = position_at(place)
-        return offset >= self._fold.ledger.positions.get(partition, 0)
+        """Whether a restarted trainer reads what lies there."""
+        if place == NOWHERE:
+            return False
+        at = position_at(SCORED.name, place)
+        return at.offset >= self._ledger.positions.get(at.partition, 0)
 
-    def _lost(self, slot: int, where: str) -> None:
-        self._counts["lost", ""] += 1
-        self._breaches.add(BreachKind.LOST, self._fold.table.name(slot), where)
+    def _lost(self, sample: Sample, where: str) -> tuple[str, str]:
+        self._breaches.add(BreachKind.LOST, sample.name, where)
+        return "lost", ""
 
-    def _check_groups(self) -> None:
-        """Training groups are numbered without gaps."""
-        fold, kind = self._fold, BreachKind.MISSING_GROUP
-        up_to = fold.newest_group if fold.dense_up_to is None else fold.dense_up_to
-        numbers = np.sort(self._keys[(self._size > 0) & (self._keys >= 0) & (self._keys <= up_to)])
-        num_missing = up_to + 1 - len(numbers)
-        edges = np.concatenate(([-1], numbers, [up_to + 1]))
-        for at in np.flatnonzero(np.diff(edges) > 1):
-            for number in range(int(edges[at]) + 1, int(edges[at + 1])):
-                if not self._breaches.has_room(kind):
-                    self._breaches.add_unseen(kind, num_missing)
-                    return
-                self._breaches.add(kind, str(number), f"groups reach {up_to}")
-                num_missing -= 1
-
-    def _check_samples(self) -> None:
+    def _check_group(self, group: Group) -> None:
         """A group is issued whole, and nothing is there that was not issued."""
-        table = self._fold.table
-        issued = self._has(ISSUED)
-        num_issued = np.bincount(self._group[issued], minlength=len(self._keys))
-        for number in np.flatnonzero(num_issued < self._size):
-            self._missing(int(number))
-        recorded = self._has(ROLLED_OUT | SCORED_ONCE | DEAD)
-        inside = self._inside()
-        for slot in np.flatnonzero(recorded & ~issued & ~inside):
-            name = table.name(int(slot))
-            self._breaches.add(BreachKind.NEVER_ISSUED, name, "records, but no prompt")
-        num_recorded = np.bincount(self._group[recorded], minlength=len(self._keys))
-        for number in np.flatnonzero((self._closed != 0) & (self._size == 0) & (num_recorded == 0)):
-            name = group_name(int(self._keys[number]))
-            self._breaches.add(BreachKind.NEVER_ISSUED, name, "closed, but no prompt")
+        add, samples = self._breaches.add, group.samples
+        issued = {number for number, sample in samples.items() if sample.prompt != NOWHERE}
+        if len(issued) < group.size:
+            detail = f"group of {group.size}, this one was never issued"
+            for number in range(group.size):
+                if number not in issued:
+                    add(BreachKind.MISSING_SAMPLE, f"{group.id}/{number}", detail)
+        recorded = [sample for sample in samples.values() if _is_recorded(sample)]
+        for sample in recorded:
+            if sample.number not in issued and sample.number >= group.size:
+                add(BreachKind.NEVER_ISSUED, sample.name, "records, but no prompt")
+        if not (group.is_open or group.size or recorded):
+            add(BreachKind.NEVER_ISSUED, group.id, "closed, but no prompt")
 
-    def _inside(self) -> npt.NDArray[np.bool_]:
-        """Slots below the size that their group was issued with."""
-        first = np.array(self._fold.table.first, np.int64)
-        sample = np.arange(len(self._group)) - first[self._group]
-        return (sample >= 0) & (sample < self._size[self._group])
+    def _check_numbers(self) -> None:
+        """Training groups are numbered without gaps."""
+        fold = self._fold
+        up_to = fold.newest_group if fold.dense_up_to is None else fold.dense_up_to
+        issued = {group.number for group in fold.samples.groups.values() if group.size}
+        detail = f"groups reach {up_to}"
+        self._breaches.add_gaps(BreachKind.MISSING_GROUP, issued, up_to + 1, detail)
 
-    def _missing(self, number: int) -> None:
-        table = self._fold.table
-        size, first = table.size[number], table.first[number]
-        for sample in range(size):
-            if sample >= table.room[number] or not table.flags[first + sample] & ISSUED:
-                name = f"{group_name(table.keys[number])}/{sample}"
-                detail = f"group of {size}, this one was never issued"
-                self._breaches.add(BreachKind.MISSING_SAMPLE, name, detail)
+    def _check_place(self, sample: Sample, place: int) -> None:
+        """A trained sample whose bytes were not seen where its step says."""
+        where, step = position_at(SCORED.name, place), sample.group.step
+        if where.offset < self._fold.begins(SCORED.name, where.partition):
+            self._num_unproven += 1
+            self._check_unproven(sample, step)
+            return
+        detail = f"nothing at {where}"
+        if self._breaches.has_room(BreachKind.UNKNOWN_POSITION) and place != NOWHERE:
+            holders = (other.name for other in self._fold.samples if other.scored == place)
+            if (holder := next(holders, None)) is not None:
+                detail = f"{where} holds {holder}"
+        self._breaches.add(BreachKind.UNKNOWN_POSITION, sample.name, f"step {step}: {detail}")
 
-    def _check_measured(self) -> None:
-        """Trained samples whose bytes were not where their step says."""
-        table = self._fold.table
-        for at in np.flatnonzero(self._has(TRAINED) & ~self._has(MEASURED)):
-            slot = int(at)
-            where = Position(SCORED.name, *position_at(table.used_at[slot]))
-            step = table.closed[table.group_of[slot]]
-            if where.offset < self._fold.begins(Partition(where.topic, where.partition)):
-                self._num_unproven += 1
-                self._check_unproven(slot, step)
-                continue
-            detail = f"step {step}: {self._holder(table.used_at[slot], where)}"
-            self._breaches.add(BreachKind.UNKNOWN_POSITION, table.name(slot), detail)
-
-    def _check_unproven(self, slot: int, step: int) -> None:
+    def _check_unproven(self, sample: Sample, step: int) -> None:
         """Retention took the bytes: the ledger's own word is still held against the bound."""
-        table, trained = self._fold.table, self._fold.ledger.steps.get(step)
-        if trained is None or trained.bound is None or table.oldest[slot] == NO_VERSION:
+        base, bound = self._ledger.steps[step]
+        if bound is None or sample.oldest == NO_VERSION:
             return  # without a version all of it was masked
-        if not 0 <= trained.base_version - table.oldest[slot] <= trained.bound:
-            detail = f"step {step}: version {table.oldest[slot]}, bound {trained.bound}"
-            self._breaches.add(BreachKind.TOO_STALE, table.name(slot), detail)
+        if not 0 <= base - sample.oldest <= bound:
+            detail = f"step {step}: version {sample.oldest}, bound {bound}"
+            self._breaches.add(BreachKind.TOO_STALE, sample.name, detail)
 
-    def _holder(self, place: int, where: Position) -> str:
-        """What lies where a trained sample should; asked for the few that are shown."""
-        table = self._fold.table
-        has_room = self._breaches.has_room(BreachKind.UNKNOWN_POSITION)
-        if has_room and place != NOWHERE and place in table.scored_at:
-            return f"{where} holds {table.name(table.scored_at.index(place))}"
-        return f"nothing at {where}"
-
-    def _report(self) -> AuditReport:
-        fold, ledger = self._fold, self._fold.ledger
+    def _report(self, void: list[str]) -> AuditReport:
+        fold, ledger = self._fold, self._ledger
         return AuditReport(
             run=ledger.run or fold.replay.run,
             replay_of=fold.replay.run,
             is_part=fold.replay.is_part,
             steps=ledger.last_step,
             policy_version=ledger.policy_version,
-            issued=sum(self._counts.values()),
-            trained=self._sum("trained"),
-            evaluated=self._sum("evaluated"),
-            dead_lettered=self._sum("dead"),
-            lost=self._sum("lost"),
-            unread=self._sum("unread"),
+            issued=self._counts.total(),
+            trained=self._counts["trained", ""],
+            evaluated=self._counts["evaluated", ""],
+            dead_lettered=self._counts["dead", ""],
+            lost=self._counts["lost", ""],
+            unread=self._counts["unread", ""],
             dropped=self._by("dropped"),
             in_flight=self._by("in flight"),
-            expired=self._sum("expired"),
+            expired=self._counts["expired", ""],
             trained_twice=ledger.num_trained_twice,
-            staleness=dict(fold.measure.staleness),
+            staleness=dict(fold.staleness.tokens),
             max_staleness=ledger.bound,
             masked_segments=ledger.num_masked,
-            redone=tuple(
-                Redone(
-                    e.first_step,
-                    e.last_step,
-                    e.num_equal,
-                    e.epoch,
-                    tuple(f"{one.checkpoint}: {one.reason}" for one in e.passed_over),
-                )
-                for e in ledger.redone
-            ),
+            redone=tuple(Redone.of(event) for event in ledger.redone),
             drifted=ledger.num_drifted,
             unproven=self._num_unproven,
-            duplicates=fold.num_duplicates,
-            named_duplicates=tuple(fold.duplicates),
-            void=ledger.num_void + fold.versions.num_void,
-            unreadable=fold.num_unreadable,
+            duplicates=fold.duplicates.count,
+            named_duplicates=tuple(fold.duplicates.names),
+            void=len(void),
+            named_void=tuple(void[:EXAMPLES_PER_KIND]),
+            unreadable=fold.unreadable.count,
+            named_unreadable=tuple(fold.unreadable.names),
             trainer_state=ledger.trainer_state,
             breaches=tuple(self._breaches.kept),
             breach_counts=dict(self._breaches.counts),
         )
 
-    def _sum(self, kind: str) -> int:
-        return sum(count for (name, _), count in self._counts.items() if name == kind)
-
     def _by(self, kind: str) -> dict[str, int]:
         found = sorted(self._counts.items())
-        return {which: count for (name, which), count in found if name == kind and count}
+        return {which: count for (name, which), count in found if name == kind}
+
+
+def _covers(committed: Mapping[Partition, Committed], topic: str, place: int) -> bool:
+    """Whether a group that committed this is done with the record at a place."""
+    at = position_at(topic, place)
+    return covered(committed.get(Partition(topic, at.partition)), at.offset)
+
+
+def _ends_trained(sample: Sample) -> bool:
+    """Whether a dead letter for a trained sample is about what was trained.
+
+    The trainer trains a sample of which one record is fine, and sets aside a copy that is not; the
+    copy is a duplicate. So a letter is against the ledger if it is about the very record that the
+    step took, or about the sample's first one in another topic, which that was made from; also
+    where retention hides that one.
+    """
+    made_of = {
+        SCORED.name: sample.used,
+        TRAJECTORIES.name: sample.trajectory,
+        PROMPTS.name: sample.prompt,
+    }
+    return any(made_of.get(topic, NOWHERE) in (place, NOWHERE) for topic, place in sample.letters)
+
+
+def _is_recorded(sample: Sample) -> bool:
+    return bool(sample.letters) or sample.trajectory != NOWHERE or sample.scored != NOWHERE

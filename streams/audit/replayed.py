@@ -48,10 +48,3 @@ class Replay:
         partition = Partition(origin.topic, origin.partition)
         self.first[partition] = min(origin.offset, self.first.get(partition, origin.offset))
         return origin
-
-    def merge(self, other: Replay) -> None:
-        """Take over what another reader noted."""
-        self.run = self.run or other.run
-        self.is_part = self.is_part or other.is_part
-        for partition, offset in other.first.items():
-            self.first[partition] = min(offset, self.first.get(partition, offset))

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
+
+from rlstreams.schemas.events import StepsRedone
 
 EXAMPLES_PER_KIND = 20
 
@@ -40,6 +43,7 @@ class BreachKind(StrEnum):
     MISLABELLED = "mislabelled"  # [G4] the recorded oldest version is not that of the tokens
     NO_BOUND = "no bound"  # [G4] a step without a claim that sets max_staleness
     UNPUBLISHED = "unpublished"  # [G6] a worker holds weights that no valid epoch published
+    FORGED_SCORE = "forged score"  # [G6] not of the trajectory that it names
     UNKNOWN_LOAD = "unknown load"  # [G5] tokens of weights that the worker had not confirmed
     HANGING = "hanging transaction"  # open beyond its timeout: nobody reads past it
     BAD_ID = "bad id"  # neither a group number nor an evaluation
@@ -88,10 +92,18 @@ class Breaches:
         """Whether another one of this kind would be kept."""
         return self.counts[kind.value] < EXAMPLES_PER_KIND
 
-    def add_unseen(self, kind: BreachKind, count: int) -> None:
-        """Note `count` more that are not worth naming."""
-        if count:
-            self.counts[kind.value] += count
+    def add_gaps(
+        self, kind: BreachKind, present: Collection[int | None], end: int, detail: str
+    ) -> None:
+        """Note each number from 0 below `end` that is not `present`; names the first of them."""
+        num_missing = end - sum(number is not None and number < end for number in present)
+        absent = (number for number in range(end) if number not in present)
+        room = EXAMPLES_PER_KIND - self.counts[kind.value]
+        for number in islice(absent, max(0, min(room, num_missing))):
+            self.add(kind, str(number), detail)
+            num_missing -= 1
+        if num_missing > 0:
+            self.counts[kind.value] += num_missing
 
     def keep_only(self, kinds: Collection[BreachKind]) -> None:
         """Forget all others."""
@@ -107,6 +119,20 @@ class Breaches:
         return other
 
 
+class Named:
+    """Counts, and keeps the first few names."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: list[str] = []
+
+    def add(self, name: str) -> None:
+        """Note one."""
+        self.count += 1
+        if self.count <= EXAMPLES_PER_KIND:
+            self.names.append(name)
+
+
 @dataclass(frozen=True, slots=True)
 class Redone:
     """Steps that a restarted trainer executed again from the log."""
@@ -116,6 +142,12 @@ class Redone:
     num_equal: int  # of their weight hashes
     epoch: int
     passed_over: tuple[str, ...] = ()  # checkpoints that it did not start from, and why
+
+    @classmethod
+    def of(cls, event: StepsRedone) -> Redone:
+        """What the event says."""
+        passed = tuple(f"{one.checkpoint}: {one.reason}" for one in event.passed_over)
+        return cls(event.first_step, event.last_step, event.num_equal, event.epoch, passed)
 
     def __str__(self) -> str:
         num_steps = self.last_step - self.first_step + 1
@@ -153,7 +185,9 @@ class AuditReport:
     duplicates: int = 0  # later records of a sample that already had one; every reader skips them
     named_duplicates: tuple[str, ...] = ()  # the first few of them
     void: int = 0  # events of a superseded epoch
+    named_void: tuple[str, ...] = ()  # where the first few of them lie
     unreadable: int = 0  # records that could not be decoded
+    named_unreadable: tuple[str, ...] = ()  # where the first few of them lie, and why
     replay_of: str = ""  # the recorded run whose records a replay wrote here; empty: no replay
     is_part: bool = False  # of a replay: only chosen records, or into one role alone
     trainer_state: str = ""  # as its newest heartbeat says; "done" when the run has ended
@@ -218,6 +252,8 @@ class AuditReport:
         lines = [f"audit of {what}, from its topics alone"]
         lines += [f"{name:<16}{count:>12,}  {note}".rstrip() for name, count, note in rows]
         lines += [f"  {named}" for named in self.named_duplicates]
+        lines += [f"  void: {named}" for named in self.named_void]
+        lines += [f"  unreadable: {named}" for named in self.named_unreadable]
         redone = [str(span) for span in self.redone]
         return "\n".join([*lines, self._staleness_line(), *redone, *self._verdict()])
 

@@ -25,11 +25,9 @@ from rlstreams.streams.log.errors import OffsetGoneError, StreamsError, TopicMis
 from rlstreams.streams.log.parts import Assembler, Message, RecordKey
 from rlstreams.streams.log.record import (
     PART_HEADER,
-    Batch,
     Partition,
     Position,
     RawRecord,
-    batches_of,
 )
 
 ASK_S = 10.0  # one question to the broker
@@ -139,18 +137,6 @@ class Feed:
                 record = new(RawRecord, (at, (offset,), key, value, headers, timestamp_ms))
             records.append(record)
         return records
-
-    def batches(self, fetched: Fetched) -> list[Batch]:
-        """The same without keys and times: where nothing is a part, without a step for each."""
-        partition, messages = fetched
-        pairs = [message.headers() for message in messages]
-        headers: list[Mapping[str, bytes]]
-        headers = [{name: value for name, value in own} if own else {} for own in pairs]  # noqa: C416
-        if any(PART_HEADER in own for own in headers):
-            return batches_of(self.records(fetched))
-        offsets = [message.offset() for message in messages]
-        values = [message.value() or b"" for message in messages]
-        return [Batch(partition, offsets, values, headers)]
 
     def _meaning(self, message: Any) -> StreamsError | None:  # noqa: ANN401
         """What an error event says; None for what passes by itself or is told otherwise."""

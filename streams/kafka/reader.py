@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from rlstreams.streams.kafka.feed import Feed, Fetched
+from rlstreams.streams.kafka.feed import Feed
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler
-from rlstreams.streams.log.record import Batch, Partition, RawRecord, batches_of
+from rlstreams.streams.log.record import Partition, RawRecord
 
 T = TypeVar("T")
 
@@ -39,39 +39,20 @@ class KafkaReader(Closing):
                 by every poll until `seek`; records read before it are returned first.
             BrokerError: the broker refused, or has been unreachable for too long.
         """
-        return self._poll(max_records, timeout_s, self._feed.records, list, len)
-
-    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
-        """See `poll`."""
-        return self._poll(max_records, timeout_s, self._feed.batches, batches_of, _num_records)
-
-    def _poll(
-        self,
-        max_records: int,
-        timeout_s: float,
-        made_of: Callable[[Fetched], list[T]],
-        made_of_torn: Callable[[Sequence[RawRecord]], list[T]],
-        count: Callable[[list[T]], int],
-    ) -> list[T]:
         deadline = time.monotonic() + timeout_s
-        found: list[T] = []
-        num = 0
-        while num < max_records and self._error is None:
-            wait_s = 0.0 if num else deadline - time.monotonic()
-            fetched, self._error = self._feed.fetch(max_records - num, wait_s)
+        found: list[RawRecord] = []
+        while len(found) < max_records and self._error is None:
+            wait_s = 0.0 if found else deadline - time.monotonic()
+            fetched, self._error = self._feed.fetch(max_records - len(found), wait_s)
             for messages in fetched:
                 self._old.pop(messages.partition, None)
                 if messages.partition in self._starts:
-                    made = made_of(messages)
-                    num += count(made)
-                    found += made
-            if not fetched and not num:
-                torn = made_of_torn(self._feed.torn(self._feed.reached(self._starts)))
-                num += count(torn)
-                found += torn
-            if not fetched and (num or time.monotonic() >= deadline):
+                    found += self._feed.records(messages)
+            if not fetched and not found:
+                found += self._feed.torn(self._feed.reached(self._starts))
+            if not fetched and (found or time.monotonic() >= deadline):
                 break
-        if self._error is not None and not num:
+        if self._error is not None and not found:
             raise self._error
         return found
 
@@ -102,7 +83,3 @@ class KafkaReader(Closing):
         if not self._closed:
             self._closed = True
             self._feed.consumer.close()
-
-
-def _num_records(batches: Sequence[Batch]) -> int:
-    return sum(len(batch.offsets) for batch in batches)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rlstreams.schemas import SchemaTexts
-from rlstreams.streams.log.record import Batch, Committed, Outgoing, Partition, Position, RawRecord
+from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position, RawRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +89,6 @@ class Reader(Closing, Protocol):
         Raises:
             OffsetGoneError: the offset is outside the log; names the range that is there.
         """
-
-    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
-        """The same without keys and times, for whoever reads by the thousand."""
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -65,48 +65,6 @@ class RawRecord(NamedTuple):
     def partition(self) -> Partition:
         """The partition that holds it."""
         return Partition(self.position.topic, self.position.partition)
-
-
-class Batch(NamedTuple):
-    """Records of one partition: a list for each of what a reader wants that only accounts for them.
-
-    Without keys and times; a thousand records are three lists, and not thousands of objects.
-    """
-
-    partition: Partition
-    offsets: list[int]  # of the parts 0
-    values: list[Buffer]
-    headers: list[Mapping[str, bytes]]
-
-    def records(self) -> Iterator[RawRecord]:
-        """Each by itself."""
-        columns = zip(self.offsets, self.values, self.headers, strict=True)
-        for offset, value, headers in columns:
-            yield RawRecord(Position(*self.partition, offset), (offset,), b"", value, headers)
-
-    def only(self, which: Sequence[int]) -> Batch:
-        """Some of them."""
-        offsets, values, headers = self.offsets, self.values, self.headers
-        return Batch(
-            self.partition,
-            [offsets[index] for index in which],
-            [values[index] for index in which],
-            [headers[index] for index in which],
-        )
-
-
-def batches_of(records: Iterable[RawRecord]) -> list[Batch]:
-    """Neighbours of one partition as a batch."""
-    batches: list[Batch] = []
-    for raw in records:
-        partition = raw.partition
-        if not batches or batches[-1].partition != partition:
-            batches.append(Batch(partition, [], [], []))
-        _, offsets, values, headers = batches[-1]
-        offsets.append(raw.position.offset)
-        values.append(raw.value)
-        headers.append(raw.headers)
-    return batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from rlstreams.streams.log.bus import Closing, Polled
 from rlstreams.streams.log.errors import AbortedError
 from rlstreams.streams.log.parts import Assembler, Message
-from rlstreams.streams.log.record import Batch, Committed, Partition, RawRecord, batches_of
+from rlstreams.streams.log.record import Committed, Partition, RawRecord
 from rlstreams.streams.memory.log import MemoryLog
 
 
@@ -212,10 +212,6 @@ class MemoryReader(Closing):
             if records or time.monotonic() >= deadline:
                 return records
             self._log.wait_until(lambda: self._feed.has_more(none), deadline)
-
-    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
-        """See `Reader`."""
-        return batches_of(self.poll(max_records, timeout_s))
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rlstreams.schemas import SchemaTexts
 from rlstreams.streams.log.bus import Closing, GroupConsumer, Producer
 from rlstreams.streams.log.errors import OffsetGoneError, TopicMismatchError
-from rlstreams.streams.log.record import Batch, Committed, Partition, RawRecord, batches_of
+from rlstreams.streams.log.record import Committed, Partition, RawRecord
 from rlstreams.streams.recording.errors import RecordingError
 from rlstreams.streams.recording.reader import Recording
 
@@ -133,10 +133,6 @@ class RecordingReader(Closing):
             found.append(raw)
             self._at[raw.partition] = raw.offsets[-1] + 1
         return found
-
-    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
-        """See `Reader`."""
-        return batches_of(self.poll(max_records, timeout_s))
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """Read exactly these partitions from these offsets on.

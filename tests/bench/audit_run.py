@@ -45,6 +45,9 @@ PER_STEP = GROUP_SIZE * GROUPS_PER_STEP
 NUM_TOKENS = 1024
 NUM_WORKERS = 16
 POOL = 64  # different payloads that take turns
+# The last bytes of a score: its trajectory's partition and offset, when it was scored, window,
+# place and size of the window, along which experts. A byte each, as `_event` sets them.
+_BEHIND_OF = 7
 CONFIG = json.dumps({"trainer": {"max_staleness": 1}})
 
 
@@ -60,12 +63,18 @@ class SyntheticRun:
         """That sampled it: the one before the one that its step trains."""
         return max(0, number // PER_STEP - 1)
 
-    def value(self, topic: Topic, number: int) -> bytes:
-        """The record of a sample in one of the three large topics."""
+    def value(self, topic: Topic, number: int, of: tuple[int, int] = (0, 0)) -> bytes:
+        """The record of a sample in one of the three large topics.
+
+        Args:
+            of: of a score, partition and offset of its trajectory.
+        """
         group, sample = divmod(number, GROUP_SIZE)
         head, tail = self._pieces(topic, number)
         digits = str(group).encode()
         # Group id and sample stand first in all three events: a text, then a long (Avro 1.12).
+        if topic is SCORED:
+            tail = tail[:-_BEHIND_OF] + b"".join(map(_zigzag, of)) + tail[-_BEHIND_OF + 2 :]
         return b"".join((head, bytes((2 * len(digits),)), digits, bytes((2 * sample,)), tail))
 
     def _pieces(self, topic: Topic, number: int) -> tuple[bytes, bytes]:
@@ -134,6 +143,15 @@ class SyntheticRun:
             positions=(PartitionPosition(topic=SCORED.name, partition=0, offset=0),),
         )
         return event
+
+
+def _zigzag(number: int) -> bytes:
+    """A long in Avro's binary encoding."""
+    number, found = number << 1, bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*found, number))
 
 
 def _claim() -> Event:

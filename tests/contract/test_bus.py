@@ -16,12 +16,11 @@ from rlstreams.streams.log.errors import (
 )
 from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.parts import part_headers
-from rlstreams.streams.log.record import Batch, Outgoing, Partition
+from rlstreams.streams.log.record import Outgoing, Partition
 from tests.contract.buses import Cluster
 from tests.contract.polling import (
     P0,
     P1,
-    WAIT_S,
     ends_at,
     reaches,
     read,
@@ -264,34 +263,6 @@ def test_a_torn_record_is_given_out_as_far_as_it_came(cluster: Cluster):
             assert (b"partpart", b"2/3") == (bytes(torn.value), torn.headers["rlstreams-part"])
             reaches(reader, P0, 4)
     assert waited_s[-1] < TORN_WITHIN_S, waited_s
-
-
-def test_batches_hold_what_records_hold(cluster: Cluster):
-    """For whoever only accounts for records; one that travelled in parts is whole there as well."""
-    cluster.create("t", 2)
-    bus = cluster.bus()
-    sent = [
-        Outgoing(topic="t", key=b"k", value=(b"%d" % n,), headers={"n": b"%d" % n}, partition=n % 2)
-        for n in range(5)
-    ]
-    sent += [record(bytes(2_500_000), partition=1), record(b"last", partition=1)]
-    with bus.producer("w") as producer:
-        producer.commit(sent)
-    with bus.reader({P0: 0, P1: 0}) as reader:
-        records = read(reader, len(sent))
-    batches: list[Batch] = []
-    with bus.reader({P0: 0, P1: 0}) as reader:
-        deadline = time.monotonic() + WAIT_S
-        while sum(len(b.offsets) for b in batches) < len(sent) and time.monotonic() < deadline:
-            found = reader.poll_batches(3, 0.5)
-            assert sum(len(batch.offsets) for batch in found) <= 3
-            batches += found
-    for partition in (P0, P1):
-        expected = [raw for raw in records if raw.partition == partition]
-        same = [raw for b in batches if b.partition == partition for raw in b.records()]
-        assert [raw.position for raw in same] == [raw.position for raw in expected]
-        assert [bytes(raw.value) for raw in same] == [bytes(raw.value) for raw in expected]
-        assert [dict(raw.headers) for raw in same] == [dict(raw.headers) for raw in expected]
 
 
 def test_keys_choose_partitions_by_murmur2(cluster: Cluster):

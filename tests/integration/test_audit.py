@@ -1,4 +1,4 @@
-"""The audit on a real broker: open transactions by name, and reading shared among processes."""
+"""The audit on a real broker: open transactions by name."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from functools import partial
 import confluent_kafka
 import pytest
 
-from rlstreams.streams.audit.auditor import Helpers, audit
 from rlstreams.streams.audit.hanging import breach, hanging
 from rlstreams.streams.kafka.admin import apply
-from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.kafka.transactions import overdue
-from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.up.supervisor.stall_facts import held_by
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.contract.polling import within
-from tests.factories import prompt
-
-GROUPS, SIZE = 6, 2
 
 
 @pytest.fixture
@@ -51,25 +45,3 @@ def test_a_transaction_that_stays_open_is_named(broker: str, run: str) -> None:
     assert f"{run}.prompts[1]" == found.id
     assert "nothing is read from offset 0 on; producer id " in found.detail
     assert ("prompts-0", ("prompts[1]",)) == (held.worker, held.partitions)
-
-
-def test_processes_that_share_the_reading_find_the_same(broker: str, run: str) -> None:
-    """Two of them, each with partitions of its own."""
-    open_bus = partial(KafkaBus, broker, run)
-    with open_bus() as bus:
-        with bus.producer("pen") as pen:
-            for group in range(GROUPS):
-                pen.commit(
-                    [
-                        outgoing(
-                            PROMPTS,
-                            prompt(group_id=str(group), sample=sample, group_size=SIZE),
-                            partition=group % 2,
-                        )
-                        for sample in range(SIZE)
-                    ]
-                )
-        alone = audit(bus)
-        shared = audit(bus, helpers=Helpers(num_processes=2, open_bus=open_bus))
-    assert alone == shared
-    assert {"rollout": GROUPS * SIZE} == shared.in_flight

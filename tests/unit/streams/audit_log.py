@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from rlstreams.schemas import decode, encode
+from rlstreams.schemas import encode
 from rlstreams.schemas.events import (
     ClosedGroups,
     Event,
@@ -14,12 +14,11 @@ from rlstreams.schemas.events import (
     SampleRef,
     StepCompleted,
 )
-from rlstreams.streams.audit.classes import Classes, Coverage, Reached
+from rlstreams.streams.audit.classes import Classes, Reached
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.audit.report import AuditReport
-from rlstreams.streams.audit.rows import Sieve
 from rlstreams.streams.log.done_set import encode_done
-from rlstreams.streams.log.record import Committed, Partition, Position, RawRecord, batches_of
+from rlstreams.streams.log.record import Committed, Partition, Position, RawRecord
 from tests.factories import (
     dropped_group,
     groups_dropped,
@@ -37,7 +36,6 @@ from tests.factories import (
 
 CONFIG = json.dumps({"trainer": {"max_staleness": 1}})
 SIZE = 2  # samples of a group
-LARGE = ("scored-trajectories", "trajectories", "prompts")
 
 
 class Log:
@@ -60,6 +58,8 @@ class Log:
         self.logprob_done: set[int] = set()
         self.expired: dict[Partition, int] = {}
         self.hidden: set[tuple[str, int]] = set()
+        # Value and headers in place of an event's, by topic and offset.
+        self.damaged: dict[tuple[str, int], tuple[bytes, dict[str, bytes]]] = {}
 
     def add(self, topic: str, event: Event) -> int:
         self.topics[topic].append(event)
@@ -93,7 +93,7 @@ class Log:
         refs = []
         for sample, offset in enumerate(offsets):
             event = self.topics["trajectories"][offset]
-            at = self.add("scored-trajectories", scored(event))
+            at = self.add("scored-trajectories", scored(event, trajectory_offset=offset))
             ref = sample_ref(group_id, sample, offset=at, oldest_policy_version=version)
             refs.append(ref)
         return refs
@@ -115,17 +115,20 @@ class Log:
         self.add("policy-pulls", policy_loaded(version))
 
     def records(self, topic: str) -> list[RawRecord]:
-        return [
-            raw_record(topic, offset, event)
-            for offset, event in enumerate(self.topics[topic])
-            if (topic, offset) not in self.hidden
-        ]
+        found = []
+        for offset, event in enumerate(self.topics[topic]):
+            raw = raw_record(topic, offset, event)
+            if damaged := self.damaged.get((topic, offset)):
+                raw = raw._replace(value=damaged[0], headers=damaged[1])
+            if (topic, offset) not in self.hidden:
+                found.append(raw)
+        return found
 
     def report(self, *, steps_last: bool = False) -> AuditReport:
         fold = AuditFold(self.expired)
         topics = list(self.topics)
         for topic in topics[1:] + topics[:1] if steps_last else topics:
-            feed(fold, topic, self.records(topic))
+            feed(fold, self.records(topic))
         return Classes(fold, reached(self.rollout_done, self.logprob_done)).report()
 
 
@@ -138,26 +141,22 @@ def raw_record(topic: str, offset: int, event: Event) -> RawRecord:
     )
 
 
-def feed(fold: AuditFold, topic: str, records: list[RawRecord]) -> None:
-    """As the audit does: rows of the large topics, events of the others."""
-    if topic in LARGE:
-        fold.add(Sieve(topic).rows(batches_of(records)))
-        return
+def feed(fold: AuditFold, records: list[RawRecord]) -> None:
+    """As the audit does."""
     for raw in records:
-        event = decode(raw.value)
-        if topic == "steps":
-            fold.foresee(event)
-        fold.apply(event, raw.position)
+        if raw.position.topic != "steps":
+            fold.take(raw)
+        elif (step := fold.foresee(raw)) is not None:
+            fold.train(step, raw.position)
 
 
 def reached(rollout_done: set[int], logprob_done: set[int]) -> Reached:
     """Groups that are done with these offsets of partition 0."""
 
-    def coverage(topic: str, done: set[int]) -> Coverage:
-        at = Committed(offset=0, metadata=encode_done(0, done))
-        return Coverage({Partition(topic, 0): at})
+    def at(topic: str, done: set[int]) -> dict[Partition, Committed]:
+        return {Partition(topic, 0): Committed(offset=0, metadata=encode_done(0, done))}
 
-    return Reached(coverage("prompts", rollout_done), coverage("trajectories", logprob_done))
+    return Reached(at("prompts", rollout_done), at("trajectories", logprob_done))
 
 
 def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:

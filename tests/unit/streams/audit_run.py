@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rlstreams.schemas.events import ClosedGroups, Event, PartitionPosition, Trajectory
 from rlstreams.streams.log.bus import Bus, GroupConsumer
@@ -80,15 +80,14 @@ class Run:
             for group, sample in samples
             if str(group) != forget
         ]
-        self._commit(self._rollout, samples, answers)
+        self._commit(self._rollout, samples, lambda _: answers)
 
     def score(self) -> Sequence[Position]:
         return self.score_some(range(NUM_GROUPS * SIZE))
 
     def score_some(self, numbers: Iterable[int]) -> Sequence[Position]:
         samples = [divmod(number, SIZE) for number in numbers]
-        events = [outgoing(SCORED, scored(answer(group, sample))) for group, sample in samples]
-        return self._commit(self._logprob, samples, events)
+        return self._commit(self._logprob, samples, lambda raws: [_score(raw) for raw in raws])
 
     def train(self, group: int, positions: Sequence[Position]) -> None:
         """One step of one group."""
@@ -116,7 +115,7 @@ class Run:
         self,
         consumer: GroupConsumer,
         samples: Sequence[tuple[int, int]],
-        records: Sequence[Outgoing],
+        answer_to: Callable[[Sequence[RawRecord]], Sequence[Outgoing]],
     ) -> Sequence[Position]:
         """Outputs and what they finish, as a stage does it."""
         tracker = self._trackers[id(consumer)]
@@ -128,9 +127,17 @@ class Run:
             if not polled.records:
                 break
         done = [inputs[f"{group}/{sample}/0".encode()] for group, sample in samples]
-        positions = self._pen.commit(records, tracker.after(done), consumer)
+        positions = self._pen.commit(answer_to(done), tracker.after(done), consumer)
         tracker.commit(done)
         return positions
+
+
+def _score(raw: RawRecord) -> Outgoing:
+    """The score of a trajectory, which it names."""
+    group, sample, _ = map(int, raw.headers[ID_HEADER].split(b"/"))
+    at = raw.position
+    named = {"trajectory_partition": at.partition, "trajectory_offset": at.offset}
+    return outgoing(SCORED, scored(answer(group, sample), **named))
 
 
 def answer(group: int, sample: int) -> Trajectory:

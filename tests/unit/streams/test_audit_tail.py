@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, cast
 
 import pytest
 
-from rlstreams.streams.audit.tail import BATCH, BATCH_BYTES, Tail
+from rlstreams.streams.audit.tail import Tail
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import DeadlineError
-from rlstreams.streams.log.record import Batch, Partition, Position, RawRecord, batches_of
+from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import PROMPTS
 
 ONE, TWO = Partition(PROMPTS.name, 0), Partition(PROMPTS.name, 1)
@@ -25,13 +24,13 @@ class Reader:
         self._left = records
         self._at = {ONE: 0, TWO: 0}
 
-    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
+    def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
         del timeout_s
         self.asked.append(max_records)
         given, self._left = self._left[:max_records], self._left[max_records:]
         for raw in given:
             self._at[raw.partition] = raw.position.offset + 1
-        return batches_of(given)
+        return given
 
     def positions(self) -> Mapping[Partition, int]:
         return dict(self._at)
@@ -49,8 +48,8 @@ class _Bus:
         return self._reader
 
 
-def raw(partition: Partition, offset: int, num_bytes: int = 1) -> RawRecord:
-    return RawRecord(Position(*partition, offset), (offset,), b"", bytes(num_bytes))
+def raw(partition: Partition, offset: int) -> RawRecord:
+    return RawRecord(Position(*partition, offset), (offset,), b"", b"")
 
 
 def tail_of(reader: Reader, deadline_s: float = 1.0) -> Tail:
@@ -59,8 +58,7 @@ def tail_of(reader: Reader, deadline_s: float = 1.0) -> Tail:
 
 def read(tail: Tail, **ends: Any) -> list[tuple[int, int]]:
     wanted = {ONE: ends["one"], TWO: ends["two"]}
-    found = chain.from_iterable(tail.up_to(wanted))
-    return [(batch.partition.number, offset) for batch in found for offset in batch.offsets]
+    return [(raw.position.partition, raw.position.offset) for raw in tail.up_to(wanted)]
 
 
 def test_what_lies_beyond_the_end_waits_for_a_later_stretch() -> None:
@@ -77,32 +75,6 @@ def test_nothing_is_polled_where_nothing_is_missing() -> None:
     reader = Reader([])
     assert read(tail_of(reader), one=0, two=0) == []
     assert reader.asked == []
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "expected"),
-    [
-        (10, [16, 64, 256, BATCH, BATCH]),
-        (BATCH_BYTES // 40, [16, 40, 40]),
-        (2 * BATCH_BYTES, [16, 1, 1]),
-    ],
-)
-def test_a_batch_of_large_records_has_few(num_bytes: int, expected: list[int]) -> None:
-    """A thousand routed trajectories would be gigabytes; many are asked for step by step."""
-    payload = bytes(num_bytes)
-    num_records = sum(expected[:-1])
-    records = [raw(ONE, offset)._replace(value=payload) for offset in range(num_records)]
-    reader = Reader(records)
-    tail = tail_of(reader)
-    assert len(read(tail, one=num_records, two=0)) == num_records
-    assert [*reader.asked, tail._num_wanted] == expected
-
-
-def test_all_records_of_a_batch_are_weighed() -> None:
-    """A small one before large ones says nothing of them."""
-    reader = Reader([raw(ONE, 0), *(raw(ONE, n, BATCH_BYTES // 4) for n in range(1, 17))])
-    read(tail_of(reader), one=17, two=0)
-    assert reader.asked == [16, 4]
 
 
 def test_a_partition_that_does_not_deliver_is_named() -> None:

@@ -1,0 +1,98 @@
+"""What the audit remembers of each group and sample: a few numbers, whatever the payload's size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rlstreams.streams.log.group_ids import evaluation_id, issue_number
+from rlstreams.streams.log.record import Position
+
+MAX_SAMPLES = 1 << 16  # of one group; a larger number is a foreign record
+Origin = tuple[str, int]  # topic and place of a record
+NOWHERE = -1  # the place of a record that was not seen
+_OFFSET_BITS = 44
+_MAX_PARTITION = 1 << 19
+
+
+def place_of(partition: int, offset: int) -> int:
+    """Partition and offset in one integer, half the size of a tuple; NOWHERE if no log has them."""
+    if 0 <= partition < _MAX_PARTITION and 0 <= offset < 1 << _OFFSET_BITS:
+        return partition << _OFFSET_BITS | offset
+    return NOWHERE
+
+
+def position_at(topic: str, place: int) -> Position:
+    """Where in a topic a place is."""
+    return Position(topic, place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1))
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One sample: where its first records lie, and what the ledger says of it."""
+
+    group: Group
+    number: int
+    prompt: int = NOWHERE  # place in its topic, as the next two
+    trajectory: int = NOWHERE
+    scored: int = NOWHERE
+    letters: tuple[Origin, ...] = ()  # records of it that dead letters are about
+    used: int | None = None  # place of the bytes that a step trained; None: not trained
+    oldest: int = 0  # policy version of its oldest tokens, as that step says
+    is_measured: bool = False  # the record at that place was seen
+    facts: int | None = None  # of its trajectory: what its score may not change
+
+    @property
+    def name(self) -> str:
+        """`group/sample`."""
+        return f"{self.group.id}/{self.number}"
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The samples of one group id."""
+
+    id: str
+    number: int | None  # of a training group; None for an evaluation
+    size: int = 0  # samples that its first prompt promises; 0: no prompt was seen
+    step: int = 0  # that trained it
+    dropped: str | None = None  # the reason, if it closed without a step
+    samples: dict[int, Sample] = field(default_factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        """Neither trained nor dropped."""
+        return not self.step and self.dropped is None
+
+    def sample(self, number: int) -> Sample | None:
+        """The sample of this number; None if no group has so many."""
+        sample = self.samples.get(number)
+        if sample is None and 0 <= number < MAX_SAMPLES:
+            sample = self.samples[number] = Sample(self, number)
+        return sample
+
+
+class Samples:
+    """All groups by id, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+
+    def __iter__(self) -> Iterator[Sample]:
+        """All samples, group by group."""
+        for group in self.groups.values():
+            yield from group.samples.values()
+
+    def group(self, group_id: str) -> Group | None:
+        """The group of this id; None if it is neither a training group's nor an evaluation's."""
+        group = self.groups.get(group_id)
+        if group is None:
+            number = issue_number(group_id)
+            if number is not None or evaluation_id(group_id) is not None:
+                group = self.groups[group_id] = Group(group_id, number)
+        return group
+
+    def sample(self, group_id: str, number: int) -> Sample | None:
+        """The sample; None if there cannot be such a one."""
+        group = self.group(group_id)
+        return None if group is None else group.sample(number)
