@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.bus import Closing, Reader
-from rlstreams.streams.log.record import Batch, Partition, RawRecord
+from rlstreams.streams.log.record import Partition, RawRecord
 
 SAY_EVERY_S = 0.5
 
@@ -42,11 +42,6 @@ class _TalkingReader(Closing):
         """See `Reader`."""
         self._say()
         return self._reader.poll(max_records, timeout_s)
-
-    def poll_batches(self, max_records: int, timeout_s: float) -> Sequence[Batch]:
-        """See `Reader`."""
-        self._say()
-        return self._reader.poll_batches(max_records, timeout_s)
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """See `Reader`."""
