@@ -15,8 +15,6 @@ from rlstreams.streams.lineage.tokens import mismatch
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.fencing import StepsGate
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.streams.recording.facts import Facts
-from rlstreams.streams.run.recorded_log import RecordedLog
 from rlstreams.streams.run.run_log import RunLog
 
 
@@ -31,11 +29,6 @@ class Measure(StrEnum):
 
 
 LOWEST_IS_WORST = frozenset({Measure.REWARD})
-# What the index of a recording knows, and of which event.
-_INDEXED = {
-    Measure.MISMATCH: ("ScoredTrajectory", "mismatch"),
-    Measure.REWARD: ("Trajectory", "reward"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,36 +76,8 @@ def choose(log: RunLog, query: Query) -> list[Found]:
         return list(itertools.islice(members or (), query.limit))
     if query.by is Measure.STALENESS:
         return _extreme(_trained(log) if members is None else members, query)
-    if members is None and isinstance(log, RecordedLog) and query.by in _INDEXED:
-        return list(_indexed(log, query))
     wanted = None if members is None else frozenset(one.sample for one in members)
     return _extreme(_scanned(log, query, wanted), query)
-
-
-def _indexed(log: RecordedLog, query: Query) -> Iterator[Found]:
-    """By the recording's index: only the records that are shown are read."""
-    kind, column = _INDEXED[query.by] if query.by is not None else ("", "")
-    order = "ASC" if query.wants_lowest else "DESC"
-    where = f"f.event = ? AND r.{column} IS NOT NULL ORDER BY r.{column} {order}, r.timestamp_ms"
-    seen: set[SampleId] = set()
-    for entry in log.recording.index.entries(where, [kind]):
-        facts = entry.facts
-        sample = SampleId(facts.group_id or "", facts.sample or 0)
-        if sample in seen or not _is_among(facts, query):
-            continue
-        seen.add(sample)
-        yield Found(sample=sample, value=float(getattr(facts, column)))
-        if len(seen) == query.limit:
-            return
-
-
-def _is_among(facts: Facts, query: Query) -> bool:
-    if query.purpose not in ("", facts.purpose):
-        return False
-    oldest, newest = facts.oldest_version, facts.version
-    if query.version is None or oldest is None or newest is None:
-        return query.version is None
-    return oldest <= query.version <= newest
 
 
 def _extreme(found: Iterable[Found], query: Query) -> list[Found]:

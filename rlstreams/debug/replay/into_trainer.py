@@ -21,7 +21,7 @@ from rlstreams.debug.replay.target import Target
 from rlstreams.schemas import encode
 from rlstreams.schemas.events import DeadLetter, DroppedGroup, StepCompleted
 from rlstreams.streams.log.record import Outgoing, Position
-from rlstreams.streams.log.topics import SCORED, STEPS
+from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, STEPS
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.workers.config.run import RunConfig
 
@@ -156,17 +156,17 @@ class _TrainerFeed:
         letters = self._letters(group.group_id)
         if letters:
             return letters  # they alone doom it, as they did
-        entries = self._recording.index.by_id(group.group_id, topic=SCORED.name)
-        return [
-            outgoing_of(self._recording.read(entry), self._run, is_part=True) for entry in entries
-        ]
+        scored = self._recording.keyed(SCORED.name, [group.group_id.encode()])
+        return [outgoing_of(raw, self._run, is_part=True) for raw in scored]
 
     def _letters(self, group_id: str, sample: int | None = None) -> list[Outgoing]:
-        found = self._recording.by_id(DeadLetter, group_id, sample)
-        return [
-            outgoing_of(record.raw, self._run, encode(_without_origin(record.event)), is_part=True)
-            for record in found
-        ]
+        found = []
+        for raw in self._recording.keyed(DEAD_LETTERS.name, [group_id.encode()]):
+            letter = self._recording.event(raw)
+            if isinstance(letter, DeadLetter) and sample in (None, letter.sample):
+                value = encode(_without_origin(letter))
+                found.append(outgoing_of(raw, self._run, value, is_part=True))
+        return found
 
 
 def _without_origin(letter: DeadLetter) -> DeadLetter:
@@ -213,7 +213,7 @@ def _check(recording: Recording, history: History, last_step: int) -> None:
     for step in history.steps[:last_step]:
         for ref in step.samples:
             position = Position(SCORED.name, ref.partition, ref.offset)
-            if recording.index.at(position) is None:
+            if not recording.holds(position):
                 raise NotRecordedError(
                     f"step {step.step} trained on {ref.group_id}/{ref.sample} at {position}, "
                     "which the recording does not hold: record without a selection, or "
