@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from rlstreams.schemas.events import (
-    DeadLetter,
-    Event,
-    PolicyLoaded,
-    PolicyPublished,
-    Prompt,
-    PullRequested,
-    RedoDrifted,
-    ReplacementRequested,
-    ScoredTrajectory,
-    StepCompleted,
-    StepsRedone,
-    TrainerStarted,
-    Trajectory,
-)
+from rlstreams.schemas.events import Event, Prompt, ScoredTrajectory, StepsRedone, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,33 +27,20 @@ class Facts:
 
 def facts_of(event: Event | None) -> Facts:
     """What the event says; of a record that is no event, nothing."""
-    match event:
-        case Prompt(group_id=group, sample=sample, row=row):
-            version = event.min_policy_version
-            return Facts(group_id=group, sample=sample, version=version, row=row)
-        case Trajectory():
-            return _of_trajectory(event)
-        case ScoredTrajectory(trajectory=trajectory):
-            return _of_trajectory(trajectory)
-        case DeadLetter(group_id=group, sample=sample, row=row):
-            return Facts(group_id=group, sample=sample, row=row)
-        case ReplacementRequested(group_id=group):
-            return Facts(group_id=group)
-        case StepCompleted() | PolicyPublished() | RedoDrifted():
-            return Facts(step=event.step, version=event.policy_version)
-        case StepsRedone(last_step=step):
-            return Facts(step=step)
-        case TrainerStarted() | PolicyLoaded() | PullRequested():
-            return Facts(version=event.policy_version)
-    return Facts()
-
-
-def _of_trajectory(trajectory: Trajectory) -> Facts:
-    versions = [s.policy_version for s in trajectory.segments if s.author == "policy"]
+    subject = event.trajectory if isinstance(event, ScoredTrajectory) else event
+    versions: list[Any]
+    if isinstance(subject, Trajectory):
+        versions = [s.policy_version for s in subject.segments if s.author == "policy"]
+    elif isinstance(subject, Prompt):
+        versions = [subject.min_policy_version]
+    else:
+        versions = [getattr(subject, "policy_version", None)]
+    step = subject.last_step if isinstance(subject, StepsRedone) else getattr(subject, "step", None)
     return Facts(
-        group_id=trajectory.group_id,
-        sample=trajectory.sample,
+        group_id=getattr(subject, "group_id", None),
+        sample=getattr(subject, "sample", None),
+        step=step,
         version=max(versions, default=None),
         oldest_version=min(versions, default=None),
-        row=trajectory.row,
+        row=getattr(subject, "row", None),
     )

@@ -97,12 +97,8 @@ def load(folder: Path) -> Manifest:
     if not isinstance(plain, dict) or "format" not in plain:
         raise ForeignFileError(f"{path} is no manifest of a recording: it names no format")
     if plain["format"] != FORMAT:
-        advice = (
-            "it holds Avro container files, which an older rlstreams wrote: any Avro tool reads "
-            "them; record the run again if it still has its log"
-            if plain["format"] == 1
-            else "a newer rlstreams wrote it: update this one"
-        )
+        avro = "Avro container files of an older rlstreams, which any Avro tool reads: record again"
+        advice = avro if plain["format"] == 1 else "a newer rlstreams wrote it: update this one"
         raise ForeignFileError(
             f"{folder} is a recording of format {plain['format']}, this release reads {FORMAT}; "
             f"{advice}"
@@ -142,6 +138,13 @@ def sha256_of(path: Path) -> str:
     """Of a file's content, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def recorded_file(folder: Path, name: str, num_records: int) -> RecordedFile:
+    """A file of a folder, with its hash."""
+    path = folder / name
+    size_bytes, sha256 = path.stat().st_size, sha256_of(path)
+    return RecordedFile(name=name, size_bytes=size_bytes, sha256=sha256, num_records=num_records)
 
 
 def replace_synced(temporary: Path, path: Path) -> None:

@@ -11,40 +11,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rlstreams.schemas import DecodeError
 from rlstreams.schemas.avro import fingerprint_of_foreign
-from rlstreams.schemas.binary import HEADER_BYTES, MARKER
-from rlstreams.schemas.events import Event, TrainerHeartbeat, TrainerStarted
+from rlstreams.schemas.events import TrainerHeartbeat, TrainerStarted
+from rlstreams.streams.log import topics as t
 from rlstreams.streams.log.bus import Bus, Closing
+from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError, StreamsError
 from rlstreams.streams.log.record import Partition, RawRecord
-from rlstreams.streams.log.topics import (
-    CONTROL,
-    DEAD_LETTERS,
-    POLICY_PULLS,
-    POLICY_VERSIONS,
-    PROMPTS,
-    SCHEMAS,
-    SCORED,
-    STEPS,
-    TRAJECTORIES,
-    WORKER_EVENTS,
-)
 from rlstreams.streams.recording.selection import Selection
 from rlstreams.streams.recording.writer import RecordingWriter
 
 # Downstream first; the schemas before all, for they explain the rest.
-ORDER = (
-    SCHEMAS,
-    STEPS,
-    DEAD_LETTERS,
-    POLICY_VERSIONS,
-    SCORED,
-    TRAJECTORIES,
-    PROMPTS,
-    POLICY_PULLS,
-    CONTROL,
-    WORKER_EVENTS,
-)
+_FIRST = (t.SCHEMAS, t.STEPS, t.DEAD_LETTERS, t.POLICY_VERSIONS, t.SCORED, t.TRAJECTORIES)
+ORDER = (*_FIRST, t.PROMPTS, t.POLICY_PULLS, t.CONTROL, t.WORKER_EVENTS)
 DONE = "done"
 _POLL_BYTES = 16_000_000  # of one poll, about
 _MAX_POLL = 1000
@@ -59,6 +39,10 @@ class Progress:
     num_records: int  # written by this process
     num_bytes: int  # read by it
     behind: int  # offsets up to the end of the stretch
+
+
+class _NotAskedError(DecodeError):
+    """A schema could not be asked for: the broker of a run that is over may be gone."""
 
 
 class Recorder(Closing):
@@ -90,8 +74,7 @@ class Recorder(Closing):
         begun = {p: at for p, (_, at) in writer.spans.items() if p in self._first}
         self._reader = bus.reader(self._first | begun)
         self._ends: dict[Partition, int] = {}
-        self._num_bytes = 0
-        self._num_poll = 1
+        self._num_bytes, self._num_poll = 0, 1
         self._unread: Counter[bytes] = Counter()  # records by the fingerprint that nobody knew
         self._ask_at_s = 0.0
         self.trainer_state = ""  # what the newest epoch's trainer said last
@@ -137,13 +120,8 @@ class Recorder(Closing):
                 self._take(raw)
         if self._writer.is_due:
             self.commit()
-        self._on_progress(
-            Progress(
-                num_records=self._writer.num_records,
-                num_bytes=self._num_bytes,
-                behind=self._behind(),
-            )
-        )
+        written, read = self._writer.num_records, self._num_bytes
+        self._on_progress(Progress(num_records=written, num_bytes=read, behind=self._behind()))
         return len(raws)
 
     def commit(self) -> None:
@@ -157,36 +135,41 @@ class Recorder(Closing):
     def _take(self, raw: RawRecord) -> None:
         """Note what it says, and append it if it is meant."""
         self._num_bytes += len(raw.value)
-        if raw.position.topic == SCHEMAS.name:
+        if raw.position.topic == t.SCHEMAS.name:
             text = bytes(raw.value).decode("utf-8", "replace")
             if fingerprint_of_foreign(text) is not None:
                 self._writer.learn(text)
-        event, is_known = self._event(raw)
+        event = None
+        try:
+            event = decoded(raw, self).event
+        except _NotAskedError:
+            self._writer.append(raw)
+            return
+        except DecodeError:  # recorded as it is
+            pass
         if isinstance(event, TrainerStarted) and event.epoch > self._epoch:
             self._epoch, self.trainer_state = event.epoch, ""
         elif isinstance(event, TrainerHeartbeat) and event.epoch == self._epoch:
             self.trainer_state = event.state
-        if not is_known or self._selection.wants(raw, event):
+        if self._selection.wants(raw, event):
             self._writer.append(raw, event)
 
-    def _event(self, raw: RawRecord) -> tuple[Event | None, bool]:
-        """The event, and whether it is certain that it is that, or none."""
-        event = self._writer.event_of(raw)
-        print_ = bytes(raw.value[len(MARKER) : HEADER_BYTES])
-        is_framed = raw.value[: len(MARKER)] == MARKER and len(raw.value) >= HEADER_BYTES
-        if event is not None or not is_framed or print_ in self._writer.schemas:
-            return event, True
-        if time.monotonic() >= self._ask_at_s:
+    def get(self, print_: bytes, /) -> str | None:
+        """The port `SchemaTexts`: what was recorded, or the bus knows."""
+        text = self._writer.schemas.get(print_)
+        if text is None and time.monotonic() >= self._ask_at_s:
             try:
                 text = self._bus.schemas().get(print_)
-            except StreamsError:  # the broker of a run that is over may be gone
+            except StreamsError:
                 self._ask_at_s = time.monotonic() + _ASK_EVERY_S
             else:
                 if text is not None:
                     self._writer.learn(text)
-                return self._writer.event_of(raw), True
-        self._unread[print_] += 1
-        return None, False
+                return text
+        if text is None:
+            self._unread[print_] += 1
+            raise _NotAskedError(f"nobody could be asked for schema {print_.hex()}")
+        return text
 
     def _positions(self) -> dict[Partition, int]:
         """Next offsets to read: what was delivered behind the stretch does not count."""

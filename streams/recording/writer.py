@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,11 @@ from rlstreams.streams.recording.manifest import (
     MANIFEST_FILE,
     SUFFIX,
     Manifest,
-    RecordedFile,
     RecordedTopic,
     load,
+    recorded_file,
     replace_synced,
     save,
-    sha256_of,
     sync,
 )
 from rlstreams.streams.recording.reader import Recording
@@ -98,13 +97,6 @@ class RecordingWriter(Closing):
             self._file_bytes >= ROLL_BYTES or time.monotonic() - self._opened_s >= ROLL_S
         )
 
-    def event_of(self, raw: RawRecord) -> Event | None:
-        """The record's event, as far as its schema is known here."""
-        try:
-            return decoded(raw, self.schemas).event
-        except DecodeError:
-            return None
-
     def append(self, raw: RawRecord, event: Event | None = None) -> None:
         """Add one record; it counts from the next `commit` on. One that is there is passed by.
 
@@ -115,7 +107,10 @@ class RecordingWriter(Closing):
         if raw.position in self._written:
             return
         self._opened_s = self._opened_s or time.monotonic()
-        row = row_of(raw, event or self.event_of(raw))
+        if event is None:
+            with suppress(DecodeError):
+                event = decoded(raw, self.schemas).event
+        row = row_of(raw, event)
         self._waiting.setdefault(raw.partition, []).append(row)
         self.num_records += 1
         self._waiting_bytes += len(raw.value)
@@ -173,20 +168,19 @@ class RecordingWriter(Closing):
             by_topic = recording.num_by_topic
         names = [*counts, *(str(p.relative_to(self.folder)) for p in copies if p.is_file())]
         base, spans = extra or self.manifest, sorted(self.spans.items())
+        topics = {
+            name: replace(
+                topic,
+                num_records=by_topic.get(name, 0),
+                first={str(p.number): s[0] for p, s in spans if p.topic == name},
+                next={str(p.number): s[1] for p, s in spans if p.topic == name},
+            )
+            for name, topic in base.topics.items()
+        }
+        files = [recorded_file(self.folder, name, counts.get(name, 0)) for name in sorted(names)]
+        now_ms = time.time_ns() // 1_000_000
         self.manifest = replace(
-            base,
-            state="sealed",
-            finished_at_ms=time.time_ns() // 1_000_000,
-            files=[_recorded(self.folder, name, counts.get(name, 0)) for name in sorted(names)],
-            topics={
-                name: replace(
-                    topic,
-                    num_records=by_topic.get(name, 0),
-                    first={str(p.number): s[0] for p, s in spans if p.topic == name},
-                    next={str(p.number): s[1] for p, s in spans if p.topic == name},
-                )
-                for name, topic in base.topics.items()
-            },
+            base, state="sealed", finished_at_ms=now_ms, files=files, topics=topics
         )
         save(self.manifest, self.folder)
         (self.folder / LOCK_FILE).unlink(missing_ok=True)  # nobody writes here any more
@@ -282,13 +276,3 @@ def _locked(folder: Path) -> int:
             f"{folder} is being written by another `rlstreams record` (process {err.owner}): wait "
             "for it, stop it with Ctrl-C, or name another folder with --out"
         ) from None
-
-
-def _recorded(folder: Path, name: str, num_records: int) -> RecordedFile:
-    path = folder / name
-    return RecordedFile(
-        name=name,
-        size_bytes=path.stat().st_size,
-        sha256=sha256_of(path),
-        num_records=num_records,
-    )
