@@ -168,9 +168,9 @@ def _list(names: list[str], *, is_read: bool, as_json: bool) -> int:
             with Recording(folder) as recording:
                 row, problems = _row(recording), recording.problems
             if is_read:
-                problems = verify(folder).problems
+                problems = [*verify(folder).problems]
         except RecordingError as err:
-            row, problems = {"recording": str(folder)}, (str(err),)
+            row, problems = {"recording": str(folder)}, [str(err)]
         num_bad += bool(problems)
         if as_json:
             verified = {"verified": True} if is_read else {}

@@ -38,7 +38,7 @@ from rlstreams.streams.recording.table import (
 )
 
 E = TypeVar("E", bound=Event)
-_GROUPS_HELD = 8
+_HELD_BYTES = 256_000_000  # of row groups that were looked into last
 
 
 class Recording(Closing):
@@ -55,33 +55,24 @@ class Recording(Closing):
         self.schemas: dict[bytes, str] = {}  # of other releases, by fingerprint: for `decode`
         self.spans: dict[Partition, tuple[int, int]] = {}  # what was read: first and next offset
         self.groups: list[RowGroup] = []
-        self.num_by_file: Counter[str] = Counter()
-        self._problems: list[str] = []
+        self.num_by_file: Counter[str] = Counter()  # records of each file, of each topic
+        self.num_by_topic: Counter[str] = Counter()
+        self.problems: list[str] = []  # what is missing, a sentence each
         self._held: OrderedDict[RowGroup, dict[int, RawRecord]] = OrderedDict()
         for name, known in self._names().items():
             try:
                 self._open(name, known)
             except RecordingError as err:
-                self._problems.append(str(err) + (f" ({_records(known)})" if known else ""))
+                held = f" ({counted(known.num_records, 'record')})" if known else ""
+                self.problems.append(f"{err}{held}")
         for topic, found in self.manifest.topics.items():
             for number, first in found.first.items():  # of a sealed one; files may be missing
                 self.spans[Partition(topic, int(number))] = first, found.next[number]
         self._by_partition: dict[Partition, list[RowGroup]] = {}
         for group in self.groups:
             self._by_partition.setdefault(group.partition, []).append(group)
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What is missing, one sentence each; empty if everything is there."""
-        return tuple(self._problems)
-
-    @property
-    def num_by_topic(self) -> Mapping[str, int]:
-        """Records of each topic of which there are any."""
-        found: Counter[str] = Counter()
-        for group in self.groups:
-            found[group.partition.topic] += group.num_records
-        return found
+            self.num_by_file[group.file] += group.num_records
+            self.num_by_topic[group.partition.topic] += group.num_records
 
     @property
     def num_records(self) -> int:
@@ -159,10 +150,6 @@ class Recording(Closing):
         """
         return decoded(raw, self.schemas)
 
-    def holds(self, position: Position) -> bool:
-        """Whether there is a record at a position of the recorded log."""
-        return self._find(position) is not None
-
     def at(self, position: Position) -> RawRecord:
         """The record at a position of the recorded log.
 
@@ -170,10 +157,20 @@ class Recording(Closing):
             NotRecordedError: there is none; says what is there of that partition.
             DamagedError: bytes were changed.
         """
-        found = self._find(position)
+        found = self.find(position)
         if found is None:
             raise NotRecordedError(f"{position} is not in {self.folder}: {self._there(position)}")
         return found
+
+    def find(self, position: Position) -> RawRecord | None:
+        """The same; None: there is none."""
+        topic, number, offset = position
+        for group in self._by_partition.get(Partition(topic, number), ()):
+            if group.offsets[0] <= offset <= group.offsets[1]:
+                found = self._group(group).get(offset)
+                if found is not None:
+                    return found
+        return None
 
     def keyed(self, topic: str, keys: Collection[bytes]) -> Iterator[RawRecord]:
         """The records of a topic with one of these keys; only their row groups are read."""
@@ -201,7 +198,7 @@ class Recording(Closing):
             numbers = [int(name[: -len(SUFFIX)]) for name in names if name[:6].isdecimal()]
             known = {f"{n:06}{SUFFIX}": None for n in range(max(numbers, default=-1) + 1)}
         for stranger in sorted(names - known.keys()):
-            self._problems.append(f"{self.folder / stranger} is no file of this recording")
+            self.problems.append(f"{self.folder / stranger} is no file of this recording")
         return dict(sorted(known.items()))
 
     def _open(self, name: str, known: RecordedFile | None) -> None:
@@ -223,26 +220,16 @@ class Recording(Closing):
         self.schemas |= {fingerprint_of_foreign(text) or b"": text for text in footer.schemas}
         self.spans |= {Partition(t, n): (a, b) for t, n, a, b in footer.positions}
         self.groups += groups
-        self.num_by_file[name] = sum(group.num_records for group in groups)
 
     def _group(self, group: RowGroup) -> dict[int, RawRecord]:
         """The records of a row group by offset; the last few groups are held."""
         if group not in self._held:
             records = records_of(read_group(self.folder, group), group.partition)
             self._held[group] = {raw.position.offset: raw for raw in records}
-            if len(self._held) > _GROUPS_HELD:
+            while sum(one.size_bytes for one in self._held) > _HELD_BYTES and len(self._held) > 1:
                 self._held.popitem(last=False)
         self._held.move_to_end(group)
         return self._held[group]
-
-    def _find(self, position: Position) -> RawRecord | None:
-        topic, number, offset = position
-        for group in self._by_partition.get(Partition(topic, number), ()):
-            if group.offsets[0] <= offset <= group.offsets[1]:
-                found = self._group(group).get(offset)
-                if found is not None:
-                    return found
-        return None
 
     def _there(self, position: Position) -> str:
         partition = Partition(position.topic, position.partition)
@@ -252,11 +239,7 @@ class Recording(Closing):
             return f"nothing of {partition} was recorded, only of {recorded}"
         num = sum(group.num_records for group in self._by_partition.get(partition, ()))
         there = f"{counted(num, 'record')} of {partition}, read from offset {span[0]} to {span[1]}"
-        return "; ".join([there, *self._problems[:1]])
-
-
-def _records(file: RecordedFile) -> str:
-    return counted(file.num_records, "record")
+        return "; ".join([there, *self.problems[:1]])
 
 
 def _may_hold(group: RowGroup, keys: Collection[bytes]) -> bool:

@@ -65,6 +65,7 @@ class RowGroup(NamedTuple):
     offsets: tuple[int, int]  # least and greatest
     times_ms: tuple[int, int]
     keys: tuple[bytes, bytes] | None  # None: the footer does not tell
+    size_bytes: int  # before compression
 
 
 def row_of(raw: RawRecord, event: Event | None) -> tuple[Any, ...]:
@@ -167,6 +168,7 @@ def _row_group(file: str, number: int, metadata: Any) -> RowGroup:  # noqa: ANN4
         offset,
         time,
         (keys.min_raw, keys.max_raw) if keys is not None and keys.has_min_max else None,
+        metadata.total_byte_size,
     )
 
 

@@ -32,7 +32,7 @@ class RecordedLog(RunLog):
     @property
     def problems(self) -> tuple[str, ...]:
         """See `RunLog`: files of it that are missing or were cut."""
-        return self.recording.problems
+        return tuple(self.recording.problems)
 
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
         """See `RunLog`.

@@ -179,7 +179,7 @@ def _prescribed(recording: Recording, window: Sequence[Record[ScoredTrajectory]]
 def _trajectory(recording: Recording, scored: ScoredTrajectory) -> Outgoing:
     """As it was recorded, or out of the score, which holds all of it."""
     position = Position(TRAJECTORIES.name, scored.trajectory_partition, scored.trajectory_offset)
-    if recording.holds(position):
-        return outgoing_of(recording.at(position), recording.manifest.run, is_part=True)
+    if (raw := recording.find(position)) is not None:
+        return outgoing_of(raw, recording.manifest.run, is_part=True)
     made = outgoing(TRAJECTORIES, scored.trajectory, partition=scored.trajectory_partition)
     return replace(made, value=encode(scored.trajectory))

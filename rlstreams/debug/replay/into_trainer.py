@@ -213,7 +213,7 @@ def _check(recording: Recording, history: History, last_step: int) -> None:
     for step in history.steps[:last_step]:
         for ref in step.samples:
             position = Position(SCORED.name, ref.partition, ref.offset)
-            if not recording.holds(position):
+            if recording.find(position) is None:
                 raise NotRecordedError(
                     f"step {step.step} trained on {ref.group_id}/{ref.sample} at {position}, "
                     "which the recording does not hold: record without a selection, or "

@@ -62,7 +62,7 @@ def test_writers_of_one_process_are_two_as_well(tmp_path: Path) -> None:
         writer.seal()
     with Recording(tmp_path / "r") as recording:
         assert raws == list(recording.records())
-        assert () == recording.problems
+        assert [] == recording.problems
 
 
 def test_a_folder_that_is_refused_stays_as_it_is(tmp_path: Path) -> None:

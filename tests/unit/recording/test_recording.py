@@ -48,7 +48,7 @@ def test_every_kind_of_record_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
     with Recording(tmp_path / "r") as recording:
         assert by_position(raws) == by_position(list(recording.records()))
-        assert () == recording.problems
+        assert [] == recording.problems
 
 
 @settings(max_examples=8, deadline=None)
