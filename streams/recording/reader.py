@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import dropwhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -95,7 +97,7 @@ class Recording(Closing):
         """Records of these topics (none named: all) in the order of their timestamps.
 
         Within a partition they come as they were delivered, whatever their timestamps say; ties
-        are broken by topic and partition. Memory is a row group of each partition.
+        are broken by topic and partition. Memory is two row groups of each partition.
 
         Args:
             topics: names without the run's prefix.
@@ -119,11 +121,11 @@ class Recording(Closing):
         self, partition: Partition, *, start: int = 0, since_ms: int | None = None
     ) -> Iterator[RawRecord]:
         """One partition's records as they were delivered; arguments as of `records`."""
-        is_late = since_ms is None
-        for group in self._by_partition.get(partition, ()):
-            if group.offsets[1] < start or not (is_late or group.times_ms[1] >= (since_ms or 0)):
-                continue
-            for raw in records_of(read_group(self.folder, group), partition):
+        is_late, groups = since_ms is None, self._by_partition.get(partition, [])
+        if since_ms is not None:
+            groups = list(dropwhile(lambda group: group.times_ms[1] < since_ms, groups))
+        for table in self._tables([group for group in groups if group.offsets[1] >= start]):
+            for raw in records_of(table, partition):
                 is_late = is_late or raw.timestamp_ms >= (since_ms or 0)
                 if is_late and raw.position.offset >= start:
                     yield raw
@@ -220,6 +222,16 @@ class Recording(Closing):
         self.schemas |= {fingerprint_of_foreign(text) or b"": text for text in footer.schemas}
         self.spans |= {Partition(t, n): (a, b) for t, n, a, b in footer.positions}
         self.groups += groups
+
+    def _tables(self, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
+        """Row groups, each read by a thread while the one before is used."""
+        with ThreadPoolExecutor(1) as pool:
+            coming: Future[pa.Table] | None = None
+            for group in (*groups, None):
+                ready = coming
+                coming = None if group is None else pool.submit(read_group, self.folder, group)
+                if ready is not None:
+                    yield ready.result()
 
     def _group(self, group: RowGroup) -> dict[int, RawRecord]:
         """The records of a row group by offset; the last few groups are held."""
