@@ -126,7 +126,7 @@ def _print_step(step: ReplayedStep) -> None:
         flush=True,
     )
     for difference in step.differences[:5]:
-        print(f"       {difference}")
+        print(f"       {difference.path}: recorded {difference.one}, now {difference.other}")
 
 
 def _fields(count: int) -> str:

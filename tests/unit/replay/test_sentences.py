@@ -12,6 +12,7 @@ from rlstreams.__main__ import main
 from rlstreams.cli import record as record_command
 from rlstreams.cli import replay as replay_command
 from rlstreams.cli import replay_into
+from rlstreams.debug.replay.fields import Difference
 from rlstreams.debug.replay.into_logprob import ScoreReplay
 from rlstreams.debug.replay.into_trainer import ReplayedStep, TrainerReplay
 from rlstreams.debug.replay.player import Played
@@ -100,5 +101,7 @@ def test_one_role_alone_says_what_it_was_fed(capsys: Said) -> None:
     assert "steps 2 to 3 were not requested" in said
     (scores,) = replay_into._scores(ScoreReplay(num_equal=1))
     assert scores.startswith("1 scored trajectory equal, bit for bit; 0 different, 0 not scored")
-    replay_into._print_step(replace(one, differences=cast("Any", ("loss: 1 and 2",))))
+    replay_into._print_step(
+        replace(one, differences=(Difference(path="loss", one="1", other="2"),))
+    )
     assert "1 field differs" in capsys.readouterr().out
