@@ -41,7 +41,6 @@ COMMANDS = (
     "report",
     "doctor",
     "record",
-    "recordings",
     "replay",
     "diff",
     "rerun-step",

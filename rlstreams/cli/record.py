@@ -1,8 +1,9 @@
-"""`rlstreams record RUN_DIR|CONFIG`: a run's topics as Avro files, live or afterwards."""
+"""`rlstreams record RUN`: a run's topics as Parquet files, live or afterward; `list`, `verify`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,24 +14,30 @@ from rlstreams.cli.ranges import add_selection
 if TYPE_CHECKING:
     from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
     from rlstreams.streams.log.bus import Bus
+    from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.recorder import Progress
     from rlstreams.workers.config.run import RunConfig
+
+ACTIONS = ("list", "verify")
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = subparsers.add_parser(
         "record",
-        help="copy a run's topics to Avro files with an index, live or afterward",
+        help="copy a run's topics to Parquet files, live or afterward",
         description="Records up to the current end of the topics; --follow continues until the "
-        "run is done. The same command continues an interrupted recording.",
+        "run is done. The same command continues an interrupted recording. list names recordings, "
+        "verify reads every byte of them; exit status 1 if something is missing or was changed.",
         epilog=examples(
             "rlstreams record runs/demo",
             "rlstreams record run.toml --follow --weights --checkpoints",
             "rlstreams record runs/demo --steps 10:20 --out ten-steps",
+            "rlstreams record list",
+            "rlstreams record verify recordings/demo",
         ),
     )
-    add_run(parser)
+    add_run(parser, before="list or verify, and folders (recordings); or ")
     parser.add_argument(
         "--out", default="", metavar="DIR", help="folder of the recording (recordings/RUN_ID)"
     )
@@ -43,12 +50,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--checkpoints", action="store_true", help="copy its checkpoints, for rerun-step"
     )
+    parser.add_argument("--json", action="store_true", help="list, verify: a JSON object a line")
     add_selection(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record and say what is there; 0 once the recording is sealed, with every event read."""
+    """Record and say what is there; 0 once the recording is sealed, with every event read.
+
+    Or list and verify: 0 if something is there, and nothing of it is missing or was changed.
+    """
+    if args.config[0] in ACTIONS:
+        return _list(args.config[1:], is_read=args.config[0] == "verify", as_json=args.json)
     from rlstreams.debug.replay.record import record
     from rlstreams.workers.loop.runtime import Stop
 
@@ -72,9 +85,8 @@ def _recording_options(args: argparse.Namespace, bus: Bus, config: RunConfig) ->
     from dataclasses import replace
 
     from rlstreams.cli.ranges import selection_of, words_of
-    from rlstreams.debug.replay.record import RecordingOptions
+    from rlstreams.debug.replay.record import RecordingOptions, groups_of_steps
     from rlstreams.streams.log.errors import ConfigError
-    from rlstreams.streams.recording.recorder import groups_of_steps
 
     selection = selection_of(args)
     if selection.steps is not None:
@@ -106,7 +118,7 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> int:
 
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    size = sum(file.size_bytes for file in result.manifest.files if file.name.endswith(".avro"))
+    size = sum(file.size_bytes for file in result.manifest.files if file.num_records)
     print(f"{'topic':<20} {'records':>10}  offsets")
     for name, topic in result.manifest.topics.items():
         spans = " ".join(f"{topic.first[p]}:{topic.next[p]}" for p in sorted(topic.next, key=int))
@@ -114,19 +126,101 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> int:
     again = f", continued: {result.num_new:,} of them new" if result.is_resumed else ""
     print(
         f"{options.folder}: {counted(result.num_records, 'record')}, "
-        f"{size / 1e6:,.1f} MB in Avro files "
+        f"{size / 1e6:,.1f} MB in Parquet files "
         f"({result.num_bytes / 1e6:,.1f} MB read in {result.seconds:.1f} s{again})"
     )
-    if not result.unasked:
+    if not result.unread:
         return 0
     told = ", ".join(
         f"schema {print_} ({counted(num, 'record')})"
-        for print_, num in sorted(result.unasked.items())
+        for print_, num in sorted(result.unread.items())
     )
     print(
-        f"{options.folder} is sealed, but holds records as bytes alone, for the broker was gone "
-        f"before their schema could be asked for: {told}. If it can be started again, record the "
-        "run again into another folder",
+        f"{options.folder} is sealed, but holds records whose schema it lacks, for the broker was "
+        f"gone before it could be asked for: {told}. If it can be started again, record the run "
+        "again into another folder",
         file=sys.stderr,
     )
     return 1
+
+
+def _list(names: list[str], *, is_read: bool, as_json: bool) -> int:
+    from rlstreams.runs.places import check_place
+    from rlstreams.streams.recording import Recording, RecordingError
+    from rlstreams.streams.recording.verify import verify
+
+    for name in names:
+        if not Path(name).is_dir():
+            check_place(name)
+    found = [folder for name in names or ["recordings"] for folder in _folders(Path(name))]
+    if not found:
+        message = f"no recording in {', '.join(names) or 'recordings'}"
+        out = sys.stderr if as_json else sys.stdout
+        print(f"{message}; make one: rlstreams record RUN", file=out)
+        return 1
+    num_bad = 0
+    if not as_json:
+        print(f"{'recording':<28} {'run':<14} {'state':<9} {'records':>9}  steps   time (UTC)")
+    for folder in found:
+        try:
+            with Recording(folder) as recording:
+                row, problems = _row(recording), recording.problems
+            if is_read:
+                problems = [*verify(folder).problems]
+        except RecordingError as err:
+            row, problems = {"recording": str(folder)}, [str(err)]
+        num_bad += bool(problems)
+        if as_json:
+            verified = {"verified": True} if is_read else {}
+            print(json.dumps({**row, **verified, "problems": problems}))
+            continue
+        print(_line(row) + ("  every byte verified" if is_read and not problems else ""))
+        print("".join(f"  {problem}\n" for problem in problems), end="")
+    return 1 if num_bad else 0
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The recordings in a folder, or itself if it is one; also those whose manifest is gone."""
+    from rlstreams.streams.recording.manifest import holds_files
+    from rlstreams.streams.run.recorded_log import is_recording
+
+    def is_one(path: Path) -> bool:
+        return is_recording(path) or holds_files(path)
+
+    return [folder] if is_one(folder) else sorted(filter(is_one, folder.glob("*/")))
+
+
+def _row(recording: Recording) -> dict[str, object]:
+    from rlstreams.schemas.events import StepCompleted
+
+    manifest, span = recording.manifest, recording.time_span or (None, None)
+    steps = [record.event.step for record in recording.events(StepCompleted)]
+    return {
+        "recording": str(recording.folder),
+        "run": manifest.run,
+        "state": manifest.state,
+        "records": recording.num_records,
+        "steps": [min(steps), max(steps)] if steps else None,
+        "first_ms": span[0],
+        "last_ms": span[1],
+        "selection": manifest.selection,
+    }
+
+
+def _line(row: dict[str, object]) -> str:
+    if "run" not in row:
+        return f"{row['recording']}"
+    steps = row["steps"]
+    of = f"{steps[0]}-{steps[-1]}" if isinstance(steps, list) else "none"
+    selection = row["selection"]
+    picked = f"  only {selection}" if selection else ""
+    return (
+        f"{row['recording']:<28} {row['run']:<14} {row['state']:<9} {row['records']:>9,}  "
+        f"{of:<7} {_time(row['first_ms'])} to {_time(row['last_ms'])[11:]}{picked}"
+    )
+
+
+def _time(ms: object) -> str:
+    from rlstreams.streams.log.utc import utc_text
+
+    return utc_text(ms) if isinstance(ms, int) else "-"

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
             with fresh_target(args, recording) as target:
                 played = _play(args, recording, target, selection)
                 _tell(played, target)
-        if not recording.is_whole:
+        if recording.problems:
             print("records are missing in the recording: see the warnings above", file=sys.stderr)
             return 1
     return 0
@@ -190,7 +190,7 @@ def _is_part(recording: Recording, selection: Selection) -> bool:
     from rlstreams.streams.recording.selection import Selection as Everything
 
     is_chosen = selection != Everything() or bool(recording.manifest.selection)
-    return is_chosen or not recording.is_whole
+    return is_chosen or bool(recording.problems)
 
 
 def _tell(played: Played, target: Target) -> None:

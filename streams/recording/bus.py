@@ -13,45 +13,31 @@ from rlstreams.streams.log.bus import Closing, GroupConsumer, Producer
 from rlstreams.streams.log.errors import OffsetGoneError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 from rlstreams.streams.recording.errors import RecordingError
+from rlstreams.streams.recording.manifest import RecordedTopic
 from rlstreams.streams.recording.reader import Recording
 
 
 class RecordingBus(Closing):
-    """Reads `recording`, which stays its owner's to close."""
+    """Reads `recording`, which stays its owner's to close; methods as in `Bus`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._spans = recording.index.spans()
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> RecordingReader:
         """A reader, seeked to `offsets` if given."""
-        return RecordingReader(self, self._recording, offsets)
+        return RecordingReader(self._recording, offsets or {})
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions that the topic had.
-
-        Raises:
-            TopicMismatchError: the topic was not recorded.
-        """
-        found = self._recording.manifest.topics.get(topic)
-        if found is None:
-            there = ", ".join(self._recording.manifest.topics) or "no topic"
-            raise TopicMismatchError(
-                f"{topic} is not in {self._recording.folder}, which holds {there}"
-            )
-        return found.partitions
+        """Number of partitions that the topic had."""
+        return self._topic(topic).partitions
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
         """The id that each topic had."""
-        return {
-            topic: self._recording.manifest.topics[topic].id
-            for topic in topics
-            if self.partitions(topic)
-        }
+        return {topic: self._topic(topic).id for topic in topics}
 
     def settings(self, topic: str) -> Mapping[str, str]:
         """A recording removes nothing."""
-        self.partitions(topic)
+        self._topic(topic)
         return {"retention.ms": "-1", "retention.bytes": "-1"}
 
     def cluster_id(self) -> str:
@@ -59,36 +45,28 @@ class RecordingBus(Closing):
         return self._recording.manifest.cluster_id
 
     def schemas(self) -> SchemaTexts:
-        """Those that its files hold: whatever was read as an event has its schema beside it."""
+        """Those that its files hold."""
         return self._recording.schemas
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
         """Where recording began."""
-        return {p: self._span(p)[0] for p in self._partitions(topic)}
+        return {p: span[0] for p, span in self._spans(topic)}
 
     def ends(self, topic: str) -> Mapping[Partition, int]:
         """Where recording stopped."""
-        return {p: self._span(p)[1] for p in self._partitions(topic)}
+        return {p: span[1] for p, span in self._spans(topic)}
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
         """Groups are not recorded."""
-        self.partitions(topic)
+        self._topic(topic)
         return {}
 
     def producer(self, transactional_id: str) -> Producer:
-        """Nothing is written to a recording through this port.
-
-        Raises:
-            RecordingError: always.
-        """
+        """Raises RecordingError: a recording is only read."""
         raise RecordingError(f"{self._recording.folder} is only read, also by {transactional_id}")
 
     def consumer(self, group: str, topics: Sequence[str]) -> GroupConsumer:
-        """A recording has no groups.
-
-        Raises:
-            RecordingError: always.
-        """
+        """Raises RecordingError: a recording has no groups."""
         raise RecordingError(
             f"{self._recording.folder} has no groups: replay it for {group} of {list(topics)}"
         )
@@ -96,39 +74,38 @@ class RecordingBus(Closing):
     def close(self) -> None:
         """Nothing to do."""
 
-    def _partitions(self, topic: str) -> list[Partition]:
-        return [Partition(topic, number) for number in range(self.partitions(topic))]
+    def _topic(self, name: str) -> RecordedTopic:
+        found = self._recording.manifest.topics.get(name)
+        if found is None:
+            there = ", ".join(self._recording.manifest.topics) or "no topic"
+            raise TopicMismatchError(
+                f"{name} is not in {self._recording.folder}, which holds {there}"
+            )
+        return found
 
-    def _span(self, partition: Partition) -> tuple[int, int]:
-        span = self._spans.get(partition)
-        return (0, 0) if span is None else (span.first, span.next)
+    def _spans(self, topic: str) -> Iterator[tuple[Partition, tuple[int, int]]]:
+        for number in range(self.partitions(topic)):
+            partition = Partition(topic, number)
+            yield partition, self._recording.spans.get(partition, (0, 0))
 
 
 class RecordingReader(Closing):
-    """The port `Reader` on a recording."""
+    """The port `Reader` on a recording; never waits."""
 
-    def __init__(
-        self, bus: RecordingBus, recording: Recording, offsets: Mapping[Partition, int] | None
-    ) -> None:
-        self._bus = bus
+    def __init__(self, recording: Recording, offsets: Mapping[Partition, int]) -> None:
         self._recording = recording
         self._at: dict[Partition, int] = {}
         self._records: Iterator[RawRecord] = iter(())
-        if offsets:
-            self.seek(offsets)
+        self.seek(offsets)
 
     def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
-        """Whole records, at most `max_records`; never waits.
-
-        Raises:
-            DamagedError: a block was changed.
-        """
+        """Whole records, at most `max_records`."""
         found: list[RawRecord] = []
         while len(found) < max_records:
             raw = next(self._records, None)
             if raw is None:
-                for partition, end in self._ends().items():
-                    self._at[partition] = max(self._at[partition], end)
+                spans = self._recording.spans
+                self._at = {p: max(at, spans.get(p, (0, 0))[1]) for p, at in self._at.items()}
                 break
             found.append(raw)
             self._at[raw.partition] = raw.offsets[-1] + 1
@@ -138,10 +115,10 @@ class RecordingReader(Closing):
         """Read exactly these partitions from these offsets on.
 
         Raises:
-            OffsetGoneError: outside of what was recorded; names the range that is there.
+            OffsetGoneError: before what was recorded; names where that begins.
         """
         for partition, offset in offsets.items():
-            first = self._bus.beginnings(partition.topic).get(partition, 0)
+            first, _ = self._recording.spans.get(partition, (0, 0))
             if offset < first:
                 raise OffsetGoneError(
                     f"{partition}@{offset} was not recorded: {self._recording.folder} begins at "
@@ -155,8 +132,5 @@ class RecordingReader(Closing):
         return dict(self._at)
 
     def close(self) -> None:
-        """Release the files."""
+        """Release what is being read."""
         self._records = iter(())
-
-    def _ends(self) -> dict[Partition, int]:
-        return {p: self._bus.ends(p.topic).get(p, 0) for p in self._at}

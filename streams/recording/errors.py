@@ -1,4 +1,4 @@
-"""What goes wrong with a recording, all of it the user's to know: names file and place."""
+"""Errors of a recording: each names the file, and what is there instead."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ class RecordingError(StreamsError):
 
 
 class ForeignFileError(RecordingError):
-    """A file that is no part of a recording: not Avro, another codec, another schema."""
+    """A file or folder that is no part of this recording, or of another format."""
 
 
 class DamagedError(RecordingError):
-    """Bytes are missing or were changed; `at` is the byte at which the damaged block begins."""
-
-    def __init__(self, message: str, at: int = -1) -> None:
-        super().__init__(message)
-        self.at = at
+    """Bytes of a recording are missing or were changed."""
 
 
 class NotRecordedError(RecordingError):

@@ -1,7 +1,7 @@
-"""What a recording is of: run, topics, positions, configuration, versions, hashes of its files.
+"""The manifest of a recording: run, configuration, topics, positions, hashes of its files.
 
-`manifest.json` is for people and other tools. It is written when a recording begins and once more
-when it is sealed; it then names every file with its SHA-256, and carries its own.
+`manifest.json` is written when a recording begins and once more when it is sealed; it then names
+every file with its SHA-256, and carries its own.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from rlstreams.streams.recording.envelope import FORMAT
 from rlstreams.streams.recording.errors import DamagedError, ForeignFileError
 
 MANIFEST_FILE = "manifest.json"
+SUFFIX = ".parquet"
+FORMAT = 2  # 1 was a folder of Avro container files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class RecordedFile:
     name: str  # relative to the folder
     size_bytes: int
     sha256: str
-    num_records: int = 0  # 0 also for files that hold none
+    num_records: int = 0  # 0 also for copies of weights and checkpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +46,10 @@ class RecordedTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Facts of a recording."""
+    """What a recording is of."""
 
     format: int = FORMAT
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # stands in each of its files
     run: str
     state: str = "recording"  # or "sealed"
     started_at_ms: int
@@ -58,6 +61,7 @@ class Manifest:
     hashes: dict[str, str] = field(default_factory=dict)  # data set, tokenizer, model: as claimed
     topics: dict[str, RecordedTopic] = field(default_factory=dict)
     files: list[RecordedFile] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # what the recorder could not get; sentences
 
     @property
     def is_sealed(self) -> bool:
@@ -70,18 +74,15 @@ def save(manifest: Manifest, folder: Path) -> None:
     plain = msgspec.to_builtins(manifest)
     text = json.dumps({**plain, "manifest_sha256": _digest(plain)}, indent=1, sort_keys=True)
     temporary = folder / f".{MANIFEST_FILE}.tmp"
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(folder / MANIFEST_FILE)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    replace_synced(temporary, folder / MANIFEST_FILE)
 
 
 def load(folder: Path) -> Manifest:
     """The manifest of a recording.
 
     Raises:
-        ForeignFileError: no recording, or one of a newer format.
+        ForeignFileError: no recording, or one of another format.
         DamagedError: bytes of it were changed or are missing.
     """
     path = folder / MANIFEST_FILE
@@ -96,12 +97,13 @@ def load(folder: Path) -> Manifest:
     if not isinstance(plain, dict) or "format" not in plain:
         raise ForeignFileError(f"{path} is no manifest of a recording: it names no format")
     if plain["format"] != FORMAT:
+        avro = "Avro container files of an older rlstreams, which any Avro tool reads: record again"
+        advice = avro if plain["format"] == 1 else "a newer rlstreams wrote it: update this one"
         raise ForeignFileError(
-            f"{folder} is a recording of format {plain['format']}, this release reads {FORMAT}: "
-            "a newer rlstreams wrote it. Update this one, or read its events with any Avro tool"
+            f"{folder} is a recording of format {plain['format']}, this release reads {FORMAT}; "
+            f"{advice}"
         )
-    recorded = plain.pop("manifest_sha256", "")
-    if recorded != _digest(plain):
+    if plain.pop("manifest_sha256", "") != _digest(plain):
         raise DamagedError(f"{path}: bytes were changed: its own hash does not fit")
     try:
         return msgspec.convert(plain, Manifest)
@@ -109,8 +111,13 @@ def load(folder: Path) -> Manifest:
         raise DamagedError(f"{path}: {err}") from err
 
 
+def holds_files(folder: Path) -> bool:
+    """Whether files of a recording lie in a folder, by their names."""
+    return any(folder.glob(f"{'[0-9]' * 6}{SUFFIX}"))
+
+
 def _no_manifest(folder: Path) -> str:
-    if any(folder.glob("*/*.avro")):
+    if holds_files(folder):
         return (
             f"{folder} holds the files of a recording, but its {MANIFEST_FILE} is missing, which "
             "says of what run they are: copy it again from where it was recorded"
@@ -131,3 +138,26 @@ def sha256_of(path: Path) -> str:
     """Of a file's content, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def recorded_file(folder: Path, name: str, num_records: int) -> RecordedFile:
+    """A file of a folder, with its hash."""
+    path = folder / name
+    size_bytes, sha256 = path.stat().st_size, sha256_of(path)
+    return RecordedFile(name=name, size_bytes=size_bytes, sha256=sha256, num_records=num_records)
+
+
+def replace_synced(temporary: Path, path: Path) -> None:
+    """Give a whole file its name: its bytes and its name are on disk afterwards."""
+    sync(temporary)
+    temporary.rename(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Write a file, or a folder's names, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

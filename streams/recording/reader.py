@@ -1,170 +1,154 @@
-"""Opens a recording: typed records in order, or any one of them by id, step or position.
+"""Opens a recording: typed records in order, or any one of them by position, group or key.
 
     with Recording(Path("recordings/demo")) as recording:
         for record in recording.events(ScoredTrajectory):
             print(record.position, record.event.trajectory.reward)
         raw = recording.at(Position("steps", 0, 17))
 
-A recording that was cut opens up to its last whole block, and `problems` says what is missing.
+Files that are missing or cannot be opened are named in `problems`; the others are read. A page
+that was changed raises `DamagedError` where it is read.
 """
 
 from __future__ import annotations
 
 import heapq
-import tempfile
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import dropwhile
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from rlstreams.schemas import DecodeError
+from rlstreams.schemas.avro import fingerprint_of_foreign
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
-from rlstreams.streams.recording.ahead import read_ahead
-from rlstreams.streams.recording.container import ContainerReader
-from rlstreams.streams.recording.envelope import OPAQUE, Kind, event_schema, records_of
-from rlstreams.streams.recording.errors import (
-    DamagedError,
-    ForeignFileError,
-    NotRecordedError,
-    RecordingError,
+from rlstreams.streams.log.topics import TOPICS
+from rlstreams.streams.recording.errors import ForeignFileError, NotRecordedError, RecordingError
+from rlstreams.streams.recording.manifest import SUFFIX, Manifest, RecordedFile, load
+from rlstreams.streams.recording.table import (
+    RowGroup,
+    read_footer,
+    read_group,
+    records_of,
 )
-from rlstreams.streams.recording.index import (
-    INDEX_FILE,
-    Entry,
-    Index,
-    IndexedFile,
-    KnownBlock,
-    usable_index,
-)
-from rlstreams.streams.recording.manifest import Manifest, load
-from rlstreams.streams.recording.missing import cut_text, num_text, unlike_manifest
-from rlstreams.streams.recording.rebuild import rebuild
-from rlstreams.streams.recording.sequence import Follower, distinct
 
 E = TypeVar("E", bound=Event)
-_BLOCKS_HELD = 32
-_THREADS = 2  # that decompress ahead
+_HELD_BYTES = 256_000_000  # of row groups that were looked into last
 
 
 class Recording(Closing):
     """A recording, opened for reading; also one that is still being written.
 
-    Args:
-        folder: of the recording.
-        on_damage: told of each damaged block that iteration passes by; without it, iteration
-            raises `DamagedError` there.
-
     Raises:
-        ForeignFileError: no recording, or one of a newer format.
-        DamagedError: the manifest was changed, or there is neither an index nor a file to make
-            one from.
+        ForeignFileError: no recording, or one of another format.
+        DamagedError: the manifest was changed.
     """
 
-    def __init__(
-        self, folder: Path | str, *, on_damage: Callable[[DamagedError], None] | None = None
-    ) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.manifest: Manifest = load(self.folder)
-        self._on_damage = on_damage
-        self._pool = ThreadPoolExecutor(_THREADS, "recording")  # its threads start when asked
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._losses: list[str] = []
-        self._notes: list[str] = []
-        self.index = self._opened_index()
-        self._readers: dict[int, ContainerReader] = {}
-        self._known: dict[int, Mapping[int, KnownBlock]] = {}  # by file
-        self._held: OrderedDict[tuple[int, int], list[RawRecord]] = OrderedDict()
-        self.schemas: dict[bytes, str] = {}  # writers' schemas by fingerprint, for `decode`
-        all_files = [file for file in self.index.files() if file.size_bytes]
-        self._by_number = {file.number: file for file in all_files}
-        # Those that can be read, at least in part.
-        self.files: tuple[IndexedFile, ...] = tuple(f for f in all_files if self._is_usable(f))
-        if self.manifest.is_sealed:
-            told = {loss.split()[0].rstrip(":") for loss in self._losses}
-            self._losses += [
-                text
-                for text in unlike_manifest(self.folder, self.manifest, all_files)
-                if text.split()[0] not in told
-            ]
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What is missing, one sentence each; empty if everything that counts is there."""
-        return (*self._notes, *self._losses)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no record is known to be missing: an index can be made anew, a record cannot."""
-        return not self._losses
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Topics of which there are records."""
-        return tuple(sorted({file.kind.partition.topic for file in self.files}))
+        self.schemas: dict[bytes, str] = {}  # of other releases, by fingerprint: for `decode`
+        self.spans: dict[Partition, tuple[int, int]] = {}  # what was read: first and next offset
+        self.groups: list[RowGroup] = []
+        self.num_by_file: Counter[str] = Counter()  # records of each file, of each topic
+        self.num_by_topic: Counter[str] = Counter()
+        self.problems: list[str] = []  # what is missing, a sentence each
+        self._held: OrderedDict[RowGroup, dict[int, RawRecord]] = OrderedDict()
+        for name, known in self._names().items():
+            try:
+                self._open(name, known)
+            except RecordingError as err:
+                held = f" ({counted(known.num_records, 'record')})" if known else ""
+                self.problems.append(f"{err}{held}")
+        for topic, found in self.manifest.topics.items():
+            for number, first in found.first.items():  # of a sealed one; files may be missing
+                self.spans[Partition(topic, int(number))] = first, found.next[number]
+        self._by_partition: dict[Partition, list[RowGroup]] = {}
+        for group in self.groups:
+            self._by_partition.setdefault(group.partition, []).append(group)
+            self.num_by_file[group.file] += group.num_records
+            self.num_by_topic[group.partition.topic] += group.num_records
 
     @property
     def num_records(self) -> int:
-        """Records that the index counts."""
-        return sum(file.num_records for file in self.files)
+        """Records that can be read."""
+        return self.num_by_file.total()
+
+    @property
+    def time_span(self) -> tuple[int, int] | None:
+        """Times of the first and the last record, milliseconds."""
+        times = [at for group in self.groups for at in group.times_ms]
+        return (min(times), max(times)) if times else None
 
     def records(
-        self, topics: Collection[str] = (), *, start: Mapping[Partition, int] | None = None
+        self,
+        topics: Collection[str] = (),
+        *,
+        start: Mapping[Partition, int] | None = None,
+        since_ms: int | None = None,
     ) -> Iterator[RawRecord]:
         """Records of these topics (none named: all) in the order of their timestamps.
 
-        Within a partition they come by offset, whatever their timestamps say; ties are broken by
-        topic and partition. Memory is two blocks per file.
+        Within a partition they come as they were delivered, whatever their timestamps say; ties
+        are broken by topic and partition. Memory is two row groups of each partition.
 
         Args:
             topics: names without the run's prefix.
             start: only these partitions, from these offsets on.
+            since_ms: each partition from its first record of this time or later on.
 
         Raises:
-            DamagedError: a block was changed, and `on_damage` was not given.
+            DamagedError: bytes were changed.
         """
-        partitions = {f.kind.partition for f in self.files}
-        if topics:
-            partitions = {p for p in partitions if p.topic in topics}
+        partitions = [p for p in sorted(self._by_partition) if not topics or p.topic in topics]
         if start is not None:
-            partitions &= start.keys()
+            partitions = [p for p in partitions if p in start]
         streams = [
-            _timed(self.partition(p, start=(start or {}).get(p, 0))) for p in sorted(partitions)
+            _timed(self.partition(p, start=(start or {}).get(p, 0), since_ms=since_ms))
+            for p in partitions
         ]
         for _, raw in heapq.merge(*streams, key=lambda item: item[0]):
             yield raw
 
-    def partition(self, partition: Partition, *, start: int = 0) -> Iterator[RawRecord]:
-        """One partition's records by offset, from offset `start` on."""
-        files = [f for f in self.files if f.kind.partition == partition]
-        streams = [self.file_records(file, start, self._on_damage) for file in files]
-        if len(streams) == 1:
-            return streams[0]
-        return distinct(heapq.merge(*streams, key=lambda raw: raw.position.offset))
+    def partition(
+        self, partition: Partition, *, start: int = 0, since_ms: int | None = None
+    ) -> Iterator[RawRecord]:
+        """One partition's records as they were delivered; arguments as of `records`."""
+        is_late, groups = since_ms is None, self._by_partition.get(partition, [])
+        if since_ms is not None:
+            groups = list(dropwhile(lambda group: group.times_ms[1] < since_ms, groups))
+        for table in self._tables([group for group in groups if group.offsets[1] >= start]):
+            for raw in records_of(table, partition):
+                is_late = is_late or raw.timestamp_ms >= (since_ms or 0)
+                if is_late and raw.position.offset >= start:
+                    yield raw
 
-    def events(self, kind: type[E], topics: Collection[str] = ()) -> Iterator[Record[E]]:
+    def events(self, kind: type[E]) -> Iterator[Record[E]]:
         """Every event of one kind, as `records` orders them; what is no event is passed by."""
-        names = {f.kind.partition.topic for f in self.files if f.kind.event == kind.__name__}
-        for raw in self.records(names & set(topics) if topics else names):
+        for raw in self.records([topic.name for topic in TOPICS if kind in topic.events]):
             event = self.event(raw)
             if isinstance(event, kind):
                 yield Record(event=event, raw=raw)
 
     def event(self, raw: RawRecord) -> Event | None:
-        """The record's event, or None where it was no event when it was recorded either."""
+        """The record's event, or None where it is none."""
         try:
             return self.decoded(raw).event
         except DecodeError:
             return None
 
     def decoded(self, raw: RawRecord) -> Record[Event]:
-        """The record with its event, under the schema that its file holds.
+        """The record with its event, also under a schema of another release.
 
         Raises:
-            schemas.DecodeError: it was no event when it was recorded either.
+            schemas.DecodeError: it is no event, or nobody knew its schema when it was recorded.
         """
         return decoded(raw, self.schemas)
 
@@ -173,189 +157,105 @@ class Recording(Closing):
 
         Raises:
             NotRecordedError: there is none; says what is there of that partition.
-            DamagedError: its block is missing or was changed.
+            DamagedError: bytes were changed.
         """
-        entry = self.index.at(position)
-        if entry is None:
+        found = self.find(position)
+        if found is None:
             raise NotRecordedError(f"{position} is not in {self.folder}: {self._there(position)}")
-        return self.read(entry)
-
-    def read(self, entry: Entry) -> RawRecord:
-        """The record of an entry of the index.
-
-        Raises:
-            DamagedError: its block is missing or was changed.
-        """
-        held = self._block(entry.file, entry.place.block_at)
-        if not 0 <= entry.place.number < len(held):
-            raise DamagedError(f"{self.folder}: the index does not fit to {entry.position}")
-        raw = held[entry.place.number]
-        if raw.position != entry.position:
-            raise DamagedError(f"{self.folder}: at the place of {entry.position} is {raw.position}")
-        return raw
-
-    def by_id(self, kind: type[E], group_id: str, sample: int | None = None) -> list[Record[E]]:
-        """Events of a sample, or of a group, in the order of their partition."""
-        found: list[Record[E]] = []
-        for entry in self.index.by_id(group_id, sample):
-            if entry.event == kind.__name__:
-                record = self.decoded(self.read(entry))
-                if isinstance(record.event, kind):
-                    found.append(Record(event=record.event, raw=record.raw))
         return found
 
+    def find(self, position: Position) -> RawRecord | None:
+        """The same; None: there is none."""
+        topic, number, offset = position
+        for group in self._by_partition.get(Partition(topic, number), ()):
+            if group.offsets[0] <= offset <= group.offsets[1]:
+                found = self._group(group).get(offset)
+                if found is not None:
+                    return found
+        return None
+
+    def keyed(self, topic: str, keys: Collection[bytes]) -> Iterator[RawRecord]:
+        """The records of a topic with one of these keys; only their row groups are read."""
+        wanted = pa.array(sorted(keys), pa.binary())
+        for partition, groups in sorted(self._by_partition.items()):
+            for group in groups if partition.topic == topic else ():
+                if not _may_hold(group, keys):
+                    continue
+                columns = read_group(self.folder, group, ("offset", "key"))
+                found = columns.filter(pc.is_in(columns["key"], wanted))["offset"]
+                held = self._group(group) if len(found) else {}
+                yield from (held[offset] for offset in found.to_pylist())
+
     def close(self) -> None:
-        """Release the files; idempotent."""
-        for reader in self._readers.values():
-            reader.close()
-        self._readers = {}
-        self._pool.shutdown()
-        self.index.close()
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        """Forget what was read; files are open only while they are read."""
+        self._held.clear()
 
-    def _opened_index(self) -> Index:
-        """The index, or one made anew from the files where it is missing or unusable."""
-        try:
-            return usable_index(self.folder / INDEX_FILE)
-        except DamagedError as err:
-            problem = str(err)
-        self._scratch = tempfile.TemporaryDirectory(prefix="rlstreams-index-")
-        made = Path(self._scratch.name) / INDEX_FILE
-        self._losses += rebuild(self.folder, made)
-        self._notes.append(f"{problem}; one was made anew from the container files")
-        return Index(made)
+    def _names(self) -> dict[str, RecordedFile | None]:
+        """Files that should be there and files that are; of a sealed one as it names them."""
+        names = {path.name for path in self.folder.glob(f"*{SUFFIX}")}
+        known: dict[str, RecordedFile | None] = {
+            file.name: file for file in self.manifest.files if file.num_records
+        }
+        if not self.manifest.is_sealed:  # files are numbered without a gap
+            numbers = [int(name[: -len(SUFFIX)]) for name in names if name[:6].isdecimal()]
+            known = {f"{n:06}{SUFFIX}": None for n in range(max(numbers, default=-1) + 1)}
+        for stranger in sorted(names - known.keys()):
+            self.problems.append(f"{self.folder / stranger} is no file of this recording")
+        return dict(sorted(known.items()))
 
-    def _is_usable(self, file: IndexedFile) -> bool:
-        """Look at a file's size and header; what is wrong goes to the problems."""
-        path = self.folder / file.name
-        if not path.exists():
-            self._losses.append(f"{file.name} is missing: {num_text(file.num_records)}")
-            return False
-        try:
-            reader = self._reader(file)
-            if (found := Kind.of(reader.header, file.name)) != file.kind:
-                raise DamagedError(f"{file.name}: its header says that it is {found.file_name}")
-            run = reader.header.metadata.get("rlstreams.run", b"").decode("utf-8", "replace")
-            if run != self.manifest.run:
-                raise ForeignFileError(
-                    f"{file.name} is of run {run!r}, the recording of {self.manifest.run!r}"
-                )
-            if found.event != OPAQUE:
-                self.schemas[bytes.fromhex(found.fingerprint)] = event_schema(
-                    reader, found.fingerprint
-                )
-        except RecordingError as err:
-            self._losses.append(f"{err} ({num_text(file.num_records)})")
-            return False
-        if path.stat().st_size < file.size_bytes:
-            self._losses.append(cut_text(self.index, file, path.stat().st_size))
-        return True
-
-    def _reader(self, file: IndexedFile) -> ContainerReader:
-        reader = self._readers.get(file.number)
-        if reader is None:
-            reader = ContainerReader(self.folder / file.name, file.name)
-            self._readers[file.number] = reader
-        return reader
-
-    def file_records(
-        self,
-        file: IndexedFile,
-        start: int = 0,
-        on_damage: Callable[[DamagedError], None] | None = None,
-    ) -> Iterator[RawRecord]:
-        """A file's records from offset `start` on, over a handle of its own."""
-        reader = ContainerReader(self.folder / file.name, file.name)
-        try:
-            yield from self._walk(reader, file, start, on_damage)
-        finally:
-            reader.close()
-
-    def _walk(
-        self,
-        reader: ContainerReader,
-        file: IndexedFile,
-        start: int,
-        on_damage: Callable[[DamagedError], None] | None,
-    ) -> Iterator[RawRecord]:
-        at = self._first_block(file, start)
-        # An index that was made from the files knows no other blocks than theirs.
-        known = None if self._scratch is not None else self._known_blocks(file)
-        follower = Follower(file.name, known)
-        while at is not None and at < file.size_bytes:
-            try:
-                for block in read_ahead(self._pool, reader.blocks(at, file.size_bytes)):
-                    at = block.end
-                    records = records_of(block, file.kind, file.name)
-                    for raw in follower.checked(block, records):
-                        if raw.position.offset >= start:
-                            yield raw
-                at = None
-            except DamagedError as err:
-                error = self._explained(err, file)
-                if on_damage is None:
-                    raise error from err
-                on_damage(error)
-                at = self._block_after(file, err.at)
-
-    def _known_blocks(self, file: IndexedFile) -> Mapping[int, KnownBlock]:
-        """Asked for once: it takes a look at all rows of the file, and each seek needs them."""
-        if file.number not in self._known:
-            self._known[file.number] = self.index.known_blocks(file.number)
-        return self._known[file.number]
-
-    def _explained(self, error: DamagedError, file: IndexedFile) -> DamagedError:
-        """The error, with the records that lie there."""
-        entries = list(
-            self.index.entries(
-                'r.file = ? AND r.block_at = ? ORDER BY r."offset"', [file.number, error.at]
+    def _open(self, name: str, known: RecordedFile | None) -> None:
+        path = self.folder / name
+        footer, groups = read_footer(path)
+        if footer.recording != self.manifest.id:
+            raise ForeignFileError(
+                f"{path} is of another recording, of run {footer.run!r}; this one is of "
+                f"{self.manifest.run!r}"
             )
-        )
-        if not entries:
-            return error
-        first, last = entries[0].position, entries[-1].position.offset
-        return DamagedError(
-            f"{error}: it held {num_text(len(entries))}, {first} to {last}", error.at
-        )
+        if footer.name != name:
+            raise ForeignFileError(f"{path} is {footer.name} under another name")
+        size_bytes = path.stat().st_size
+        if known is not None and known.size_bytes != size_bytes:
+            raise ForeignFileError(
+                f"{path} has {size_bytes} bytes, and had {known.size_bytes} when the recording "
+                "was sealed"
+            )
+        self.schemas |= {fingerprint_of_foreign(text) or b"": text for text in footer.schemas}
+        self.spans |= {Partition(t, n): (a, b) for t, n, a, b in footer.positions}
+        self.groups += groups
 
-    def _first_block(self, file: IndexedFile, start: int) -> int | None:
-        if start <= 0:
-            return 0
-        where = 'r.file = ? AND r."offset" >= ? ORDER BY r."offset" LIMIT 1'
-        entry = next(self.index.entries(where, [file.number, start]), None)
-        return None if entry is None else entry.place.block_at
+    def _tables(self, groups: Sequence[RowGroup]) -> Iterator[pa.Table]:
+        """Row groups, each read by a thread while the one before is used."""
+        with ThreadPoolExecutor(1) as pool:
+            coming: Future[pa.Table] | None = None
+            for group in (*groups, None):
+                ready = coming
+                coming = None if group is None else pool.submit(read_group, self.folder, group)
+                if ready is not None:
+                    yield ready.result()
 
-    def _block_after(self, file: IndexedFile, at: int) -> int | None:
-        where = "r.file = ? AND r.block_at > ? ORDER BY r.block_at LIMIT 1"
-        entry = next(self.index.entries(where, [file.number, at]), None)
-        return None if entry is None else entry.place.block_at
-
-    def _block(self, number: int, at: int) -> list[RawRecord]:
-        """The records of one block; the last few are held."""
-        key = (number, at)
-        if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key]
-        file = self._by_number[number]
-        try:
-            block = self._reader(file).block(at)
-        except DamagedError as err:
-            raise self._explained(err, file) from err
-        self._held[key] = list(records_of(block, file.kind, file.name))
-        if len(self._held) > _BLOCKS_HELD:
-            self._held.popitem(last=False)
-        return self._held[key]
+    def _group(self, group: RowGroup) -> dict[int, RawRecord]:
+        """The records of a row group by offset; the last few groups are held."""
+        if group not in self._held:
+            records = records_of(read_group(self.folder, group), group.partition)
+            self._held[group] = {raw.position.offset: raw for raw in records}
+            while sum(one.size_bytes for one in self._held) > _HELD_BYTES and len(self._held) > 1:
+                self._held.popitem(last=False)
+        self._held.move_to_end(group)
+        return self._held[group]
 
     def _there(self, position: Position) -> str:
-        topic, number, _ = position
-        span = self.index.spans().get(Partition(topic, number))
+        partition = Partition(position.topic, position.partition)
+        span = self.spans.get(partition)
         if span is None:
-            recorded = ", ".join(self.topics) or "nothing"
-            return f"nothing of {topic}[{number}] was recorded, only of {recorded}"
-        where = "f.topic = ? AND f.partition = ?"
-        num = self.index.count(where, [topic, number])
-        return f"{num_text(num)} of {topic}[{number}], read from offset {span.first} to {span.next}"
+            recorded = ", ".join(sorted(self.num_by_topic)) or "nothing"
+            return f"nothing of {partition} was recorded, only of {recorded}"
+        num = sum(group.num_records for group in self._by_partition.get(partition, ()))
+        there = f"{counted(num, 'record')} of {partition}, read from offset {span[0]} to {span[1]}"
+        return "; ".join([there, *self.problems[:1]])
+
+
+def _may_hold(group: RowGroup, keys: Collection[bytes]) -> bool:
+    return group.keys is None or any(group.keys[0] <= key <= group.keys[1] for key in keys)
 
 
 def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int], RawRecord]]:

@@ -20,7 +20,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS
-from rlstreams.streams.recording.facts import Facts
+from rlstreams.streams.recording.facts import Facts, facts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,8 @@ class Selection:
             return False
         return not self.offsets or partition in self.offsets
 
-    def wants(self, raw: RawRecord, event: Event | None, facts: Facts) -> bool:
-        """Whether this record is meant."""
+    def wants(self, raw: RawRecord, event: Event | None) -> bool:
+        """Whether this record is meant; `event` is None if it is none."""
         if not self.wants_partition(raw.partition):
             return False
         span = self.offsets.get(raw.partition)
@@ -76,6 +76,7 @@ class Selection:
         about = (self.steps, self.versions, self.rows, self.groups, self.samples)
         if all(wish is None for wish in about):
             return True
+        facts = facts_of(event)
         return self._wants_other(event, facts) if facts.group_id is None else self._wants(facts)
 
     def _wants(self, facts: Facts) -> bool:

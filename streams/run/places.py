@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.recording.manifest import MANIFEST_FILE
+from rlstreams.streams.recording.manifest import MANIFEST_FILE, holds_files
 from rlstreams.streams.run.recorded_log import is_recording
 
 CONFIG_FILE = "config.json"  # the resolved configuration of the run
@@ -61,9 +61,9 @@ def _what(path: Path, kinds: Sequence[str]) -> str:
     if is_other:
         way_out = f" (make one: rlstreams record {path})" if is_other == RUNS else ""
         return f"{path} is a {is_other[:-1]}, not {wanted}{way_out}"
-    if RECORDINGS in kinds and any(path.glob("*/*.avro")):
+    if RECORDINGS in kinds and holds_files(path):
         return (
-            f"{path} holds container files of a recording, but its {MANIFEST_FILE}, which says of "
+            f"{path} holds files of a recording, but its {MANIFEST_FILE}, which says of "
             "what run they are, is missing"
         )
     if holds := _weights_in(path):

@@ -1,4 +1,4 @@
-"""A recording as a run's log: groups are found by its index, nothing else is read."""
+"""A recording as a run's log: groups are found by their keys, nothing else is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RecordedLog(RunLog):
         folder: of the recording.
 
     Raises:
-        RecordingError: no recording, one of a newer format, or one that was damaged.
+        RecordingError: no recording, one of another format, or one that was damaged.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -33,7 +33,7 @@ class RecordedLog(RunLog):
     @property
     def problems(self) -> tuple[str, ...]:
         """See `RunLog`: files of it that are missing or were cut."""
-        return self.recording.problems
+        return tuple(self.recording.problems)
 
     @property
     def configuration(self) -> Mapping[str, Any]:
@@ -45,15 +45,12 @@ class RecordedLog(RunLog):
         """See `RunLog`.
 
         Raises:
-            DamagedError: a block that is needed was changed; names it.
+            DamagedError: bytes that are needed were changed; names the file.
         """
         if groups is None:
             yield from self.recording.records([topic.name])
-            return
-        # A step's record is of no group: the index knows those that the topic is keyed by.
-        for group in sorted(groups):
-            for entry in self.recording.index.by_id(group, topic=topic.name):
-                yield self.recording.read(entry)
+        else:
+            yield from self.recording.keyed(topic.name, {group.encode() for group in groups})
 
     def close(self) -> None:
         """Release the files; idempotent."""

@@ -41,7 +41,6 @@ SIZES = (1_000, 10_000, 100_000)
 GROUP, STEP, PARTITIONS = 8, 128, 4
 PROMPT_TOKENS, SAMPLED_TOKENS = 32, 64
 ROUNDS = 9
-COMMIT = 5_000  # records
 
 
 def events_of(num_samples: int) -> Iterator[Event]:
@@ -112,7 +111,7 @@ def write_recording(folder: Path, num_samples: int) -> None:
     with RecordingWriter(folder, manifest) as writer:
         for number, event in enumerate(events_of(num_samples)):
             writer.append(_raw(event, topics, ends, factories.NOW_MS + number))
-            if number % COMMIT == 0:
+            if writer.is_due:
                 writer.commit(ends, dict.fromkeys(ends, 0))
         writer.commit(ends, dict.fromkeys(ends, 0))
         writer.seal()

@@ -9,8 +9,8 @@ One embedded broker, one topic of `--live` scored trajectories (64 tokens each),
 - record: the same through a `Recorder` into a folder.
 - replay: the recording into another prefix of the same broker, as fast as possible.
 - read: the recording alone, no broker.
-- by id: in a recording of `--samples`, made without a broker: opening it, and one sample by group
-  and number, down to the decoded event; nothing is held from one to the next.
+- by id: in a recording of `--samples`, made without a broker: opening it, and one group by its
+  key, down to the decoded events; nothing is held from one to the next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from rlstreams.debug.replay.player import Pace, Player
-from rlstreams.schemas.events import ScoredTrajectory, Tensor
+from rlstreams.schemas.events import Tensor
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
@@ -121,8 +121,9 @@ def by_id(folder: Path, count: int) -> list[float]:
     for number in np.random.default_rng(1).integers(0, count, 20).tolist():
         started_s = time.monotonic()
         with Recording(folder) as recording:
-            (found,) = recording.by_id(ScoredTrajectory, str(number // 8), number % 8)
-            assert found.event.trajectory.sample == number % 8
+            group = recording.keyed(SCORED.name, [str(number // 8).encode()])
+            events = [recording.decoded(raw).event for raw in group]
+            assert number % 8 in [e.trajectory.sample for e in events]  # type: ignore[union-attr]
         taken.append(time.monotonic() - started_s)
     return taken
 
@@ -148,7 +149,7 @@ def record_alone(folder: Path, count: int) -> None:
             )
             at[partition] += 1
             writer.append(raw)
-            if number % BATCH == BATCH - 1:
+            if writer.is_due:
                 writer.commit({Partition(SCORED.name, p): at[p] for p in (0, 1)}, {})
         writer.commit({Partition(SCORED.name, p): at[p] for p in (0, 1)}, {})
         writer.seal()

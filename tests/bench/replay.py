@@ -236,7 +236,7 @@ def main() -> int:
     state = broker.start()
     machine, results = hardware(), {}
     try:
-        bench = Bench(state.bootstrap, state.pid)
+        bench = Bench(state.bootstrap, state.pid, PARTITIONS)
         for name in args.payloads:
             place = (state.bootstrap, state.pid)
             results[name] = measure(bench, place, name, args.rounds, scratch)

@@ -1,22 +1,24 @@
 """`rlstreams diff`: what two accounts of a run say differently, record by record.
 
 Records are paired by what they are about (a sample, a step, a version), never by where they lie.
-Of several records of one sample the first counts, as everywhere. Memory is constant: the second
-account is looked up through its index.
+Of several records of one sample the first counts, as everywhere. Memory is a position for each
+record of the second account, which is looked up there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rlstreams.debug.replay.fields import Difference, differing
-from rlstreams.schemas.events import Event
-from rlstreams.streams.recording import Entry, Recording
+from rlstreams.schemas.events import EVENTS
+from rlstreams.streams.log.record import Position
+from rlstreams.streams.recording import Recording
+from rlstreams.streams.recording.facts import facts_of
 
-# How each kind of event is paired: by these columns of the index. Other kinds are facts about one
-# run's processes (heartbeats, reports, claims), which no other run shares.
+# How each kind of event is paired: by these facts. Other kinds are about one run's processes
+# (heartbeats, reports, claims), which no other run shares.
 PAIRED: dict[str, tuple[str, ...]] = {
     "Prompt": ("group_id", "sample"),
     "Trajectory": ("group_id", "sample"),
@@ -25,6 +27,7 @@ PAIRED: dict[str, tuple[str, ...]] = {
     "PolicyPublished": ("version",),
     "DeadLetter": ("group_id", "sample"),
 }
+Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,8 @@ class Pair:
 
     event: str
     about: str  # `17/3`, `step 4`
-    one: Entry
-    other: Entry
+    one: Position
+    other: Position
     differences: tuple[Difference, ...]
 
 
@@ -87,67 +90,59 @@ def diff(
         tolerance: numbers that are at most this far apart are equal.
         everything: also who wrote a record, when, and where things lie.
     """
-    here = {file.kind.event for file in other.files}
-    names = [name for name in PAIRED if (name in events if events else name in here)]
-    return [_compare(one, other, name, tolerance, everything) for name in names]
+    found = []
+    for name in PAIRED:
+        twins = _firsts(other, name) if name in (events or PAIRED) else {}
+        if twins or name in events:
+            found.append(_compare(one, other, name, twins, tolerance, everything))
+    return found
 
 
 def _compare(
-    one: Recording, other: Recording, name: str, tolerance: float, everything: bool
+    one: Recording,
+    other: Recording,
+    name: str,
+    twins: dict[Key, Position],
+    tolerance: float,
+    everything: bool,
 ) -> Summary:
     summary = Summary(event=name)
-    for entry in _firsts(one, name):
-        twin = _twin(other, name, entry)
+    firsts = _firsts(one, name)
+    for key, position in firsts.items():
+        twin = twins.get(key)
         if twin is None:
             summary.missing += 1
             continue
-        left, right = _event(one, entry), _event(other, twin)
+        left, right = one.decoded(one.at(position)).event, other.decoded(other.at(twin)).event
         found = differing(left, right, tolerance=tolerance, everything=everything)
         summary.add(
             Pair(
                 event=name,
-                about=about(name, entry),
-                one=entry,
+                about=_about(name, key),
+                one=position,
                 other=twin,
                 differences=tuple(found),
             )
         )
-    summary.extra = sum(_twin(one, name, entry) is None for entry in _firsts(other, name))
+    summary.extra = len(twins.keys() - firsts.keys())
     return summary
 
 
-def _firsts(recording: Recording, name: str) -> Iterator[Entry]:
-    """The records that count: of each sample the first."""
-    keys = ", ".join(f"r.{column}" for column in PAIRED[name])
-    last: tuple[object, ...] | None = None
-    where = f'f.event = ? ORDER BY {keys}, r.timestamp_ms, f.partition, r."offset"'
-    for entry in recording.index.entries(where, [name]):
-        key = _key(name, entry)
-        if key != last:
-            yield entry
-        last = key
+def _firsts(recording: Recording, name: str) -> dict[Key, Position]:
+    """Where the records lie that count: of each sample the first."""
+    (kind,) = (cls for cls in EVENTS if cls.__name__ == name)
+    found: dict[Key, Position] = {}
+    for record in recording.events(kind):
+        facts = facts_of(record.event)
+        key = tuple(getattr(facts, column) for column in PAIRED[name])
+        found.setdefault(key, record.position)
+    return found
 
 
-def _twin(recording: Recording, name: str, entry: Entry) -> Entry | None:
-    keys = " AND ".join(f"r.{column} = ?" for column in PAIRED[name])
-    where = f'f.event = ? AND {keys} ORDER BY r.timestamp_ms, f.partition, r."offset" LIMIT 1'
-    return next(recording.index.entries(where, [name, *_key(name, entry)]), None)
-
-
-def _key(name: str, entry: Entry) -> tuple[object, ...]:
-    return tuple(getattr(entry.facts, column) for column in PAIRED[name])
-
-
-def about(name: str, entry: Entry) -> str:
+def _about(name: str, key: Key) -> str:
     """What a record is about, for people."""
-    if PAIRED[name] == ("group_id", "sample"):
-        return f"sample {entry.facts.group_id}/{entry.facts.sample}"
-    (column,) = PAIRED[name]
-    return f"{column} {getattr(entry.facts, column)}"
-
-
-def _event(recording: Recording, entry: Entry) -> Event:
-    return recording.decoded(recording.read(entry)).event
+    words = "/".join(map(str, key))
+    return f"sample {words}" if len(key) > 1 else f"{PAIRED[name][0]} {words}"
 
 
 def lines(summaries: Collection[Summary]) -> list[str]:
@@ -175,7 +170,7 @@ def _pair(pair: Pair) -> list[str]:
     more = len(pair.differences) - 1
     found = [
         f"first different {pair.event}: {pair.about}",
-        f"  {pair.one.position}  and  {pair.other.position}",
+        f"  {pair.one}  and  {pair.other}",
         f"  {first.path}: {first.one}  and  {first.other}",
     ]
     if first.context:

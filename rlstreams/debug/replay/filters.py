@@ -1,16 +1,16 @@
-"""Which records of a recording are played: what was asked for, resolved with its index."""
+"""Which records of a recording are played: what was asked for, resolved by what it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, Trajectory
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.utc import utc_text
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.facts import facts_of
 from rlstreams.streams.recording.selection import Range, Selection
 
 ONLY, WITHOUT = "only", "without"
@@ -18,7 +18,7 @@ ONLY, WITHOUT = "only", "without"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFilter:
-    """What was asked for beyond a selection; it takes the index to resolve it."""
+    """What was asked for beyond a selection; it takes the recording to resolve it."""
 
     selection: Selection
     rewards: Range | None = None
@@ -40,14 +40,18 @@ def resolve(recording: Recording, record_filter: RecordFilter) -> Selection:
     if record_filter.dead_letters:
         selection = _with_groups(selection, _dead(recording, record_filter.dead_letters))
     if record_filter.rewards is not None:
-        selection = _with_samples(
-            selection, _rewarded(recording, record_filter.rewards), "--rewards"
+        rewarded = frozenset(
+            (record.event.group_id, record.event.sample)
+            for record in recording.events(Trajectory)
+            if record.event.reward in record_filter.rewards
         )
+        selection = _with_samples(selection, rewarded, "--rewards")
     if record_filter.staleness is not None:
         found = frozenset(
-            (fact.group_id, fact.sample)
-            for fact in recording.index.trained()
-            if fact.staleness in record_filter.staleness
+            (ref.group_id, ref.sample)
+            for step in _steps(recording)
+            for ref in step.samples
+            if step.policy_version - 1 - ref.oldest_policy_version in record_filter.staleness
         )
         selection = _with_samples(selection, found, "--staleness")
     if record_filter.begin or record_filter.end:
@@ -60,16 +64,12 @@ def resolve(recording: Recording, record_filter: RecordFilter) -> Selection:
 
 
 def chosen(
-    recording: Recording, selection: Selection, start: Mapping[Partition, int] | None = None
+    recording: Recording, selection: Selection, since_ms: int | None = None
 ) -> Iterator[RawRecord]:
-    """The records of a selection, in the order of the recording; from offsets `start` on."""
+    """The records of a selection, in the order of the recording; from a recorded time on."""
     is_all = selection == Selection()
-    for raw in recording.records(selection.topics, start=start):
-        if is_all:
-            yield raw
-            continue
-        event = recording.event(raw)
-        if selection.wants(raw, event, facts_of(event)):
+    for raw in recording.records(selection.topics, since_ms=since_ms):
+        if is_all or selection.wants(raw, recording.event(raw)):
             yield raw
 
 
@@ -81,7 +81,7 @@ def moment(recording: Recording, text: str) -> int:
         ConfigError: none of these.
     """
     kind, _, number = text.partition(":")
-    span = recording.index.time_span()
+    span = recording.time_span
     if span is None:
         raise NotRecordedError(f"{recording.folder} holds no record")
     first, last = span
@@ -109,57 +109,38 @@ def moment(recording: Recording, text: str) -> int:
 
 def _announced(recording: Recording, kind: str, number: int, first_ms: int) -> int:
     """When a step could begin, or a version was made: at the end of the step before."""
-    event = "StepCompleted"
-    column = "step" if kind == "step" else "version"
     wanted = number - 1 if kind == "step" else number
-    known = sorted(
-        {
-            getattr(entry.facts, column)
-            for entry in recording.index.entries("f.event = ?", [event])
-            if getattr(entry.facts, column) is not None
-        }
-    )
     if wanted == 0:
         return first_ms
-    limit = known[-1] if known else 0
-    if (kind == "step" and number not in known) or wanted not in known:
-        there = f"{kind}s {known[0]} to {limit}" if known else f"no {kind} at all"
+    times: dict[int, int] = {}
+    for record in recording.events(StepCompleted):
+        made = record.event.step if kind == "step" else record.event.policy_version
+        times.setdefault(made, record.raw.timestamp_ms)
+    if (kind == "step" and number not in times) or wanted not in times:
+        there = f"{kind}s {min(times)} to {max(times)}" if times else f"no {kind} at all"
         raise NotRecordedError(f"{kind}:{number} is outside the recording: it holds {there}")
-    where = f"f.event = ? AND r.{column} = ? LIMIT 1"
-    return next(recording.index.entries(where, [event, wanted])).timestamp_ms
+    return times[wanted]
+
+
+def _steps(recording: Recording) -> Iterator[StepCompleted]:
+    return (record.event for record in recording.events(StepCompleted))
 
 
 def _groups_of_steps(recording: Recording, steps: Range) -> frozenset[str]:
-    trained = recording.index.trained()
-    found = frozenset(fact.group_id for fact in trained if fact.step in steps)
+    by_step = {step.step: {ref.group_id for ref in step.samples} for step in _steps(recording)}
+    found = frozenset(g for step, groups in by_step.items() if step in steps for g in groups)
     if not found:
-        known = sorted({fact.step for fact in trained})
-        there = f"steps {known[0]} to {known[-1]}" if known else "no completed step"
+        there = f"steps {min(by_step)} to {max(by_step)}" if by_step else "no completed step"
         raise NotRecordedError(f"none of the steps asked for is recorded: there is {there}")
     return found
 
 
 def _dead(recording: Recording, which: str) -> frozenset[str]:
-    dead = {
-        entry.facts.group_id
-        for entry in recording.index.entries("f.event = 'DeadLetter'")
-        if entry.facts.group_id is not None
-    }
+    dead = {record.event.group_id for record in recording.events(DeadLetter)}
     if which == ONLY:
         return frozenset(dead)
-    where = "f.event = 'Prompt' OR f.event = 'Trajectory'"
-    every = {entry.facts.group_id for entry in recording.index.entries(where)}
-    return frozenset(group for group in every if group is not None and group not in dead)
-
-
-def _rewarded(recording: Recording, rewards: Range) -> frozenset[tuple[str, int]]:
-    where = "r.reward IS NOT NULL AND r.reward >= ? AND r.reward <= ?"
-    entries = recording.index.entries(where, [rewards.first, rewards.last])
-    return frozenset(
-        (entry.facts.group_id, entry.facts.sample)
-        for entry in entries
-        if entry.facts.group_id is not None and entry.facts.sample is not None
-    )
+    prompts = {record.event.group_id for record in recording.events(Prompt)}
+    return frozenset(prompts | {r.event.group_id for r in recording.events(Trajectory)}) - dead
 
 
 def _with_groups(selection: Selection, groups: frozenset[str]) -> Selection:

@@ -21,7 +21,6 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import WINDOW_HEADER, Outgoing, Position, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.streams.recording.facts import facts_of
 from rlstreams.streams.recording.selection import Selection
 
 AHEAD = 4  # windows that were sent and are not scored yet
@@ -133,7 +132,7 @@ def _replayable(
 ) -> Iterator[list[Record[ScoredTrajectory]]]:
     for window in _windows(recording, made):
         events = [scored.event for scored in window]
-        if not any(_is_meant(selection, recording, scored) for scored in window):
+        if not any(selection.wants(scored.raw, scored.event) for scored in window):
             continue
         versions = {score.policy_version for event in events for score in event.scores}
         anchors = {score.anchor for event in events for score in event.scores}
@@ -145,15 +144,11 @@ def _replayable(
             yield window
 
 
-def _is_meant(selection: Selection, recording: Recording, scored: Record[ScoredTrajectory]) -> bool:
-    return selection.wants(scored.raw, scored.event, facts_of(scored.event))
-
-
 def _windows(recording: Recording, made: ScoreReplay) -> Iterator[list[Record[ScoredTrajectory]]]:
     """Whole windows in the order in which they were finished; holds only those that are not."""
     open_: defaultdict[tuple[str, int], dict[int, Record[ScoredTrajectory]]] = defaultdict(dict)
     seen: set[Sample] = set()
-    for record in recording.events(ScoredTrajectory, [SCORED.name]):
+    for record in recording.events(ScoredTrajectory):
         event = record.event
         if _sample(event) in seen:
             made.skipped["second records of a sample"] += 1
@@ -184,7 +179,7 @@ def _prescribed(recording: Recording, window: Sequence[Record[ScoredTrajectory]]
 def _trajectory(recording: Recording, scored: ScoredTrajectory) -> Outgoing:
     """As it was recorded, or out of the score, which holds all of it."""
     position = Position(TRAJECTORIES.name, scored.trajectory_partition, scored.trajectory_offset)
-    if recording.index.at(position) is not None:
-        return outgoing_of(recording.at(position), recording.manifest.run, is_part=True)
+    if (raw := recording.find(position)) is not None:
+        return outgoing_of(raw, recording.manifest.run, is_part=True)
     made = outgoing(TRAJECTORIES, scored.trajectory, partition=scored.trajectory_partition)
     return replace(made, value=encode(scored.trajectory))

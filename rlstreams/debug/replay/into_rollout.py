@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rlstreams.debug.replay.fields import Difference, differing
 from rlstreams.debug.replay.player import outgoing_of
@@ -17,13 +18,22 @@ from rlstreams.debug.replay.solo import Feeder, Outputs, SoloRole
 from rlstreams.debug.replay.target import Target
 from rlstreams.debug.replay.weights import RecordedWeights
 from rlstreams.schemas.events import PolicyLoaded, Trajectory
-from rlstreams.streams.log.record import Outgoing, Position, Record
+from rlstreams.streams.log.record import Position, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_PULLS, PROMPTS, TRAJECTORIES
-from rlstreams.streams.recording import Entry, NotRecordedError, Recording
+from rlstreams.streams.recording import NotRecordedError, Recording
+from rlstreams.streams.recording.facts import facts_of
 from rlstreams.streams.recording.selection import Selection
 
 Sample = tuple[str, int]
 _BATCH = 500  # prompts that are sent before their trajectories are waited for
+
+
+class Fed(NamedTuple):
+    """A sample that can be sampled again: where its records lie."""
+
+    sample: Sample
+    trajectory: Position
+    prompt: Position
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +87,7 @@ def replay_rollout(
         )
     topics = [TRAJECTORIES.name, DEAD_LETTERS.name, POLICY_PULLS.name]
     held: set[int] = set()
-    open_: dict[Sample, Entry] = {}
+    open_: dict[Sample, Fed] = {}
     with (
         Outputs(target.bus, topics) as outputs,
         Feeder(target.bus) as feeder,
@@ -93,79 +103,60 @@ def replay_rollout(
                     _compare(recording, record, open_, made)
             return bool(records)
 
-        for version, entries in sorted(by_version.items()):
+        for version, samples in sorted(by_version.items()):
             feeder.send([weights.announcement(version, {version})])
             role.until(lambda v=version: v in held, look, f"version {version}")  # type: ignore[misc]
-            for at in range(0, len(entries), _BATCH):
-                batch = entries[at : at + _BATCH]
-                open_.update({_sample(entry): entry for entry in batch})
-                feeder.send([_prompt(recording, entry) for entry in batch])
+            for at in range(0, len(samples), _BATCH):
+                batch = samples[at : at + _BATCH]
+                open_.update({fed.sample: fed for fed in batch})
+                prompts = [recording.at(fed.prompt) for fed in batch]
+                run = recording.manifest.run
+                feeder.send([outgoing_of(raw, run, is_part=True) for raw in prompts])
                 role.until(lambda: not open_, look, f"{len(batch)} trajectories")
     return made
 
 
 def fed_by_version(
     recording: Recording, selection: Selection, available: Set[int], made: RolloutReplay
-) -> dict[int, list[Entry]]:
+) -> dict[int, list[Fed]]:
     """First trajectories of samples that can be sampled again, by the one version that did.
 
     Args:
         available: versions whose weights are at hand.
-        made: told what is skipped, and why.
+        made: counts what is skipped, and why.
     """
-    found: defaultdict[int, list[Entry]] = defaultdict(list)
+    found: defaultdict[int, list[Fed]] = defaultdict(list)
     seen: set[Sample] = set()
-    where = "f.event = 'Trajectory' AND f.topic = ? ORDER BY f.partition, r.\"offset\""
-    for entry in recording.index.entries(where, [TRAJECTORIES.name]):
-        if _sample(entry) in seen or not _is_meant(selection, entry):
+    for record in recording.events(Trajectory):
+        event, sample = record.event, (record.event.group_id, record.event.sample)
+        if sample in seen or not selection.wants(record.raw, event):
             continue
-        seen.add(_sample(entry))
-        version, oldest = entry.facts.version, entry.facts.oldest_version
-        if version is None or version != oldest:
+        seen.add(sample)
+        facts = facts_of(event)
+        if facts.version is None or facts.version != facts.oldest_version:
             made.skipped["sampled while the weights changed"] += 1
-        elif entry.facts.attempt:  # draws are keyed by it, and a replay begins with the first
+        elif event.attempt:  # draws are keyed by it, and a replay begins with the first
             made.skipped["sampled in a later attempt"] += 1
-        elif version not in available:
+        elif facts.version not in available:
             made.skipped["sampled by a version whose weights are not at hand"] += 1
         else:
-            found[version].append(entry)
+            prompt = Position(PROMPTS.name, event.prompt_partition, event.prompt_offset)
+            found[facts.version].append(Fed(sample, record.position, prompt))
     return dict(found)
 
 
-def _is_meant(selection: Selection, entry: Entry) -> bool:
-    facts = entry.facts
-    return (
-        (selection.groups is None or facts.group_id in selection.groups)
-        and (selection.samples is None or _sample(entry) in selection.samples)
-        and (selection.rows is None or facts.row in selection.rows)
-        and (selection.time_ms is None or entry.timestamp_ms in selection.time_ms)
-        and (selection.versions is None or (facts.version or 0) in selection.versions)
-    )
-
-
-def _sample(entry: Entry) -> Sample:
-    return str(entry.facts.group_id), int(entry.facts.sample or 0)
-
-
-def _prompt(recording: Recording, entry: Entry) -> Outgoing:
-    trajectory = recording.decoded(recording.read(entry)).event
-    assert isinstance(trajectory, Trajectory)
-    position = Position(PROMPTS.name, trajectory.prompt_partition, trajectory.prompt_offset)
-    return outgoing_of(recording.at(position), recording.manifest.run, is_part=True)
-
-
 def _compare(
-    recording: Recording, record: Record[object], open_: dict[Sample, Entry], made: RolloutReplay
+    recording: Recording, record: Record[object], open_: dict[Sample, Fed], made: RolloutReplay
 ) -> None:
     event = record.event
     group, number = getattr(event, "group_id", None), getattr(event, "sample", None)
-    entry = open_.pop((str(group), int(number)), None) if number is not None else None
-    if entry is None:
+    fed = open_.pop((str(group), int(number)), None) if number is not None else None
+    if fed is None:
         return
     if not isinstance(event, Trajectory):
         made.num_failed += 1
         return
-    recorded = recording.decoded(recording.read(entry)).event
+    recorded = recording.decoded(recording.at(fed.trajectory)).event
     assert isinstance(recorded, Trajectory)
     found = [d for d in differing(recorded, event) if d.field != "attempt"]
     made.num_equal += not found
@@ -176,7 +167,7 @@ def _compare(
         made.by_field[difference.field] += 1
         if is_same:
             made.largest_gap = max(made.largest_gap, difference.gap)
-        made.first = made.first or ((str(group), int(number or 0)), difference)
+        made.first = made.first or (fed.sample, difference)
 
 
 def _says(trajectory: Trajectory) -> Sequence[object]:

@@ -20,7 +20,7 @@ class Bar:
     """How far a replay is in recorded time, and how fast."""
 
     def __init__(self, recording: Recording, pace: Pace) -> None:
-        span = recording.index.time_span() or (0, 0)
+        span = recording.time_span or (0, 0)
         self._first_ms, self._last_ms = span
         self._pace = pace
         self._played: Played | None = None

@@ -10,19 +10,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rlstreams.schemas.events import TrainerStarted
+from rlstreams.schemas.events import StepCompleted, TrainerStarted
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, OffsetGoneError
 from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
 from rlstreams.streams.recording.recorder import DONE, ORDER, Progress, Recorder
-from rlstreams.streams.recording.selection import Selection
+from rlstreams.streams.recording.selection import Range, Selection
+from rlstreams.streams.run.run_log import BusLog
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
 QUIET_S = 5.0  # after the trainer is done: the last evaluation may still come in
-_LIBRARIES = ("rlstreams", "fastavro", "zstandard", "confluent-kafka", "numpy")
+_LIBRARIES = ("rlstreams", "pyarrow", "confluent-kafka", "numpy")
 _POLL_S = 0.2
 _COPY_EVERY_S = 1.0
 
@@ -49,8 +51,8 @@ class RecordingResult:
     num_bytes: int  # of values, read by this process
     seconds: float
     is_resumed: bool
-    # By fingerprint, hexadecimal: records kept as bytes, for their schema could not be asked for.
-    unasked: Mapping[str, int] = field(default_factory=dict)
+    # By fingerprint, hexadecimal: records under a schema that could not be asked for.
+    unread: Mapping[str, int] = field(default_factory=dict)
 
 
 def record(
@@ -79,7 +81,6 @@ def record(
         last = now
         on_progress(now)
 
-    unasked: Mapping[str, int] = {}
     copies = Copies(Path(config.folder), options)
     manifest = _manifest(bus, config, options)
     with RecordingWriter(options.folder, manifest) as writer:
@@ -92,11 +93,10 @@ def record(
                 recorder.commit()  # whoever goes on with it does so behind what was read
                 copies.take(is_last=True)
                 if not (options.is_followed and recorder.trainer_state == DONE):
-                    raise
-                # The broker of a run that is over was stopped: there is nobody to ask.
-                unasked = recorder.unasked()
+                    raise  # the broker of a run that is over may be stopped
             copies.take(is_last=True)
-        sealed = writer.seal(extra=_with_claim(writer))
+            unread = recorder.unread
+        sealed = writer.seal(extra=_with_claim(writer, unread))
     return RecordingResult(
         manifest=sealed,
         num_records=sum(topic.num_records for topic in sealed.topics.values()),
@@ -104,7 +104,7 @@ def record(
         num_bytes=last.num_bytes,
         seconds=time.monotonic() - started_s,
         is_resumed=writer.is_resumed,
-        unasked=unasked,
+        unread=unread,
     )
 
 
@@ -192,17 +192,34 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _with_claim(writer: RecordingWriter) -> Manifest:
+def _with_claim(writer: RecordingWriter, unread: Mapping[str, int]) -> Manifest:
     """The manifest, with data, tokenizer, model and libraries as the newest claim names them."""
     with Recording(writer.folder) as recording:
         claims = [record.event for record in recording.events(TrainerStarted)]
+    missing = [f"schema {print_} of {counted(n, 'record')}" for print_, n in sorted(unread.items())]
+    manifest = replace(writer.manifest, missing=missing)
     if not claims:
-        return writer.manifest
+        return manifest
     newest = max(claims, key=lambda claim: claim.epoch)
     trained = {f"trainer.{name}": value for name, value in newest.versions.items()}
     return replace(
-        writer.manifest,
+        manifest,
         config=newest.config,
         hashes=newest.hashes,
         versions=writer.manifest.versions | trained,
     )
+
+
+def groups_of_steps(bus: Bus, steps: Range) -> frozenset[str]:
+    """The groups that these steps trained on: one pass over `steps`.
+
+    Raises:
+        DeadlineError: the broker stopped delivering.
+    """
+    with BusLog(bus, "steps") as log:
+        return frozenset(
+            ref.group_id
+            for record in log.read(StepCompleted, skip_unreadable=True)
+            if record.event.step in steps
+            for ref in record.event.samples
+        )

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlstreams.debug.replay.filters import chosen, moment, time_text
-from rlstreams.schemas.events import TrainerStarted
-from rlstreams.streams.log.record import Partition, RawRecord
-from rlstreams.streams.log.topics import SCHEMAS, STEPS
+from rlstreams.schemas.events import StepCompleted, TrainerStarted
+from rlstreams.streams.log.record import RawRecord
+from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.selection import Selection
 
@@ -65,34 +65,23 @@ class Seeker:
         On a way forward it begins with the schemas and claims that are leapt over: what follows
         cannot be understood without them.
         """
-        yield from self._leapt(now_ms, to_ms)
-        start = self._recording.index.offsets_since(to_ms)
-        yield from chosen(self._recording, self._selection, start)
-
-    def _leapt(self, now_ms: int, to_ms: int) -> Iterator[RawRecord]:
-        where = (
-            "(f.topic = ? OR f.event = ?) AND r.timestamp_ms > ? AND r.timestamp_ms < ?"
-            ' ORDER BY f.topic = ? DESC, r.timestamp_ms, r."offset"'
-        )
-        kinds = (SCHEMAS.name, TrainerStarted.__name__)
-        for entry in self._recording.index.entries(where, [*kinds, now_ms, to_ms, SCHEMAS.name]):
-            if self._selection.wants_partition(Partition(*entry.position[:2])):
-                yield self._recording.read(entry)
+        leapt = [
+            *self._recording.records([SCHEMAS.name]),
+            *(record.raw for record in self._recording.events(TrainerStarted)),
+        ]
+        for raw in leapt:
+            if now_ms < raw.timestamp_ms < to_ms and self._selection.wants_partition(raw.partition):
+                yield raw
+        yield from chosen(self._recording, self._selection, to_ms)
 
     def _step_at(self, now_ms: int) -> int:
         """The number of the step that was under way."""
-        where = "f.topic = ? AND f.event = ? AND r.timestamp_ms >= ? ORDER BY r.step LIMIT 1"
-        after = next(
-            self._recording.index.entries(where, [STEPS.name, "StepCompleted", now_ms + 1]), None
-        )
-        if after is not None and after.facts.step is not None:
-            return after.facts.step
-        where = "f.topic = ? AND f.event = ? ORDER BY r.step DESC LIMIT 1"
-        last = next(self._recording.index.entries(where, [STEPS.name, "StepCompleted"]), None)
-        return 1 if last is None or last.facts.step is None else last.facts.step + 1
+        steps = [*self._recording.events(StepCompleted)]
+        later = [record.event.step for record in steps if record.raw.timestamp_ms > now_ms]
+        return min(later) if later else 1 + max((record.event.step for record in steps), default=0)
 
     def _span(self) -> tuple[int, int]:
-        span = self._recording.index.time_span()
+        span = self._recording.time_span
         if span is None:
             raise NotRecordedError(f"{self._recording.folder} holds no record")
         limits = self._selection.time_ms

@@ -145,7 +145,9 @@ def test_a_worker_without_its_file_says_so(tmp_path, capsys):
     assert f"{tmp_path}/no.json: cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["recordings", "--json"], ["recordings", "--json", "."]])
+@pytest.mark.parametrize(
+    "words", [["record", "list", "--json"], ["record", "verify", ".", "--json"]]
+)
 def test_json_lines_stay_json_where_there_is_nothing(tmp_path, monkeypatch, capsys, words):
     """What is to be told goes to the other stream."""
     monkeypatch.chdir(tmp_path)

@@ -23,15 +23,15 @@ def test_a_sample_by_its_id(folder: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "step 2" in shown.out
     assert "lineage" in shown.out
     assert "100 " in shown.out
-    assert "" == shown.err
+    assert f"{folder}: records that could not be decoded: 1\n" == shown.err  # with the group's key
 
 
 def test_records_that_cannot_be_read_are_counted(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where they are met: a question that the index answers meets none."""
+    """Each time they are met: in the ranking, and with the group of what is shown."""
     assert 0 == main(["inspect", folder, "--worst", "duration"])
-    assert f"{folder}: records that could not be decoded: 1\n" == capsys.readouterr().err
+    assert f"{folder}: records that could not be decoded: 2\n" == capsys.readouterr().err
 
 
 def test_a_group_is_a_list(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,14 +89,14 @@ def positions_after(raws: Iterable[RawRecord]) -> dict[Partition, int]:
 
 
 def record(
-    folder: Path, raws: Iterable[RawRecord], *, seal: bool = True, block: int = 0
+    folder: Path, raws: Iterable[RawRecord], *, seal: bool = True, each: int = 0
 ) -> list[RawRecord]:
-    """Write a recording; with `block`, a block of its own for each so many records."""
+    """Write a recording; with `each`, a file of its own for each so many records."""
     raws = list(raws)
     with RecordingWriter(folder, manifest()) as writer:
         for number, raw in enumerate(raws, 1):
             writer.append(raw)
-            if block and number % block == 0:
+            if each and number % each == 0:
                 writer.commit(positions_after(raws[:number]), {})
         writer.commit(positions_after(raws), dict.fromkeys(positions_after(raws), 0))
         if seal:

@@ -30,7 +30,7 @@ def test_what_cannot_be_sampled_again_is_skipped_and_counted(tmp_path: Path) -> 
     made = RolloutReplay()
     with Recording(tmp_path / "r") as recording:
         fed = fed_by_version(recording, Selection(), {2}, made)
-        assert {2: ["0"]} == {v: [e.facts.group_id for e in found] for v, found in fed.items()}
+        assert {2: ["0"]} == {v: [f.sample[0] for f in found] for v, found in fed.items()}
     assert {
         "sampled in a later attempt": 2,
         "sampled while the weights changed": 1,

@@ -86,11 +86,10 @@ def test_an_empty_place_says_where_they_would_be(
 
 
 def test_a_recording_without_its_manifest_is_called_one(here: Path) -> None:
-    """Its container files betray it."""
+    """Its files betray it."""
     (here / "recordings/demo/manifest.json").rename(here / "gone.json")
-    (here / "recordings/demo/steps").mkdir()
-    (here / "recordings/demo/steps/0-StepCompleted-00.avro").write_bytes(b"")
-    assert "recordings/demo holds container files of a recording, but its manifest.json" in refusal(
+    (here / "recordings/demo/000000.parquet").write_bytes(b"")
+    assert "recordings/demo holds files of a recording, but its manifest.json" in refusal(
         "recordings/demo"
     )
 
@@ -104,7 +103,7 @@ def test_a_recording_without_its_manifest_is_called_one(here: Path) -> None:
         ["record", "runs/demi"],
         ["export", "runs/demi", "--out", "x.jsonl"],
         ["replay", "recordings/demi", "--into", "trainer"],
-        ["recordings", "recordings/demi"],
+        ["record", "verify", "recordings/demi"],
     ],
 )
 def test_every_command_that_takes_a_folder_says_so(
@@ -160,7 +159,7 @@ def test_commands_are_not_misled_by_checkpoints(
     ):
         assert 78 == main(words), words
         assert "checkpoint" in capsys.readouterr().err.split(";")[0], words
-    assert 1 == main(["recordings", checkpoints])
+    assert 1 == main(["record", "list", checkpoints])
     assert f"no recording in {checkpoints}" in capsys.readouterr().out
 
 

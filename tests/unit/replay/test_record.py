@@ -169,15 +169,16 @@ def unread(world: World) -> list[Outgoing]:
 
 
 @pytest.mark.parametrize("groups", [None, frozenset({"7"})])
-def test_a_record_whose_schema_nobody_can_be_asked_for_is_kept_as_bytes(
+def test_a_record_whose_schema_nobody_can_be_asked_for_is_kept(
     world: World, monkeypatch: pytest.MonkeyPatch, groups: frozenset[str] | None
 ) -> None:
-    """And told; also where nobody knows whether it is one of those that were meant."""
+    """And counted; also where nobody knows whether it is one of those that were meant."""
     world.say(factories.trainer_started())
     values = [b"".join(record.value) for record in unread(world)]
     monkeypatch.setattr(world.bus, "schemas", Away)
     made = world.record(selection=Selection(groups=groups))
-    assert {b"12345678".hex(): 2} == made.unasked
+    assert {b"12345678".hex(): 2} == made.unread
+    assert [f"schema {b'12345678'.hex()} of 2 records"] == made.manifest.missing
     assert made.manifest.is_sealed
     with Recording(world.folder) as recording:
         (claim, *found) = [bytes(raw.value) for raw in recording.partition(Partition("steps", 0))]
@@ -196,24 +197,7 @@ def test_a_schema_that_was_recorded_is_not_asked_for(
     monkeypatch.setattr("rlstreams.debug.replay.record.QUIET_S", 0.2)
     monkeypatch.setattr(world.bus, "schemas", Away)
     made = world.record()
-    assert not made.unasked
-    with Recording(world.folder) as recording:
-        assert 2 == len(list(recording.events(TrainerHeartbeat)))
-
-
-def test_the_broker_of_a_run_that_goes_on_is_waited_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is kept as bytes: the same command asks once more."""
-    world.say(factories.trainer_started(epoch=9), factories.heartbeat(epoch=9))
-    with world.bus.producer("newer") as producer:
-        producer.commit([newer(outgoing(STEPS, factories.heartbeat(epoch=9)))])
-    with monkeypatch.context() as patched:
-        patched.setattr(world.bus, "schemas", Away)
-        with pytest.raises(BrokerError, match="nobody to ask"):
-            world.record()
-    publish(world.bus)
-    assert not world.record(follow=False).unasked
+    assert not made.unread
     with Recording(world.folder) as recording:
         assert 2 == len(list(recording.events(TrainerHeartbeat)))
 
@@ -231,6 +215,7 @@ def test_a_sealed_recording_is_on_disk(world: World, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "fsync", fsync)
     made = world.record(follow=False)
-    assert {str(world.folder / file.name) for file in made.manifest.files} <= set(synced)
+    names = {file.name.replace("000000.parquet", ".open.tmp") for file in made.manifest.files}
+    assert {str(world.folder / name) for name in names} <= set(synced)
     assert {str(world.folder), str(world.folder / "weights")} <= set(synced)
     assert str(world.folder) == synced[-1]

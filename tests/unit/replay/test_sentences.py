@@ -45,22 +45,24 @@ def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None
     record_command._tell(made(1), options)
     record_command._tell(made(2000, new=3), options)
     said = capsys.readouterr().out
-    assert "rec: 1 record, 0.0 MB in Avro files (2.0 MB read in 1.0 s)" in said
-    assert "rec: 2,000 records, 0.0 MB in Avro files (2.0 MB read in 1.0 s, continued: 3 of" in said
+    assert "rec: 1 record, 0.0 MB in Parquet files (2.0 MB read in 1.0 s)" in said
+    assert (
+        "rec: 2,000 records, 0.0 MB in Parquet files (2.0 MB read in 1.0 s, continued: 3 of" in said
+    )
     record_command._show(Progress(num_records=1, num_bytes=0, behind=1))
     assert "1 record, 0.0 MB, 1 offset behind" in capsys.readouterr().err
 
 
-def test_record_says_what_it_holds_as_bytes_alone(capsys: Said) -> None:
+def test_record_says_which_schemas_it_lacks(capsys: Said) -> None:
     """By schema, and what to do: sealed all the same, and not what was asked for."""
     options = RecordingOptions(folder=Path("rec"), selection=Selection(), words={})
-    unread = replace(made(9), unasked={"3132333435363738": 1, "6162636465666768": 20})
+    unread = replace(made(9), unread={"3132333435363738": 1, "6162636465666768": 20})
     assert 0 == record_command._tell(made(9), options)
     assert not capsys.readouterr().err
     assert 1 == record_command._tell(unread, options)
     said = capsys.readouterr().err
     assert "schema 3132333435363738 (1 record), schema 6162636465666768 (20 records)" in said
-    assert "before their schema could be asked for" in said
+    assert "before it could be asked for" in said
 
 
 @pytest.mark.parametrize(("num", "told"), [(1, "1 record would"), (2, "2 records would")])

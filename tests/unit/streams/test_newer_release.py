@@ -9,6 +9,7 @@ import pytest
 
 from rlstreams.debug.letters.read import read_letters
 from rlstreams.debug.letters.text import whole
+from rlstreams.debug.replay.record import groups_of_steps
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.show.monitor.answers import Monitor
 from rlstreams.show.monitor.health import HealthWatch
@@ -22,8 +23,6 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS, TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.bus import RecordingBus
-from rlstreams.streams.recording.index import INDEX_FILE
-from rlstreams.streams.recording.recorder import groups_of_steps
 from rlstreams.streams.recording.selection import Range, Selection
 from rlstreams.streams.run.recorded_log import RecordedLog
 from rlstreams.streams.run.run_log import BusLog
@@ -135,12 +134,7 @@ def test_recordings(tmp_path: Path) -> None:
     record(world, num_times=3)
     assert world.on_the_log() == world.recorded()
     with Recording(world.folder) as recording:
-        assert {"trajectories": "Trajectory"} == {
-            file.kind.partition.topic: file.kind.event
-            for file in recording.files
-            if file.kind.partition.topic == TRAJECTORIES.name
-        }
-        assert 2 == len(list(recording.index.by_id("2")))
+        assert 2 == len(list(recording.keyed(TRAJECTORIES.name, [b"2"])))
         views = Views()
         feed = Feed(RecordingBus(recording), views, (TRAJECTORIES,))
         assert (6, 0) == (feed.poll(0.0), feed.num_unreadable)
@@ -155,16 +149,6 @@ def test_a_recording_of_a_few_topics(tmp_path: Path) -> None:
     world.record(Selection(topics=frozenset({TRAJECTORIES.name})))
     with RecordedLog(world.folder) as log:
         assert [record.event for record in log.read_topic(TRAJECTORIES)]
-
-
-def test_an_index_that_is_made_anew(tmp_path: Path) -> None:
-    """Finds the samples again by the schema in the file's own header."""
-    world = World(tmp_path / "rec")
-    publish(world.bus)
-    record(world, num_times=1)
-    (world.folder / INDEX_FILE).unlink()
-    with Recording(world.folder) as recording:
-        assert 2 == len(list(recording.index.by_id("0")))
 
 
 def test_every_reader_asks_for_schemas() -> None:

@@ -62,5 +62,5 @@ def test_no_recording_is_no_dead_end(
 ) -> None:
     """With the command that makes one."""
     monkeypatch.chdir(tmp_path)
-    assert 1 == main(["recordings"])
+    assert 1 == main(["record", "list"])
     assert "no recording in recordings; make one: rlstreams record RUN" in capsys.readouterr().out
