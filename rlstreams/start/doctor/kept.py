@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from rlstreams.start.doctor.check import Check, fail, ok, warn
 from rlstreams.streams.kafka.facts import BrokerFacts
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
-from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.redo_needs import NeedsView, Retention, retention_problems
 from rlstreams.streams.log.topic import Topic
@@ -61,14 +58,6 @@ def read_whole(bus: Bus, view: NeedsView, topic: Topic) -> None:
     """
     feed = Feed(bus, view, (topic,))
     try:
-        ends, until_s = feed.ends(), time.monotonic() + READ_S
-        while behind := feed.behind(ends):
-            if feed.poll(0.2):
-                until_s = time.monotonic() + READ_S
-            elif time.monotonic() > until_s:
-                raise DeadlineError(
-                    f"reading topic {topic.name}: {behind} offsets are left, and the broker "
-                    f"delivered nothing for {READ_S:g} s"
-                )
+        feed.catch_up(READ_S)
     finally:
         feed.close()
