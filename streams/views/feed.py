@@ -7,6 +7,7 @@ no clock and no bus: `apply` takes one event after another, in the order of its 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topic import Topic
 from rlstreams.streams.log.topics import (
@@ -59,6 +61,7 @@ WATCHED: tuple[Topic, ...] = (
     TRAJECTORIES,
 )
 _BATCH = 500
+_POLL_S = 0.2
 
 
 class View(Protocol):
@@ -175,6 +178,24 @@ class Feed:
             self._view.apply(record.event)
             self._on_record(record)
         return num_records
+
+    def catch_up(self, deadline_s: float) -> None:
+        """Apply all up to where the topics end now.
+
+        Raises:
+            DeadlineError: nothing was delivered for `deadline_s`; names the topics.
+        """
+        ends = self.ends()
+        until_s = time.monotonic() + deadline_s
+        while behind := self.behind(ends):
+            if self.poll(_POLL_S):
+                until_s = time.monotonic() + deadline_s
+            elif time.monotonic() > until_s:
+                names = ", ".join(topic.name for topic in self._topics)
+                raise DeadlineError(
+                    f"reading {names}: {behind} offsets are left, and the broker delivered nothing "
+                    f"for {deadline_s:g} s"
+                )
 
     def behind(self, ends: Mapping[Partition, int]) -> int:
         """Offsets between here and `ends`, over all partitions; 0: all of them was applied."""

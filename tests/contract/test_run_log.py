@@ -24,6 +24,7 @@ def log(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator
         told_run.create(cluster.create)
         bus = cluster.bus()
         told_run.publish(bus, told_run.events())
+        bus.producer("teller").close()  # waits for the transaction's markers: ends lie behind them
     else:
         bus = told_run.memory_bus()
     if request.param == "recording":

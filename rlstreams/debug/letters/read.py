@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import DeadLetter
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.views.feed import Feed
 from rlstreams.streams.views.letters import LETTER_TOPICS, LettersView
-
-POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +30,7 @@ def read_letters(
     view = LettersView(keep_bytes)
     feed = Feed(bus, view, LETTER_TOPICS)
     try:
-        ends = feed.ends()
-        until_s = time.monotonic() + deadline_s
-        while behind := feed.behind(ends):
-            if feed.poll(POLL_S):
-                until_s = time.monotonic() + deadline_s
-            elif time.monotonic() > until_s:
-                names = ", ".join(topic.name for topic in LETTER_TOPICS)
-                raise DeadlineError(
-                    f"reading {names}: {behind} offsets are left, "
-                    f"and the broker delivered nothing for {deadline_s:g} s"
-                )
+        feed.catch_up(deadline_s)
     finally:
         feed.close()
     return ReadLetters(view=view, num_unreadable=feed.num_unreadable)

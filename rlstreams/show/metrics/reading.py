@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -53,7 +52,7 @@ def read_rows(bus: Bus, sink: Sink, *, follow: bool, has_held_out: bool) -> int:
         num_rows += len(rows)
 
     try:
-        _catch_up(feed)
+        feed.catch_up(READ_DEADLINE_S)
         give(is_caught_up=True)
         while follow and not view.is_over:
             try:
@@ -66,15 +65,3 @@ def read_rows(bus: Bus, sink: Sink, *, follow: bool, has_held_out: bool) -> int:
     finally:
         feed.close()
     return num_rows
-
-
-def _catch_up(feed: Feed) -> None:
-    ends = feed.ends()
-    until_s = time.monotonic() + READ_DEADLINE_S
-    while behind := feed.behind(ends):
-        if feed.poll(POLL_S):
-            until_s = time.monotonic() + READ_DEADLINE_S
-        elif time.monotonic() > until_s:
-            raise DeadlineError(
-                f"metrics: {behind} offsets are left, nothing delivered for {READ_DEADLINE_S:g} s"
-            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 from rlstreams.show.report.page import ReportInput, curve_title, render
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.views.feed import Feed, Restart, StepPoint, Views
 from rlstreams.up.live.words import KillMark, spell
 
@@ -44,7 +42,7 @@ def collect(
     views = Views()
     feed = Feed(bus, views)
     try:
-        _catch_up(feed)
+        feed.catch_up(READ_DEADLINE_S)
     finally:
         feed.close()
     state = views.state
@@ -93,15 +91,3 @@ def kill_marks(
         for restart in restarts
         if not restart.was_clean
     )
-
-
-def _catch_up(feed: Feed) -> None:
-    ends = feed.ends()
-    until_s = time.monotonic() + READ_DEADLINE_S
-    while behind := feed.behind(ends):
-        if feed.poll(0.2):
-            until_s = time.monotonic() + READ_DEADLINE_S
-        elif time.monotonic() > until_s:
-            raise DeadlineError(
-                f"report: {behind} offsets are left, nothing delivered for {READ_DEADLINE_S:g} s"
-            )
