@@ -210,7 +210,8 @@ class AuditFold:
             self.breaches.add(BreachKind.BAD_ID, group_id, f"issued for {purpose!r}")
         if self._is_first(sample, raw, place):
             group.size = group.size or max(1, min(size, MAX_SAMPLES))
-            self.newest_group = max(self.newest_group, group.number or 0)
+            if group.number is not None:
+                self.newest_group = max(self.newest_group, group.number)
 
     def _trajectory(self, raw: RawRecord, place: int) -> None:
         values = _TRAJECTORY.read(raw.value, self._schemas)

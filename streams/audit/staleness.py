@@ -28,6 +28,7 @@ class Staleness:
     def scored(self, sample: Sample, place: int, segments: Segments) -> None:
         """Take a scored record."""
         if sample.used == place:
+            sample.used = place  # the very object that `sample.scored` is
             self._measure(sample, segments)
         elif sample.group.is_open:
             self._waiting[place] = sample, segments

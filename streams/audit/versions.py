@@ -43,6 +43,7 @@ class Versions:
         self._made: dict[int, str] = {}  # hash by version
         self._conflicts: dict[int, str] = {}  # a second hash by version
         self._claims: set[int] = set()
+        self._known: dict[Weights, Weights] = {}
         self._publications: list[_Publication] = []  # in the order of their topic
         self._void: dict[Weights, str] = {}  # why nobody should hold these
         self._loads: dict[Load, tuple[Weights, int]] = {}  # with the worker's time, ms
@@ -67,12 +68,12 @@ class Versions:
 
     def published(self, event: PolicyPublished, position: Position) -> None:
         """Take a publication, in the order of its topic."""
-        weights = event.policy_version, intern(event.weight_hash)
+        weights = self._weights(event.policy_version, event.weight_hash)
         self._publications.append(_Publication(weights, event.epoch, position))
 
     def loaded(self, event: PolicyLoaded) -> None:
         """Take a worker's word that it holds a version."""
-        weights = event.policy_version, intern(event.weight_hash)
+        weights = self._weights(event.policy_version, event.weight_hash)
         load = intern(event.worker), intern(event.load_id)
         self._loads.setdefault(load, (weights, event.loaded_at_ms))
 
@@ -80,8 +81,8 @@ class Versions:
         """Take what a trajectory says of its weights."""
         use = self._used.get((load, weights))
         if use is None:
-            load, weights = (intern(load[0]), intern(load[1])), (weights[0], intern(weights[1]))
-            self._used[load, weights] = sample, finished_at_ms
+            load = intern(load[0]), intern(load[1])
+            self._used[load, self._weights(*weights)] = sample, finished_at_ms
         elif finished_at_ms < use[1]:
             self._used[load, weights] = use[0], finished_at_ms
 
@@ -150,6 +151,11 @@ class Versions:
                 detail = f"published with {text[:12]} by epoch {epoch}, {says}"
                 breaches.add(BreachKind.FALSE_VERSION, f"version {version}", detail)
         return set(published), reasons, void
+
+    def _weights(self, version: int, weight_hash: str) -> Weights:
+        """One object for each: every worker names it."""
+        weights = version, intern(weight_hash)
+        return self._known.setdefault(weights, weights)
 
     def _make(self, version: int, weight_hash: str) -> None:
         text = intern(weight_hash)

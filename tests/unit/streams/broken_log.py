@@ -37,7 +37,7 @@ def made_log(chance: random.Random) -> Log:
     log.add("steps", trainer_started(config=CONFIG))
     log.publish(0)
     version, closed = 0, 0
-    for number in range(chance.randint(1, 6)):
+    for number in range(chance.randint(0, 6)):
         group, fate = str(number), chance.choice(FATES)
         if fate in ("trained", "dropped") and closed == number:
             refs = log.score(group, version)
