@@ -179,12 +179,11 @@ class Recording(Closing):
         wanted = pa.array(sorted(keys), pa.binary())
         for partition, groups in sorted(self._by_partition.items()):
             for group in groups if partition.topic == topic else ():
-                if not _may_hold(group, keys):
-                    continue
-                columns = read_group(self.folder, group, ("offset", "key"))
-                found = columns.filter(pc.is_in(columns["key"], wanted))["offset"]
-                held = self._group(group) if len(found) else {}
-                yield from (held[offset] for offset in found.to_pylist())
+                if _may_hold(group, keys):
+                    found = pc.is_in(read_group(self.folder, group, ["key"])["key"], wanted)
+                    if pc.any(found).as_py():
+                        table = read_group(self.folder, group).filter(found)
+                        yield from records_of(table, partition)
 
     def close(self) -> None:
         """Forget what was read; files are open only while they are read."""
