@@ -14,7 +14,8 @@ from torch import Tensor
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.payloads import Payload
-from rlstreams.workers.trainer.learn.packing import micro_batch_borders
+from rlstreams.workers.trainer.learn.cut import cut_bins, cut_rows
+from rlstreams.workers.trainer.learn.packing import num_tokens
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.file import file_name
 
@@ -50,10 +51,9 @@ def compare(
         config: that it was recorded under.
         parameter: where the new weights first differ, see `differing`.
     """
-    planned = micro_batch_borders(
-        [sum(len(s.token_ids) for s in p.scored.trajectory.segments) for p in payloads],
-        config.trainer.micro_batch_tokens,
-    )
+    lengths = [num_tokens(p.scored.trajectory) for p in payloads]
+    cut = (cut_bins if event.bins else cut_rows)(lengths, config.trainer.micro_batch_tokens)
+    planned = cut.sizes
     return [
         Finding(
             name="weights before",

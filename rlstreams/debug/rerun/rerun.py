@@ -31,6 +31,7 @@ from rlstreams.workers.trainer.facts import versions
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
+from rlstreams.workers.trainer.learn.cut import Cut, recorded_cut
 from rlstreams.workers.trainer.parallel.team import team_of
 from rlstreams.workers.trainer.redo.ledger import Ledger, StepFact
 from rlstreams.workers.trainer.redo.redo import differences, read_step, redo_step
@@ -139,7 +140,7 @@ def _rerun(
     event, payloads = _recorded(bus, ready.facts[-1])
     state = _State(training, event.step - 1)
     training.configure(recorded.trainer)
-    again = _train(training, event, payloads)
+    again = _train(training, event, payloads, recorded_cut(event))
     made = _weights(training)
     findings = compare(event, again, payloads, recorded, differing(event, made, weights))
     experiment = None
@@ -147,8 +148,8 @@ def _rerun(
         _check_changed(changed, payloads)
         state.back()
         training.configure(changed.trainer)
-        borders = None if _is_recut(recorded, changed) else event.micro_batches
-        other = _train(training, event, payloads, borders)
+        cut = None if _is_recut(recorded, changed) else recorded_cut(event)
+        other = _train(training, event, payloads, cut)
         experiment = _change(recorded, changed, other, state.weights, made, _weights(training))
     return Rerun(
         step=event.step,
@@ -323,10 +324,9 @@ def _train(
     training: Training,
     event: StepCompleted,
     payloads: Sequence[Payload],
-    borders: Sequence[int] | None = (),
+    cut: Cut | None,
 ) -> Trained:
-    """The step; with the recorded borders unless others are given (None: cut anew)."""
-    cut = event.micro_batches if borders == () else borders
+    """The step; None: cut anew."""
     return training.train(payloads, event.masked, event.policy_version - 1, cut)
 
 

@@ -14,7 +14,7 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.trainer.intake.validation import check_routing
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.loss_totals import LossSums
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import MicroBatch, pack
 from tests.unit.trainer.trainer_builders import (
@@ -117,11 +117,11 @@ def test_both_log_probs_of_the_ratio_are_of_the_same_routes() -> None:
 
 def test_flips_and_records_are_shares_of_rows() -> None:
     """Over all micro-batches; absent where nothing is replayed."""
-    totals = LossTotals()
-    assert not {"routing_flips", "routing_recorded"} & totals.means().keys()
+    totals = LossSums()
+    assert not {"routing_flips", "routing_recorded"} & totals.totals().means().keys()
     totals.add_routes(num_layers=2, recorded=10, forwarded=10, flips=3)
     totals.add_routes(num_layers=2, recorded=5, forwarded=10, flips=0)
-    means = totals.means()
+    means = totals.totals().means()
     assert (means["routing_flips"], means["routing_recorded"]) == (3 / 30, 15 / 20)
 
 

@@ -22,6 +22,7 @@ from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
+from rlstreams.workers.trainer.learn.cut import recorded_cut
 from rlstreams.workers.trainer.redo.ledger import Ledger, StepFact
 from rlstreams.workers.trainer.training.checkpoint import PassedOver
 from rlstreams.workers.trainer.training.training import Trained, Training
@@ -155,7 +156,8 @@ def redo_step(
         RedoError: another batch than recorded.
     """
     training.configure(from_json(ledger.claims[fact.epoch].config).trainer)
-    redone = training.train(payloads, event.masked, event.policy_version - 1, event.micro_batches)
+    cut = recorded_cut(event)
+    redone = training.train(payloads, event.masked, event.policy_version - 1, cut)
     if redone.batch_hash != event.batch_hash:
         raise RedoError(
             f"step {fact.step}: its records have batch hash {redone.batch_hash}, "
