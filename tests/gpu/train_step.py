@@ -35,6 +35,7 @@ from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model import bins
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.model import configure_torch
+from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.cut import Cut, cut_bins, cut_rows
 from rlstreams.workers.trainer.learn.optimizer import Learner
@@ -161,6 +162,9 @@ def learner_of(args: argparse.Namespace, model: Any, case: str, told: dict[str, 
     if case == "bins-compiled":
         why, seconds = timed(lambda: bins.compile_for_bins(scorer, args.bin))
         told |= {"why_eager": why, "compile_s": round(seconds, 1)}
+    if args.checkpointing:
+        scorer.head.holds_logits = False
+        recompute_activations(model)
     section = OptimizerSection(lr=1e-6, warmup_steps=0)
     return Learner(
         model, section, LossSection(), trainable=trainable, scorer=scorer, why_padded=why_padded
@@ -288,10 +292,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--lengths", default="constant,lognormal")
+    parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    configure_torch(4, args.device, fused=True, in_one_order=True)
     device = args.device if args.device == "cpu" else torch.cuda.get_device_name()
     told: dict[str, Any] = {"device": device, "torch": torch.__version__, "cases": {}}
     told |= {name: getattr(args, name) for name in ("shape", "samples", "length", "prompt", "bin")}
@@ -299,6 +303,8 @@ def main() -> None:
         lengths = lengths_of(args, kind)
         for case in args.cases.split(","):
             gc.collect()
+            torch._dynamo.reset()
+            configure_torch(4, args.device, fused=True, in_one_order=True)
             if args.device != "cpu":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
