@@ -20,7 +20,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,38 +41,10 @@ from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.trainable import AllWeights
 from rlstreams.workers.weights.layout import weight_hash
+from tests.gpu.train_memory import SHAPES, model_of, on_policy
 
-# As published for Qwen3: layers, hidden, heads, MLP, whether embeddings are tied.
-SHAPES = {
-    "tiny": (2, 256, 4, 768, True),
-    "0.6b": (28, 1024, 16, 3072, True),
-    "1.7b": (28, 2048, 16, 6144, True),
-    "8b": (36, 4096, 32, 12288, False),
-}
 PEAK = 989e12  # H100 and H200, bf16
 CASES = ("padded", "bins", "bins-compiled", "plain")
-
-
-def model_of(args: argparse.Namespace) -> Any:
-    """Random weights of one seed, in eval mode."""
-    from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
-
-    layers, hidden, heads, width, is_tied = SHAPES[args.shape]
-    config = Qwen3Config(
-        vocab_size=args.vocabulary, hidden_size=hidden, intermediate_size=width,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=min(8, heads // 2),
-        head_dim=128, max_position_embeddings=40960, tie_word_embeddings=is_tied,
-    )  # fmt: skip
-    config._attn_implementation = "sdpa"
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(args.device):
-            model = Qwen3ForCausalLM(config)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    return model.eval().requires_grad_(False)
 
 
 def lengths_of(args: argparse.Namespace, kind: str) -> list[int]:
@@ -121,19 +92,6 @@ def batch_of(args: argparse.Namespace, lengths: list[int], cut: Cut) -> Batch:
         staleness={},
         anchors={},
     )
-
-
-@torch.no_grad()
-def on_policy(learner: Learner, batch: Batch) -> Batch:
-    """The batch as if the present weights had sampled it."""
-    rows = []
-    for row in batch.micro_batches:
-        logprobs_BT = np.zeros(row.real_BT.shape, np.float32)
-        logprobs_BT[row.loss_mask_BT] = learner._score(row).logprobs_N.cpu().numpy()
-        rows.append(
-            replace(row, behavior_logprobs_BT=logprobs_BT, proximal_logprobs_BT=logprobs_BT)
-        )
-    return replace(batch, micro_batches=tuple(rows))
 
 
 def synchronized() -> float:
@@ -295,6 +253,7 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.set_defaults(dtype="bfloat16")
     args = parser.parse_args()
     device = args.device if args.device == "cpu" else torch.cuda.get_device_name()
     told: dict[str, Any] = {"device": device, "torch": torch.__version__, "cases": {}}

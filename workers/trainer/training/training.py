@@ -121,6 +121,14 @@ class Training:
                 numerics_of(model, numerics), ranks=num_ranks, compiled=not self.why_eager
             )
 
+    @property
+    def slower(self) -> dict[str, str]:
+        """What a GPU does the slower way, and why; nothing is missing where it computes."""
+        if self.numerics.device == CPU:
+            return {}
+        reasons = {"rows_padded": self.learner.why_padded, "layers_not_compiled": self.why_eager}
+        return {what: why for what, why in reasons.items() if why}
+
     def check(self) -> None:
         """
         Raises:
