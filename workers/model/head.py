@@ -46,7 +46,8 @@ class Head:
 
     Args:
         rows: of a chunk.
-        holds_logits: keep a chunk's logits for the backward, instead of computing them again.
+        holds_logits: keep all logits for the backward, instead of computing those of several chunks
+            again.
     """
 
     def __init__(self, rows: int, *, holds_logits: bool = False) -> None:
@@ -104,7 +105,8 @@ class _Scored(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         scores_3N = hidden_NH.new_empty(3, len(ids_N), dtype=torch.float32)
         held: list[Tensor] = []
-        is_held = head.holds_logits and any(ctx.needs_input_grad[:2])
+        is_held = head.holds_logits or len(ids_N) <= head.rows
+        is_held = is_held and any(ctx.needs_input_grad[:2])
         for rows in head.chunks(len(ids_N)):
             logits_nV = head.logits(hidden_NH[rows], weight_VH)
             found = head.scores(logits_nV, *head.filled(ids_N[rows], temperature_N[rows]))

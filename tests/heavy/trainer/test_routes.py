@@ -60,14 +60,14 @@ def test_a_micro_batch_has_the_rows_of_its_tokens() -> None:
     mask = Tensor.of(np.array([1, 0], np.uint8))
     batch = packed(
         sample(0, 2, routed_experts=Tensor.of(rows(1, 2, 3), "zstd")),
-        sample(1, 1, routed_experts=Tensor.of(rows(4, 5)), routed_experts_mask=mask),
         sample(2, 2),
+        sample(1, 1, routed_experts=Tensor.of(rows(4, 5)), routed_experts_mask=mask),
     )
     assert batch.routed_experts_BTLK is not None
     assert batch.is_routed_BT is not None
     assert batch.routed_experts_BTLK.shape == (3, 4, 1, 2)
     first_BT = np.where(batch.is_routed_BT, batch.routed_experts_BTLK[:, :, 0, 0].astype(int), -1)
-    assert first_BT.tolist() == [[1, 2, 3, -1], [4, -1, -1, -1], [-1, -1, -1, -1]]
+    assert first_BT.tolist() == [[1, 2, 3, -1], [-1, -1, -1, -1], [4, -1, -1, -1]]
 
 
 def test_where_it_is_off_or_nobody_recorded_any_a_batch_has_no_rows() -> None:
