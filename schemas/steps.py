@@ -112,7 +112,7 @@ class StepCompleted:
     weight_hash: str
     previous_hash: str  # of the weights that the step started from
     samples: tuple[SampleRef, ...]  # in batch order
-    micro_batches: tuple[int, ...]  # samples in each, in batch order; sums to len(samples)
+    micro_batches: tuple[int, ...]  # samples in each, in `order`; sums to len(samples)
     batch_hash: str  # SHA-256 over the records' bytes in batch order
     closed: ClosedGroups
     positions: tuple[PartitionPosition, ...]
@@ -125,6 +125,9 @@ class StepCompleted:
     anchors: dict[str, int] = field(default_factory=dict)  # trained tokens by anchor
     started_at_ms: int = 0
     finished_at_ms: int = 0
+    order: tuple[int, ...] = ()  # places in `samples` as micro-batches take them; (): as they are
+    # Tokens of each micro-batch's bin, where samples lie one behind another; (): padded rows.
+    bins: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -307,7 +307,7 @@ def _trained(event: StepCompleted, position: Position, ref: SampleRef, index: in
         position=position,
         ref=ref,
         index=index,
-        micro_batch=bisect.bisect_right(ends, index),
+        micro_batch=bisect.bisect_right(ends, event.order.index(index) if event.order else index),
         num_samples=len(event.samples),
         masked={m.segment: m.staleness for m in own.masked if m.sample == ref.sample},
     )

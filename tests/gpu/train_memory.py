@@ -34,6 +34,7 @@ from rlstreams.workers.model.base import LOGITS_BYTES
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.trainer.learn.cut import Cut
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.trainable import trainable_of
@@ -99,7 +100,7 @@ def batch_of(args: argparse.Namespace, seed: int) -> Batch:
         )
     return Batch(
         micro_batches=tuple(rows),
-        borders=(1,) * args.sequences,
+        cut=Cut(order=tuple(range(args.sequences)), sizes=(1,) * args.sequences),
         num_loss_tokens=num_loss_tokens,
         staleness={},
         anchors={},

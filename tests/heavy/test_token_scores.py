@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlstreams.workers.model.attention import attention_of
+from rlstreams.workers.model.head import Head
 from rlstreams.workers.model.model import causal_mask, configure_torch, load_model, right_padded
 from rlstreams.workers.model.token_scores import TokenScorer, score_tokens
 from tests import families
@@ -86,16 +87,24 @@ def test_a_head_that_is_not_the_last_step_keeps_the_whole_forward(tmp_path: Path
     torch.testing.assert_close(found.logprobs_N, expected.logprobs_N, rtol=0, atol=1e-5)
 
 
-def test_the_logits_of_all_chosen_tokens_never_exist_at_once(tmp_path: Path) -> None:
-    """Whatever is scored, the head is given no more rows than the bound allows."""
+@pytest.mark.parametrize("holds", [False, True])
+def test_the_logits_of_all_chosen_tokens_never_exist_at_once_in_float32(
+    holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head is given no more rows than the bound allows; once, where logits are held."""
     model: Any = load_model(families.make("LlamaForCausalLM", tmp_path)).requires_grad_(True)
     rows: list[int] = []
+    logits = Head.logits
+
+    def counted(head: Head, hidden_nH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden_nH))
+        return logits(head, hidden_nH, weight_VH)
+
+    monkeypatch.setattr(Head, "logits", counted)
     scorer = TokenScorer(model, causal_mask, chunk_bytes=3 * ROW_BYTES)
-    model.get_output_embeddings().register_forward_hook(
-        lambda _module, _inputs, output: rows.append(output.shape[-2])
-    )
+    scorer.head.holds_logits = holds
     gradients(model, scorer(IDS_BT, REAL_BT, CHOSEN_BT, TEMPERATURE_N))
     num_chosen = int(CHOSEN_BT.sum())
     assert max(rows) == 3
-    assert sum(rows) == 2 * num_chosen  # once forward, once more in the backward
+    assert sum(rows) == num_chosen * (1 if holds else 2)
     assert np.isfinite([float(p.grad.abs().sum()) for p in model.parameters()]).all()

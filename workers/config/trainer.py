@@ -87,7 +87,8 @@ class TrainerSection:
     """A group still incomplete this long after its first sample arrived is dropped. At least twice
     `rollout.sample_deadline_s`."""
     micro_batch_tokens: int = 16384
-    """Tokens (padding included) per forward and backward pass."""
+    """Tokens (padding included) per forward and backward pass: on a GPU of a bin, in which samples
+    lie one behind another."""
     activation_checkpointing: bool = False
     """Keep only each layer's input and recompute the rest in the backward pass: the same bits, a
     third more time."""

@@ -58,6 +58,7 @@ class Numerics:
     experts: str = EXPERTS
     in_one_order: bool = True  # gradients add up so, also on a GPU
     ranks: int = 1  # sums of several are in another order
+    compiled: bool = False  # the layers, and the head's element-wise part
 
 
 def configure_torch(

@@ -1,10 +1,10 @@
 """Log-probs of chosen tokens, without the logits of all: trainer and log-prob worker share it.
 
 A vocabulary is some thirty times wider than a hidden state, so the output head is applied to the
-rows that are asked for, a chunk at a time, and again in the backward: [N, V] never exists whole.
-The head is the library's own, soft caps and scales included: the model's forward, with its lower
-part standing in for itself. That this gives the whole forward's logits is measured when a model is
-taken up; a family where it does not keeps the whole forward.
+rows that are asked for, a chunk at a time. A head that is one matrix is computed here (`head.py`);
+soft caps and scales are the library's own: the model's forward, with its lower part standing in for
+itself. Which of the two gives the whole forward's logits is measured when a model is taken up; a
+family where neither does keeps the whole forward.
 Axes: `B` sequence, `T` token, `N` chosen token, `H` hidden, `V` vocabulary.
 """
 
@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rlstreams.workers.model.attention import Mask
 from rlstreams.workers.model.base import LOGITS_BYTES
+from rlstreams.workers.model.documents import Documents
+from rlstreams.workers.model.head import Head
 from rlstreams.workers.model.one_order import computed_again
 from rlstreams.workers.model.routing import RoutingReplay
 
@@ -58,6 +60,8 @@ class TokenScorer:
         mask: of the real tokens, (B, T) bool, padded at the end.
         chunk_bytes: bound of one chunk's logits in float32, a row at least; a backward holds about
             five arrays of that size.
+
+    `head` is how the rows of a head that is one matrix are scored.
     """
 
     def __init__(
@@ -66,7 +70,8 @@ class TokenScorer:
         self.model = model
         self.routing = RoutingReplay(model)
         self._mask = mask
-        self._chunk_bytes = chunk_bytes
+        self.head = Head(max(1, chunk_bytes // (4 * self.vocab_size)))
+        self._is_plain = False
         self._body = self._find_body()
 
     @property
@@ -75,26 +80,46 @@ class TokenScorer:
         return self._body is not None
 
     def __call__(
-        self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor, temperature_N: Tensor
+        self,
+        ids_BT: Tensor,
+        real_BT: Tensor | None,
+        chosen: Tensor,
+        temperature_N: Tensor,
+        documents: Documents | None = None,
     ) -> TokenScores:
         """Scores of the chosen tokens, row by row; with gradient where it is enabled.
 
         Args:
             ids_BT: int64.
-            real_BT: bool, False is padding at the end of a row.
-            chosen_BT: bool; never a row's first token, which nothing predicts.
+            real_BT: bool, False is padding at the end of a row; None: rows are `documents`.
+            chosen: (B, T) bool, or int64 places (N,) in B x T; never the first token of a row or a
+                document, which nothing predicts.
             temperature_N: of the chosen tokens, row by row.
+            documents: of the one row that there is then (`documents.use_documents`).
         """
-        rows_NX, head = self._rows(ids_BT, real_BT, chosen_BT)
-        ids_N = ids_BT[chosen_BT]
+        if real_BT is not None:
+            inputs = self._padded(ids_BT, real_BT)
+        else:
+            assert documents is not None, "a row is padded, or of documents"
+            inputs = {"input_ids": ids_BT, "use_cache": False, **documents.inputs()}
+        chosen_N = chosen.flatten().nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+        ids_N = ids_BT.flatten()[chosen_N]
+        before_N = chosen_N - 1  # a token's logits predict the next
+        if self._body is None:
+            logits_BTV = self.model(**inputs).logits
+            return score_tokens(logits_BTV.flatten(0, 1)[before_N], ids_N, temperature_N)
+        output = self._body(**inputs)
+        hidden_NH = output.last_hidden_state.flatten(0, 1)[before_N]
+        if self._is_plain:
+            return TokenScores(*self.head(hidden_NH, self._matrix(), ids_N, temperature_N))
+        head = self._head_of(self._body, type(output))
 
-        def score(rows_nX: Tensor, ids_n: Tensor, temperature_n: Tensor) -> TokenScores:
-            return score_tokens(head(rows_nX), ids_n, temperature_n)
+        def score(rows_nH: Tensor, ids_n: Tensor, temperature_n: Tensor) -> TokenScores:
+            return score_tokens(head(rows_nH), ids_n, temperature_n)
 
-        size = self._chunk_rows()
-        if len(ids_N) <= size:
-            return score(rows_NX, ids_N, temperature_N)
-        chunks = (torch.split(tensor, size) for tensor in (rows_NX, ids_N, temperature_N))
+        if len(ids_N) <= self.head.rows:
+            return score(hidden_NH, ids_N, temperature_N)
+        chunks = (torch.split(t, self.head.rows) for t in (hidden_NH, ids_N, temperature_N))
         parts = [
             # No random numbers are drawn: there is no state of a generator to keep.
             checkpoint(
@@ -108,19 +133,7 @@ class TokenScorer:
         ]
         return TokenScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def _rows(
-        self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor
-    ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """What predicts the chosen tokens, and what makes logits of it."""
-        inputs = self._inputs(ids_BT, real_BT)
-        before_BT = chosen_BT[:, 1:]  # column t's logits predict column t + 1
-        if self._body is None:
-            return self.model(**inputs).logits[:, :-1][before_BT], lambda logits: logits
-        output = self._body(**inputs)
-        hidden_BTH = output.last_hidden_state
-        return hidden_BTH[:, :-1][before_BT], self._head_of(self._body, type(output))
-
-    def _inputs(self, ids_BT: Tensor, real_BT: Tensor) -> dict[str, Any]:
+    def _padded(self, ids_BT: Tensor, real_BT: Tensor) -> dict[str, Any]:
         # Padding counts on: positions that stand still would look like packed sequences.
         positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
         return {
@@ -129,6 +142,11 @@ class TokenScorer:
             "position_ids": positions_BT,
             "use_cache": False,
         }
+
+    def _matrix(self) -> Tensor:
+        model: Any = self.model
+        weight: Tensor = model.get_output_embeddings().weight
+        return weight
 
     def _head_of(self, body: nn.Module, output: type[Any]) -> Callable[[Tensor], Tensor]:
         """The library's head: the whole forward, with `body` answering hidden states it is told."""
@@ -141,11 +159,9 @@ class TokenScorer:
 
         return head
 
-    def _chunk_rows(self) -> int:
-        return max(1, self._chunk_bytes // (4 * self._vocab_size))
-
     @property
-    def _vocab_size(self) -> int:
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
         config = getattr(self.model, "config", None)
         return int(config.get_text_config().vocab_size) if config is not None else 1
 
@@ -155,8 +171,8 @@ class TokenScorer:
         if not hasattr(self.model, "get_decoder"):
             return None  # no model of the library
         device = next(self.model.parameters()).device
-        ids_BT = torch.tensor(_PROBE, device=device) % self._vocab_size
-        inputs = self._inputs(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
+        ids_BT = torch.tensor(_PROBE, device=device) % self.vocab_size
+        inputs = self._padded(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
         expected_BTV = self.model(**inputs).logits
         tolerance = HEAD_TOLERANCE.get(expected_BTV.dtype, HEAD_TOLERANCE_LOW)
         model: Any = self.model
@@ -170,10 +186,21 @@ class TokenScorer:
             except _REFUSALS:
                 continue
             expected_NV = expected_BTV.flatten(0, 1)
-            is_alike = found_NV.shape == expected_NV.shape
-            if is_alike and float((found_NV - expected_NV).abs().max()) <= tolerance:
+            if _is_alike(found_NV, expected_NV, tolerance):
+                self._is_plain = self._is_matrix(turned_NH.flip(0), expected_NV, tolerance)
                 return body
         return None
+
+    def _is_matrix(self, hidden_NH: Tensor, expected_NV: Tensor, tolerance: float) -> bool:
+        """Whether the head is one matrix, without caps, scales or adapters."""
+        model: Any = self.model
+        if type(model.get_output_embeddings()) is not nn.Linear:
+            return False
+        return _is_alike(hidden_NH @ self._matrix().T, expected_NV, tolerance)
+
+
+def _is_alike(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance).all())
 
 
 @contextmanager

@@ -128,6 +128,9 @@ def versions(numerics: Numerics) -> dict[str, str]:
     if numerics.device != "cpu":  # a claim without it is of a CPU
         found["device"] = numerics.device
         found["gradients"] = "in one order" if numerics.in_one_order else "in any order"
+        found["layers"] = "as they are"
+    if numerics.compiled:
+        found["layers"] = f"compiled by triton {importlib.metadata.version('triton')}"
     if numerics.ranks > 1:  # likewise, of one rank
         found["ranks"] = str(numerics.ranks)
     for name in _LIBRARIES:

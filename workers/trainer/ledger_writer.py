@@ -114,7 +114,7 @@ class LedgerWriter:
             weight_hash=trained.weight_hash,
             previous_hash=trained.previous_hash,
             samples=_sample_refs(plan, trained),
-            micro_batches=trained.batch.borders,
+            micro_batches=trained.batch.cut.sizes,
             batch_hash=trained.batch_hash,
             closed=closed,
             positions=tuple(positions),
@@ -126,6 +126,8 @@ class LedgerWriter:
             anchors=trained.batch.anchors,
             started_at_ms=finished_ms - round(1000 * trained.seconds),
             finished_at_ms=finished_ms,
+            order=trained.batch.cut.order,
+            bins=trained.batch.cut.bins,
         )
         self._commit([outgoing(STEPS, event)])
         return event
@@ -219,7 +221,8 @@ class LedgerWriter:
 
 
 def _sample_refs(plan: Plan, trained: Trained) -> tuple[SampleRef, ...]:
-    rewards = [t.reward for mb in trained.batch.micro_batches for t in mb.trajectories]
+    found = [t.reward for mb in trained.batch.micro_batches for t in mb.trajectories]
+    rewards = [reward for _, reward in sorted(zip(trained.batch.cut.order, found, strict=True))]
     return tuple(
         SampleRef(
             group_id=planned.seen.group_id,

@@ -56,6 +56,8 @@ class TrainerWorker:
         self._log = get_log(context.role, context.worker, context.instance)
         self._compute_thread = ThreadPoolExecutor(1, "trainer-compute")
         self._reporter = Reporter(context)
+        for what, why in training.slower.items():
+            self._log.warning(what, why=why)
         claimed = claim(context, bus, self._claim)
         self._ledger = claimed.ledger
         self._writer = LedgerWriter(

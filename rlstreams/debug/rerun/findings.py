@@ -17,7 +17,8 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
 from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
 from rlstreams.workers.trainer.intake.payloads import Payload
-from rlstreams.workers.trainer.learn.packing import micro_batch_borders
+from rlstreams.workers.trainer.learn.cut import cut_bins, cut_rows
+from rlstreams.workers.trainer.learn.packing import num_tokens
 from rlstreams.workers.trainer.redo.redo import RedoneStep
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.file import file_name
@@ -49,10 +50,9 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
     """
     event, again, payloads = step.recorded, step.again, step.payloads
     plan = _planned(event, payloads, config)
-    planned = micro_batch_borders(
-        [sum(len(s.token_ids) for s in p.scored.trajectory.segments) for p in payloads],
-        config.trainer.micro_batch_tokens,
-    )
+    lengths = [num_tokens(p.scored.trajectory) for p in payloads]
+    cut = (cut_bins if event.bins else cut_rows)(lengths, config.trainer.micro_batch_tokens)
+    planned = cut.sizes
     return [
         Finding(
             name="weights before",

@@ -14,7 +14,7 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.trainer.intake.validation import check_routing
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.loss_totals import LossSums
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import MicroBatch, pack
 from tests.unit.trainer.trainer_builders import (
@@ -60,14 +60,14 @@ def test_a_micro_batch_has_the_rows_of_its_tokens() -> None:
     mask = Tensor.of(np.array([1, 0], np.uint8))
     batch = packed(
         sample(0, 2, routed_experts=Tensor.of(rows(1, 2, 3), "zstd")),
-        sample(1, 1, routed_experts=Tensor.of(rows(4, 5)), routed_experts_mask=mask),
         sample(2, 2),
+        sample(1, 1, routed_experts=Tensor.of(rows(4, 5)), routed_experts_mask=mask),
     )
     assert batch.routed_experts_BTLK is not None
     assert batch.is_routed_BT is not None
     assert batch.routed_experts_BTLK.shape == (3, 4, 1, 2)
     first_BT = np.where(batch.is_routed_BT, batch.routed_experts_BTLK[:, :, 0, 0].astype(int), -1)
-    assert first_BT.tolist() == [[1, 2, 3, -1], [4, -1, -1, -1], [-1, -1, -1, -1]]
+    assert first_BT.tolist() == [[1, 2, 3, -1], [-1, -1, -1, -1], [4, -1, -1, -1]]
 
 
 def test_where_it_is_off_or_nobody_recorded_any_a_batch_has_no_rows() -> None:
@@ -117,11 +117,11 @@ def test_both_log_probs_of_the_ratio_are_of_the_same_routes() -> None:
 
 def test_flips_and_records_are_shares_of_rows() -> None:
     """Over all micro-batches; absent where nothing is replayed."""
-    totals = LossTotals()
-    assert not {"routing_flips", "routing_recorded"} & totals.means().keys()
+    totals = LossSums()
+    assert not {"routing_flips", "routing_recorded"} & totals.totals().means().keys()
     totals.add_routes(num_layers=2, recorded=10, forwarded=10, flips=3)
     totals.add_routes(num_layers=2, recorded=5, forwarded=10, flips=0)
-    means = totals.means()
+    means = totals.totals().means()
     assert (means["routing_flips"], means["routing_recorded"]) == (3 / 30, 15 / 20)
 
 

@@ -6,9 +6,9 @@ import socket
 
 import numpy as np
 
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch, pack
-from rlstreams.workers.trainer.parallel.deal import added, deal, empty
+from rlstreams.workers.trainer.parallel.deal import deal, empty
 from rlstreams.workers.trainer.parallel.wire import Link, tasks_in, tasks_out
 from rlstreams.workers.trainer.redo.redo import differences
 from tests.unit.trainer.trainer_builders import random_samples

@@ -7,7 +7,7 @@ import torch
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.model.token_scores import TokenScores, score_tokens
 from rlstreams.workers.trainer.learn.loss import policy_losses
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.loss_totals import LossSums
 
 SECTION = LossSection(clip_low=0.2, clip_high=0.28, weight_cap=2.0, clip_dual=0.0)
 
@@ -113,14 +113,14 @@ def test_an_impossible_token_does_not_spoil_the_entropy():
 
 
 def totals_of(tokens, is_true_anchor, cuts=()):
-    totals = LossTotals()
+    totals = LossSums()
     for part in np.split(np.arange(len(tokens[0])), cuts):
         policy, proximal, behavior, advantages = of(*(array[part] for array in tokens))
         losses = clipped_losses(policy, proximal, behavior, advantages, SECTION)
         scores = TokenScores(policy, torch.ones(len(part)))
         mask = torch.from_numpy(is_true_anchor[part])
         totals.add(losses, scores, proximal, behavior, mask)
-    return totals
+    return totals.totals()
 
 
 def test_metrics_equal_their_definitions():

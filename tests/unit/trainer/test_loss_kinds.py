@@ -12,7 +12,7 @@ import torch
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.model.token_scores import TokenScores
 from rlstreams.workers.trainer.learn.loss import policy_losses, reduced
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.loss_totals import LossSums
 from tests.unit.trainer.test_loss import of, random_tokens
 
 COUNTS = [7, 1, 30, 22]
@@ -187,7 +187,7 @@ def test_shares_of_micro_batches_add_up_to_the_reduction(reduce: str) -> None:
 
 
 def totals(tokens: list[Floats], is_after_pull: npt.NDArray[np.bool_]) -> dict[str, float]:
-    found = LossTotals()
+    found = LossSums()
     for part in np.split(np.arange(NUM), [8]):
         policy, proximal, behavior, advantages = of(*(values[part] for values in tokens))
         losses = policy_losses(
@@ -201,7 +201,7 @@ def totals(tokens: list[Floats], is_after_pull: npt.NDArray[np.bool_]) -> dict[s
             torch.ones(len(part), dtype=torch.bool),
             torch.from_numpy(is_after_pull[part]),
         )
-    return found.means()
+    return found.totals().means()
 
 
 def test_ratio_and_effective_sample_size() -> None:

@@ -1,12 +1,11 @@
-"""Trajectories become arrays in batch order, cut at borders that can be given again."""
+"""Trajectories become arrays, cut in a way that can be given again."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlstreams.schemas.events import MaskedSegment, Segment
-from rlstreams.workers.trainer.learn.packing import micro_batch_borders, pack
+from rlstreams.workers.trainer.learn.cut import Cut
+from rlstreams.workers.trainer.learn.packing import pack
 from tests.unit.trainer.trainer_builders import (
     ids,
     policy_segment,
@@ -106,36 +105,22 @@ def test_the_mean_is_over_the_whole_batch():
     assert sum(m.num_loss_tokens for m in batch.micro_batches) == batch.num_loss_tokens
 
 
-def test_borders_given_are_kept():
-    """A redo cuts where the step cut, whatever the budget says now, and gets the same arrays."""
+def test_a_given_cut_is_kept():
+    """A redo cuts as the step did, whatever the budget says now, and gets the same arrays."""
     samples = random_samples(9)
-    first = packed(samples, token_budget=14)
-    again = packed(samples, token_budget=1, borders=first.borders)
-    assert again.borders == first.borders
+    first = packed(samples, token_budget=14, in_bins=True)
+    again = packed(samples, token_budget=1, cut=first.cut)
+    assert again.cut == first.cut
     for one, other in zip(first.micro_batches, again.micro_batches, strict=True):
+        assert one.bin_tokens == other.bin_tokens > 0
         for name in ARRAYS:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-
-
-@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 60))
-def test_borders_keep_the_budget(lengths, budget):
-    """Each micro-batch fits when padded or holds one sample, and none could take the next one."""
-    borders = micro_batch_borders(lengths, budget)
-    assert sum(borders) == len(lengths)
-    start = 0
-    for size in borders:
-        part = lengths[start : start + size]
-        start += size
-        assert size == 1 or size * max(part) <= budget
-        with_next = lengths[start - size : start + 1]
-        assert start == len(lengths) or (size + 1) * max(with_next) > budget
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"borders": (1,)}, r"borders \(1,\) do not cut 2 samples"),
-        ({"borders": (2, 0)}, r"borders \(2, 0\) do not cut"),
+        ({"cut": Cut(order=(0,), sizes=(1,))}, "do not cut 2 samples"),
         (
             {"masked": [MaskedSegment(group_id="0", sample=0, segment=0, staleness=1)]},
             r"not in the batch: \[\('0', 0, 0\)\]",

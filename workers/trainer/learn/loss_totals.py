@@ -5,7 +5,10 @@ Axes: `N` tokens of the loss. Log-probs are in nats.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +16,10 @@ from torch import Tensor
 from rlstreams.workers.model.token_scores import TokenScores
 from rlstreams.workers.trainer.learn.loss import LOG_RATIO_LIMIT, TokenLosses
 
+MAXIMA = ("ratio_max", "mismatch_max")
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossTotals:
     """Sums over tokens, so that micro-batches add up to the batch's own means."""
 
@@ -30,65 +35,14 @@ class LossTotals:
     kl: float = 0.0
     compared: int = 0  # tokens with a reference
     kl_reference: float = 0.0
-    anchored: int = 0  # tokens whose proximal policy is the version that sampled them
+    anchored: float = 0.0  # tokens whose proximal policy is the version that sampled them
     mismatch: float = 0.0
     mismatch_max: float = 0.0
-    after_pull: int = 0  # of these, tokens behind the first version of their sample
+    after_pull: float = 0.0  # of these, tokens behind the first version of their sample
     mismatch_after_pull: float = 0.0
     replayable: int = 0  # (token, layer) rows that a forward whose routes are replayed passes
     replayed: int = 0  # of these, rows that were recorded
     flips: int = 0  # of these, rows that the live router would have chosen otherwise
-
-    def add(
-        self,
-        losses: TokenLosses,
-        scores: TokenScores,
-        proximal_N: Tensor,
-        behavior_N: Tensor,
-        is_true_anchor_N: Tensor,
-        is_after_pull_N: Tensor | None = None,
-    ) -> None:
-        """Count one micro-batch's tokens in; sums are taken in float64.
-
-        Args:
-            is_after_pull_N: bool, of tokens sampled under a later version than their sample began
-                with; None: no token.
-        """
-        drift_N = (scores.logprobs_N.detach() - behavior_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        distance_N = (proximal_N - behavior_N).abs()
-        self.tokens += len(losses.losses_N)
-        self.loss += _sum(losses.losses_N)
-        self.entropy += _sum(scores.entropy_N)
-        self.clipped += _sum(losses.is_clipped_N)
-        self.weight += _sum(losses.weights_N)
-        self.kl += _sum(torch.expm1(drift_N) - drift_N)
-        applied_N = losses.weights_N.double() * losses.ratios_N.double()
-        self.applied += _sum(applied_N)
-        self.applied_squares += _sum(applied_N.square())
-        if len(losses.ratios_N):
-            self.ratio_max = max(self.ratio_max, float(losses.ratios_N.max()))
-        first_N = is_true_anchor_N
-        if is_after_pull_N is not None:
-            first_N = is_true_anchor_N & ~is_after_pull_N
-            later_N = distance_N[is_true_anchor_N & is_after_pull_N]
-            self.after_pull += len(later_N)
-            self.mismatch_after_pull += _sum(later_N)
-        mismatch_N = distance_N[first_N]
-        self.anchored += len(mismatch_N)
-        self.mismatch += _sum(mismatch_N)
-        if len(mismatch_N):
-            self.mismatch_max = max(self.mismatch_max, float(mismatch_N.max()))
-
-    def add_reference(self, kl_N: Tensor) -> None:
-        """Count the divergences from a reference in."""
-        self.compared += len(kl_N)
-        self.kl_reference += _sum(kl_N)
-
-    def add_routes(self, *, num_layers: int, recorded: int, forwarded: int, flips: int) -> None:
-        """Count one micro-batch's routes in; `recorded` and `forwarded` are tokens."""
-        self.replayable += num_layers * forwarded
-        self.replayed += num_layers * recorded
-        self.flips += flips
 
     def means(self) -> dict[str, float]:
         """The batch's metrics.
@@ -128,5 +82,87 @@ class LossTotals:
         return means
 
 
-def _sum(values: Tensor) -> float:
-    return float(values.detach().sum(dtype=torch.float64))
+class LossSums:
+    """The sums as they grow, where they are computed: read once, for a read waits for a GPU."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()  # known on the host
+        self._found: list[tuple[tuple[str, ...], Tensor]] = []
+
+    def add(
+        self,
+        losses: TokenLosses,
+        scores: TokenScores,
+        proximal_N: Tensor,
+        behavior_N: Tensor,
+        is_true_anchor_N: Tensor,
+        is_after_pull_N: Tensor | None = None,
+    ) -> None:
+        """Count one micro-batch's tokens in; sums are taken in float64.
+
+        Args:
+            is_after_pull_N: bool, of tokens sampled under a later version than their sample began
+                with; None: no token.
+        """
+        if not len(losses.losses_N):
+            return
+        drift_N = (scores.logprobs_N.detach() - behavior_N).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        distance_N = (proximal_N - behavior_N).abs()
+        applied_N = losses.weights_N.double() * losses.ratios_N.double()
+        later_N = torch.zeros_like(is_true_anchor_N) if is_after_pull_N is None else is_after_pull_N
+        first_N, later_N = is_true_anchor_N & ~later_N, is_true_anchor_N & later_N
+        mismatch_N = torch.where(first_N, distance_N, 0.0)
+        self._counts["tokens"] += len(losses.losses_N)
+        self._sum(
+            loss=losses.losses_N,
+            entropy=scores.entropy_N,
+            clipped=losses.is_clipped_N,
+            weight=losses.weights_N,
+            kl=torch.expm1(drift_N) - drift_N,
+            applied=applied_N,
+            applied_squares=applied_N.square(),
+            anchored=first_N,
+            mismatch=mismatch_N,
+            after_pull=later_N,
+            mismatch_after_pull=torch.where(later_N, distance_N, 0.0),
+        )
+        maxima = torch.stack([losses.ratios_N.max(), mismatch_N.max()]).double()
+        self._found.append((MAXIMA, maxima.detach()))
+
+    def add_share(self, share: Tensor) -> None:
+        """Count one micro-batch's share of the batch's loss in."""
+        self._sum(shares=share)
+
+    def add_reference(self, kl_N: Tensor) -> None:
+        """Count the divergences from a reference in."""
+        self._counts["compared"] += len(kl_N)
+        self._sum(kl_reference=kl_N)
+
+    def add_routes(self, *, num_layers: int, recorded: int, forwarded: int, flips: int) -> None:
+        """Count one micro-batch's routes in; `recorded` and `forwarded` are tokens."""
+        self._counts["replayable"] += num_layers * forwarded
+        self._counts["replayed"] += num_layers * recorded
+        self._counts["flips"] += flips
+
+    def totals(self) -> LossTotals:
+        """What has been added so far, in the order in which it was."""
+        found: dict[str, Any] = {}
+        values = torch.cat([t for _, t in self._found]).tolist() if self._found else []
+        names = [name for own, _ in self._found for name in own]
+        for name, value in zip(names, values, strict=True):
+            before = found.get(name, 0.0)
+            found[name] = max(before, value) if name in MAXIMA else before + value
+        return LossTotals(**self._counts, **found)
+
+    def _sum(self, **values: Tensor) -> None:
+        sums = [tensor.detach().sum(dtype=torch.float64) for tensor in values.values()]
+        self._found.append((tuple(values), torch.stack(sums)))
+
+
+def added(by_rank: Sequence[LossTotals]) -> LossTotals:
+    """The batch's totals, added in the order of the ranks."""
+    whole: dict[str, Any] = {}
+    for field in fields(LossTotals):
+        values = [getattr(totals, field.name) for totals in by_rank]
+        whole[field.name] = max(values) if field.name in MAXIMA else sum(values)
+    return LossTotals(**whole)

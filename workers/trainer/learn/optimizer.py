@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.model.base import CPU
+from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.model import causal_mask
 from rlstreams.workers.model.one_order import backward
 from rlstreams.workers.model.routing import Routes, RoutingReplay
@@ -25,7 +28,7 @@ from rlstreams.workers.model.token_scores import MakeMask, TokenScorer, TokenSco
 from rlstreams.workers.trainer.learn.adam import Adam
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_kl
 from rlstreams.workers.trainer.learn.loss import policy_losses, reduced
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.trainable import VALUE, AllWeights, Trainable
@@ -37,7 +40,13 @@ class Score(Protocol):
     routing: RoutingReplay
 
     def __call__(
-        self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor, temperature_N: Tensor, /
+        self,
+        ids_BT: Tensor,
+        real_BT: Tensor | None,
+        chosen: Tensor,
+        temperature_N: Tensor,
+        documents: Documents | None = None,
+        /,
     ) -> TokenScores:
         """See `TokenScorer`."""
 
@@ -76,14 +85,18 @@ class Learner:
         mask: MakeMask = causal_mask,
         trainable: Trainable | None = None,
         scorer: Score | None = None,
+        why_padded: str = "not asked for",
     ) -> None:
         """
         Args:
             scorer: of the same model; None makes one.
+            why_padded: "": it takes documents (`bins.py`).
         """
         self.step_number = step  # steps done
-        self.num_micro_batches = 0  # done so far: progress, also within a long step
+        self.num_micro_batches = 0  # begun so far: progress, also within a long step
+        self.why_padded = why_padded
         self._model = model.eval()
+        self._device = next(model.parameters()).device
         self._trained = AllWeights(model) if trainable is None else trainable
         self._scorer: Score = TokenScorer(model, mask) if scorer is None else scorer
         self._adam = Adam(self._trained.parameters())
@@ -115,6 +128,8 @@ class Learner:
             "grad_norm": grad_norm,
             "lr": lr,
             "num_loss_tokens": float(batch.num_loss_tokens),
+            "tokens_real": float(sum(int(m.real_BT.sum()) for m in batch.micro_batches)),
+            "tokens_computed": float(sum(m.num_computed_tokens for m in batch.micro_batches)),
         }
         return StepResult(loss=loss, metrics=metrics)
 
@@ -142,12 +157,12 @@ class Learner:
     def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
         """The batch's gradient, clipped, in the parameters; and its norm before."""
         self._adam.clear()
-        totals = LossTotals()
+        sums = LossSums()
         for index, micro_batch in enumerate(batch.micro_batches):
             told = None
             try:
                 if micro_batch.num_loss_tokens:
-                    self._accumulate(micro_batch, totals)
+                    self._accumulate(micro_batch, sums)
             except (RuntimeError, MemoryError) as err:
                 if not is_out_of_memory(err):
                     raise
@@ -158,15 +173,16 @@ class Learner:
                     torch.cuda.empty_cache()
                 raise OutOfMemoryError(index, told)
             self.num_micro_batches += 1
-        return totals, self._adam.clip(self._section.max_grad_norm)
+        norm = self._adam.clip(self._section.max_grad_norm)
+        return sums.totals(), norm
 
-    def _accumulate(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
+    def _accumulate(self, micro_batch: MicroBatch, sums: LossSums) -> None:
         """Add one micro-batch's share of the batch's gradient."""
         # The backward too: layers that are computed again there choose their experts again.
         with self._scorer.routing.replaying(self._routes(micro_batch)) as counted:
-            self._learn(micro_batch, totals)
+            self._learn(micro_batch, sums)
         if micro_batch.is_routed_BT is not None:
-            totals.add_routes(
+            sums.add_routes(
                 num_layers=self._scorer.routing.num_layers,
                 recorded=int(micro_batch.is_routed_BT.sum()),
                 forwarded=int(micro_batch.real_BT[:, 1:].sum()),
@@ -178,14 +194,19 @@ class Learner:
         experts_BTLK, is_routed_BT = micro_batch.routed_experts_BTLK, micro_batch.is_routed_BT
         if experts_BTLK is None or is_routed_BT is None:
             return None
+        if micro_batch.bin_tokens:
+            experts_BTLK = micro_batch.in_bin(experts_BTLK)
+            is_routed_BT = micro_batch.in_bin(is_routed_BT)
         return Routes(self._tensor(experts_BTLK), self._tensor(is_routed_BT))
 
-    def _learn(self, micro_batch: MicroBatch, totals: LossTotals) -> None:
+    def _learn(self, micro_batch: MicroBatch, sums: LossSums) -> None:
         mask_BT = micro_batch.loss_mask_BT
         rows_N, _ = mask_BT.nonzero()
         advantages_N = self._tensor(micro_batch.advantages_B[rows_N])
         proximal_N = self._tensor(micro_batch.proximal_logprobs_BT[mask_BT])
         behavior_N = self._tensor(micro_batch.behavior_logprobs_BT[mask_BT])
+        is_true_anchor_N = self._tensor(micro_batch.is_true_anchor_BT[mask_BT])
+        is_after_pull_N = self._tensor(micro_batch.is_after_pull_BT[mask_BT])
         scores = self._score(micro_batch)
         counts_R = micro_batch.loss_tokens_by_row
         losses = policy_losses(
@@ -197,7 +218,7 @@ class Learner:
             reference_N = self._tensor(reference_BT[mask_BT])
             kl_N = kl_terms(scores.logprobs_N, reference_N, self._loss)
             losses = with_kl(losses, kl_N, self._loss)
-            totals.add_reference(kl_N)
+            sums.add_reference(kl_N)
         share = reduced(
             losses.losses_N,
             counts_R,
@@ -206,23 +227,35 @@ class Learner:
             num_batch_rows=micro_batch.num_batch_rows,
         )
         backward(share)
-        totals.shares += float(share.detach())
-        is_true_anchor_N = self._tensor(micro_batch.is_true_anchor_BT[mask_BT])
-        is_after_pull_N = self._tensor(micro_batch.is_after_pull_BT[mask_BT])
-        totals.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N, is_after_pull_N)
+        sums.add_share(share)
+        sums.add(losses, scores, proximal_N, behavior_N, is_true_anchor_N, is_after_pull_N)
 
     def _score(self, micro_batch: MicroBatch) -> TokenScores:
         """Scores of the loss tokens, row by row."""
-        mask_BT = micro_batch.loss_mask_BT
+        mask_BT, ids_BT, real_BT = (
+            micro_batch.loss_mask_BT, micro_batch.token_ids_BT, micro_batch.real_BT
+        )  # fmt: skip
+        temperature_N = self._tensor(micro_batch.temperature_BT[mask_BT])
+        if not micro_batch.bin_tokens:
+            chosen_N = self._tensor(np.flatnonzero(mask_BT))
+            return self._scorer(
+                self._tensor(ids_BT), self._tensor(real_BT), chosen_N, temperature_N
+            )
+        documents = Documents.of(real_BT.sum(1).tolist(), micro_batch.bin_tokens)
         return self._scorer(
-            self._tensor(micro_batch.token_ids_BT),
-            self._tensor(micro_batch.real_BT),
-            self._tensor(mask_BT),
-            self._tensor(micro_batch.temperature_BT[mask_BT]),
+            self._tensor(micro_batch.in_bin(ids_BT)),
+            None,
+            self._tensor(np.flatnonzero(micro_batch.in_bin(mask_BT))),
+            temperature_N,
+            documents.to(self._device),
         )
 
-    def _tensor(self, array: npt.NDArray) -> Tensor:  # type: ignore[type-arg]
-        return torch.from_numpy(array).to(next(self._model.parameters()).device)
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        """There, without waiting for what the device is at."""
+        tensor = torch.from_numpy(array)
+        if self._device.type == CPU:
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def check(self) -> None:
         """Whether all that computes is there; of several ranks one may be gone."""

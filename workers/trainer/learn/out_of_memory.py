@@ -1,13 +1,11 @@
-"""Memory that ran out in a micro-batch: recognised, and where to cut instead. Pure but for torch.
+"""Memory that ran out in a micro-batch, recognised.
 
-A step is begun again with smaller micro-batches, never gone on with: part of the failed one may be
-in the gradient already. The borders in force are the step's own (`StepCompleted.micro_batches`), so
-a redo cuts there at once and adds up in the same order.
+A step is begun again with smaller micro-batches (`cut.py`), never gone on with: part of the failed
+one may be in the gradient already. The cut in force is the step's own (`StepCompleted`), so a redo
+cuts there at once and adds up in the same order.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 
@@ -38,24 +36,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(told in str(error) for told in _TOLD)
-
-
-def smaller_borders(borders: Sequence[int], widths: Sequence[int], failed: int) -> tuple[int, ...]:
-    """Borders where the failed micro-batch and every one at least as large are halved.
-
-    Args:
-        borders: samples in each micro-batch.
-        widths: tokens of each one's longest sample.
-        failed: index of the one that did not fit.
-
-    Returns:
-        The same borders if the failed one holds a single sample.
-    """
-    if borders[failed] == 1:
-        return tuple(borders)
-    size = borders[failed] * widths[failed]
-    cut: list[int] = []
-    for num, width in zip(borders, widths, strict=True):
-        half = num // 2
-        cut += [num - half, half] if half and num * width >= size else [num]
-    return tuple(cut)

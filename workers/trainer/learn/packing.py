@@ -1,7 +1,7 @@
 """Scored trajectories to the arrays of one step.
 
-Samples stay in batch order and micro-batches are cut from that order, so order and boundaries, both
-in the ledger, reproduce every array bit for bit. Axes: `B` sequence, `T` token.
+Which samples share a micro-batch, and in which order, is in the ledger (`cut.py`), so a redo has
+every array bit for bit. Axes: `B` sequence, `T` token.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
 from rlstreams.workers.model.routes import padded_routes
+from rlstreams.workers.trainer.learn.cut import Cut, cut_bins, cut_rows
 
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -41,11 +42,24 @@ class MicroBatch:
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
     num_batch_rows: int  # samples of the whole batch that have such tokens
     trajectories: tuple[Trajectory, ...]  # by row
+    bin_tokens: int = 0  # rows are computed one behind another in a bin of so many; 0: padded
     reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
     # [B, T, layers with a router, top_k], and which tokens have them: every forward of these tokens
     # takes these experts, and the live router's for the others. None: live routers alone.
     routed_experts_BTLK: npt.NDArray[Any] | None = None
     is_routed_BT: Bools | None = None
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that pass the model, padding included."""
+        return self.bin_tokens or self.token_ids_BT.size
+
+    def in_bin(self, values_BT: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What rows have of real tokens, one behind another: (1, `bin_tokens`, ...)."""
+        values = values_BT[self.real_BT]
+        row = np.zeros((1, self.bin_tokens, *values.shape[1:]), values.dtype)
+        row[0, : len(values)] = values
+        return row
 
     @property
     def num_loss_tokens(self) -> int:
@@ -63,7 +77,7 @@ class Batch:
     """One optimizer step."""
 
     micro_batches: tuple[MicroBatch, ...]
-    borders: tuple[int, ...]  # samples in each micro-batch
+    cut: Cut
     num_loss_tokens: int
     staleness: dict[str, int]  # trained tokens by staleness, as `StepCompleted` has them
     anchors: dict[str, int]  # trained tokens by anchor, likewise
@@ -77,7 +91,8 @@ def pack(
     policy_version: int,
     token_budget: int,
     pad_id: int = 0,
-    borders: Sequence[int] | None = None,
+    in_bins: bool = False,
+    cut: Cut | None = None,
     replay_routes: bool = False,
 ) -> Batch:
     """The batch of a plan. Deterministic; samples have passed `validate`.
@@ -89,11 +104,12 @@ def pack(
         policy_version: the version that the step starts from.
         token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
         pad_id: any id that the model knows.
-        borders: cut exactly so (a redo), whatever the budget.
+        in_bins: pack rows into bins of `token_budget`, instead of padding them.
+        cut: exactly so (a redo), whatever the budget.
         replay_routes: take the recorded experts along.
 
     Raises:
-        ValueError: lengths or borders that do not fit the samples, a masked segment that is not
+        ValueError: lengths or a cut that do not fit the samples, a masked segment that is not
             in them, or no token left to learn from.
     """
     if len(advantages) != len(samples):
@@ -103,41 +119,27 @@ def pack(
     num_loss_tokens = sum(by_sample)
     if num_loss_tokens == 0:
         raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
-    if borders is None:
-        borders = micro_batch_borders([_num_tokens(s) for s in samples], token_budget)
-    if sum(borders) != len(samples) or min(borders) < 1:
-        raise ValueError(f"borders {tuple(borders)} do not cut {len(samples)} samples")
-    ends = np.cumsum(borders).tolist()
+    if cut is None:
+        lengths = [num_tokens(s.trajectory) for s in samples]
+        cut = (cut_bins if in_bins else cut_rows)(lengths, token_budget)
+    cut.check(len(samples))
     return Batch(
         micro_batches=tuple(
             _micro_batch(
-                samples[end - size : end],
-                advantages[end - size : end],
-                kept[end - size : end],
+                [samples[index] for index in members],
+                advantages[list(members)],
+                [kept[index] for index in members],
                 (num_loss_tokens, sum(num > 0 for num in by_sample)),
                 pad_id,
                 replay_routes,
+                cut.bins[number] if cut.bins else 0,
             )
-            for size, end in zip(borders, ends, strict=True)
+            for number, members in enumerate(cut.members)
         ),
-        borders=tuple(borders),
+        cut=cut,
         num_loss_tokens=num_loss_tokens,
         **_token_counts(samples, kept, policy_version),
     )
-
-
-def micro_batch_borders(lengths: Sequence[int], token_budget: int) -> tuple[int, ...]:
-    """Samples in each micro-batch: as many neighbours as fit `token_budget` when padded."""
-    sizes: list[int] = []
-    longest = 0
-    for length in lengths:
-        longest = max(longest, length)
-        if sizes and (sizes[-1] + 1) * longest <= token_budget:
-            sizes[-1] += 1
-        else:
-            sizes.append(1)
-            longest = length
-    return tuple(sizes)
 
 
 def _trained_segments(
@@ -162,8 +164,9 @@ def _trained_segments(
     ]
 
 
-def _num_tokens(scored: ScoredTrajectory) -> int:
-    return sum(len(segment.token_ids) for segment in scored.trajectory.segments)
+def num_tokens(trajectory: Trajectory) -> int:
+    """Of all its segments."""
+    return sum(len(segment.token_ids) for segment in trajectory.segments)
 
 
 def _num_policy_tokens(scored: ScoredTrajectory, kept: frozenset[int]) -> int:
@@ -177,8 +180,9 @@ def _micro_batch(
     of_batch: tuple[int, int],
     pad_id: int,
     replay_routes: bool,
+    bin_tokens: int,
 ) -> MicroBatch:
-    shape = (len(samples), max(_num_tokens(s) for s in samples))
+    shape = (len(samples), max(num_tokens(s.trajectory) for s in samples))
     routes = padded_routes([recorded_routes(s) for s in samples] if replay_routes else [], shape[1])
     batch = MicroBatch(
         token_ids_BT=np.full(shape, pad_id, np.int64),
@@ -193,6 +197,7 @@ def _micro_batch(
         num_batch_loss_tokens=of_batch[0],
         num_batch_rows=of_batch[1],
         trajectories=tuple(s.trajectory for s in samples),
+        bin_tokens=bin_tokens,
         reference_logprobs_BT=np.zeros(shape, np.float32),
         routed_experts_BTLK=None if routes is None else routes[0],
         is_routed_BT=None if routes is None else routes[1],

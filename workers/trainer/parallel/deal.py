@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
-
-MAXIMA = ("ratio_max", "mismatch_max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +24,7 @@ def deal(batch: Batch, ranks: int) -> list[list[Task]]:
     in size.
     """
     sized = [
-        (-micro_batch.token_ids_BT.size, index)
+        (-micro_batch.num_computed_tokens, index)
         for index, micro_batch in enumerate(batch.micro_batches)
         if micro_batch.num_loss_tokens
     ]
@@ -62,13 +58,3 @@ def empty() -> MicroBatch:
         num_batch_rows=1,
         trajectories=(),
     )
-
-
-def added(by_rank: Sequence[LossTotals]) -> LossTotals:
-    """The batch's totals, added in the order of the ranks."""
-    whole = LossTotals()
-    for totals in by_rank:
-        for field in fields(LossTotals):
-            values = getattr(whole, field.name), getattr(totals, field.name)
-            setattr(whole, field.name, max(values) if field.name in MAXIMA else sum(values))
-    return whole

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.token_scores import MakeMask
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.trainable import VALUE, is_same, merged, rounding
 from rlstreams.workers.trainer.parallel import group
-from rlstreams.workers.trainer.parallel.deal import Task, added, deal
+from rlstreams.workers.trainer.parallel.deal import Task, deal
 from rlstreams.workers.trainer.parallel.rank_learner import (
     STATE,
     TRAINED,

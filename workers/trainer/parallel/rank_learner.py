@@ -18,11 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.engines.selfcheck import check_scoring
+from rlstreams.workers.model.bins import take_documents
 from rlstreams.workers.model.folder import read_config, vocab_size_of
 from rlstreams.workers.model.model import load_model
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
-from rlstreams.workers.trainer.learn.loss_totals import LossTotals
+from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import MicroBatch
@@ -82,6 +83,7 @@ class RankLearner(Learner):
             spec.section.loss,
             trainable=_Rows(self._plan, self._shards),
             scorer=self._shards.root,
+            why_padded=self.why_padded,
         )
 
     def _meet(self, file: Path) -> DeviceMesh:
@@ -101,8 +103,9 @@ class RankLearner(Learner):
             raise ConfigError(str(err)) from err
         if spec.section.activation_checkpointing:
             recompute_activations(model)
-        # Head and body are told apart here, where the model is whole.
-        return Plan(model, trainable), Shards(TokenScorer(model, mask), mesh)
+        scorer = TokenScorer(model, mask)  # head and body are told apart where the model is whole
+        self.why_padded = take_documents(scorer, spec.device)
+        return Plan(model, trainable), Shards(scorer, mesh)
 
     def local_gradient(self, tasks: Sequence[Task]) -> tuple[LossTotals, float]:
         """This rank's part of the batch's gradient; its totals, and its sum of squares.
@@ -111,11 +114,11 @@ class RankLearner(Learner):
             OutOfMemoryError: memory ran out here; the other ranks hang until this one has left.
         """
         self._adam.clear()
-        totals = LossTotals()
+        sums = LossSums()
         for task in tasks:
             told = None
             try:
-                self._pass(task.micro_batch, totals)
+                self._pass(task.micro_batch, sums)
             except (RuntimeError, MemoryError) as err:
                 if not is_out_of_memory(err):
                     raise
@@ -123,15 +126,15 @@ class RankLearner(Learner):
             if told is not None:  # out here, for the caught error's frames hold the tensors
                 raise OutOfMemoryError(task.index, told)
             self.num_micro_batches += task.micro_batch is not None
-        return totals, self._squares()
+        return sums.totals(), self._squares()
 
-    def _pass(self, micro_batch: MicroBatch | None, totals: LossTotals) -> None:
+    def _pass(self, micro_batch: MicroBatch | None, sums: LossSums) -> None:
         if micro_batch is None:
             # Whatever terms the loss has, this one adds zeros.
             nothing = self._score(empty()).logprobs_N.sum() * 0.0
             nothing.backward()  # type: ignore[no-untyped-call]
         else:
-            self._accumulate(micro_batch, totals)
+            self._accumulate(micro_batch, sums)
         gradients = self._shards.gradients()
         for name, path in self._plan.trained.items():
             if path in gradients:

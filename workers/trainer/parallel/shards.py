@@ -59,10 +59,8 @@ class _Root(nn.Module):
         self.routing = scorer.routing
         self._scorer = scorer
 
-    def forward(
-        self, ids_BT: Tensor, real_BT: Tensor, chosen_BT: Tensor, temperature_N: Tensor
-    ) -> TokenScores:
-        scores = self._scorer(ids_BT, real_BT, chosen_BT, temperature_N)
+    def forward(self, *inputs: Any) -> TokenScores:  # noqa: ANN401
+        scores = self._scorer(*inputs)
         # No view: what is done to one in place would get past the hook that gathers for backward.
         return TokenScores(*(values_N.clone() for values_N in scores))
 

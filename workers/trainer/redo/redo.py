@@ -24,6 +24,7 @@ from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
+from rlstreams.workers.trainer.learn.cut import Cut, recorded_cut
 from rlstreams.workers.trainer.training.checkpoint import PassedOver
 from rlstreams.workers.trainer.training.training import Trained, Training
 
@@ -131,8 +132,8 @@ def redo_steps(
         section = from_json(ledger.claims[fact.epoch].config).trainer
         event, payloads = read_step(bus, fact, while_waiting)
         is_recut = change and change.micro_batch_tokens != section.micro_batch_tokens
-        borders = None if is_recut else event.micro_batches
-        given = (training, change or section, event, payloads, borders)
+        cut = None if is_recut else recorded_cut(event)
+        given = (training, change or section, event, payloads, cut)
         again: Trained = yield compute(_train, *given)
         step = RedoneStep(fact=fact, recorded=event, payloads=payloads, again=again)
         goes_on = on_step(step)
@@ -147,10 +148,10 @@ def _train(
     section: TrainerSection,
     event: StepCompleted,
     payloads: Sequence[Payload],
-    borders: Sequence[int] | None,
+    cut: Cut | None,
 ) -> Trained:
     training.configure(section)
-    return training.train(payloads, event.masked, event.policy_version - 1, borders)
+    return training.train(payloads, event.masked, event.policy_version - 1, cut)
 
 
 def run_now(coroutine: Coroutine[T]) -> T:

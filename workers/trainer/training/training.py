@@ -1,7 +1,7 @@
 """The computing half of the trainer: one thread, no log. Takes samples, gives weights.
 
 A live step and its redo take the same path from payloads to weights; they differ only in where
-samples, masks and micro-batch boundaries come from: the planner, or the ledger.
+samples, masks and cut come from: the planner, or the ledger.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.engines.selfcheck import check_scoring
 from rlstreams.workers.loop.dead_letters import Reason
 from rlstreams.workers.model.base import CPU
+from rlstreams.workers.model.bins import compile_for_bins, take_documents
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import (
     FLOAT32,
@@ -33,17 +34,14 @@ from rlstreams.workers.model.model import (
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.routing_check import check_replay
-from rlstreams.workers.model.token_scores import MakeMask
+from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import group_advantages
+from rlstreams.workers.trainer.learn.cut import Cut, cut_smaller
 from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
-from rlstreams.workers.trainer.learn.out_of_memory import (
-    OutOfMemoryError,
-    SampleTooLargeError,
-    smaller_borders,
-)
-from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, pack
+from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
+from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, num_tokens, pack
 from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.parallel.team import Team, closed_on_error
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
@@ -112,13 +110,24 @@ class Training:
             self.routers = check_replay(model, self.vocab_size) if section.routing_replay else None
             if team is None:
                 model = model.to(device)
-            self.numerics = replace(numerics_of(model, numerics), ranks=num_ranks)
             self.model_hash = self.weight_hash = weight_hash(weights_of(model))
             if team is None:
-                self.learner = _learner(model, mask, section)
+                self.learner, self.why_eager = _learner(model, mask, section, device)
             else:
+                self.why_eager = "several ranks compute their layers as they are"
                 spec = {"folder": folder, "section": section, "device": device, "dtype": dtype}
                 self.learner = _leader(team, spec, threads, model, mask)
+            self.numerics = replace(
+                numerics_of(model, numerics), ranks=num_ranks, compiled=not self.why_eager
+            )
+
+    @property
+    def slower(self) -> dict[str, str]:
+        """What a GPU does the slower way, and why; nothing is missing where it computes."""
+        if self.numerics.device == CPU:
+            return {}
+        reasons = {"rows_padded": self.learner.why_padded, "layers_not_compiled": self.why_eager}
+        return {what: why for what, why in reasons.items() if why}
 
     def check(self) -> None:
         """
@@ -141,16 +150,16 @@ class Training:
         payloads: Sequence[Payload],
         masked: Sequence[MaskedSegment],
         policy_version: int,
-        borders: Sequence[int] | None = None,
+        cut: Cut | None = None,
     ) -> Trained:
         """One optimizer step from `policy_version`.
 
         Args:
             payloads: in batch order.
-            borders: samples in each micro-batch, where the ledger has them.
+            cut: the micro-batches, where the ledger has them.
 
-        Where memory does not suffice the batch is cut into smaller micro-batches, as the result's
-        borders tell.
+        Where memory does not suffice the batch is cut into smaller micro-batches, as the result
+        tells.
 
         Raises:
             NumericsError: loss or gradient is not finite.
@@ -167,7 +176,7 @@ class Training:
         for sample in samples:
             check_routing(sample, is_replayed=self._section.routing_replay)
         advantages = self._advantages(samples)
-        batch, result = self._step(samples, advantages, masked, policy_version, borders)
+        batch, result = self._step(samples, advantages, masked, policy_version, cut)
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
         seconds = time.monotonic() - started_s
         reach(CrashPoint.FORWARD_AFTER)
@@ -220,6 +229,7 @@ class Training:
                 own,
                 policy_version=policy_version,
                 token_budget=self._section.micro_batch_tokens,
+                in_bins=not self.learner.why_padded,
                 replay_routes=self._section.routing_replay,
             )
             try:
@@ -247,17 +257,21 @@ class Training:
         advantages: Float32s,
         masked: Sequence[MaskedSegment],
         policy_version: int,
-        borders: Sequence[int] | None,
+        cut: Cut | None,
     ) -> tuple[Batch, StepResult]:
-        """The step, with borders that fit in memory."""
+        """The step, cut so that it fits in memory."""
+        if cut is not None and self.learner.why_padded:
+            cut = replace(cut, bins=())  # recorded where documents were taken
+        budget = self._section.micro_batch_tokens
         while True:
             batch = pack(
                 samples,
                 advantages,
                 masked,
                 policy_version=policy_version,
-                token_budget=self._section.micro_batch_tokens,
-                borders=borders,
+                token_budget=budget,
+                in_bins=not self.learner.why_padded,
+                cut=cut,
                 replay_routes=self._section.routing_replay,
             )
             try:
@@ -269,10 +283,11 @@ class Training:
                 ) from err
             except OutOfMemoryError as err:
                 failed, told = err.index, err.told
-            widths = [micro_batch.token_ids_BT.shape[1] for micro_batch in batch.micro_batches]
-            borders = smaller_borders(batch.borders, widths, failed)
-            if borders == batch.borders:
-                raise SampleTooLargeError(sum(borders[:failed]), told)
+            cut = cut_smaller(
+                batch.cut, [num_tokens(s.trajectory) for s in samples], budget, failed
+            )
+            if cut == batch.cut:
+                raise SampleTooLargeError(cut.members[failed][0], told)
 
     def save(self, store: CheckpointStore, manifest: Manifest) -> None:
         """Write a checkpoint of the present state."""
@@ -295,8 +310,10 @@ class Training:
         self.weight_hash = actual
 
 
-def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learner:
-    """The learner of a trainer with one rank.
+def _learner(
+    model: nn.Module, mask: MakeMask, section: TrainerSection, device: str
+) -> tuple[Learner, str]:
+    """The learner of a trainer with one rank; why its layers are not compiled, or "".
 
     Raises:
         ConfigError: no layer to adapt.
@@ -305,9 +322,23 @@ def _learner(model: nn.Module, mask: MakeMask, section: TrainerSection) -> Learn
         trainable = trainable_of(model, section.lora)
     except ValueError as err:
         raise ConfigError(str(err)) from err
+    scorer = TokenScorer(model, mask)
+    why_padded = take_documents(scorer, device)
+    why_eager = "rows are padded, to lengths of many kinds"
+    if not why_padded:
+        scorer.head.holds_logits = not section.activation_checkpointing
+        why_eager = compile_for_bins(scorer, section.micro_batch_tokens)
     if section.activation_checkpointing:
         recompute_activations(model)
-    return Learner(model, section.optimizer, section.loss, mask=mask, trainable=trainable)
+    learner = Learner(
+        model,
+        section.optimizer,
+        section.loss,
+        trainable=trainable,
+        scorer=scorer,
+        why_padded=why_padded,
+    )
+    return learner, why_eager
 
 
 def _leader(

@@ -1,0 +1,107 @@
+"""Rows of documents: what padded rows give; families that differ are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.model import bins
+from rlstreams.workers.model.attention import attention_of
+from rlstreams.workers.model.documents import ATTENTION, Documents, use_documents
+from rlstreams.workers.model.model import configure_torch, load_model
+from rlstreams.workers.model.token_scores import TokenScorer
+from rlstreams.workers.trainer.learn.optimizer import Learner
+from rlstreams.workers.trainer.learn.packing import pack
+from rlstreams.workers.weights.layout import weight_hash
+from tests import families
+from tests.unit.trainer.trainer_builders import random_samples
+
+configure_torch(1)
+pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device that takes documents: the CPU, whose kernel is made of plain operations."""
+    monkeypatch.setattr(bins, "_try_kernel", lambda _model, _device: None)
+    return "cuda"
+
+
+def scorer_of(name: str, folder: Path) -> TokenScorer:
+    model: Any = load_model(families.make(name, folder)).requires_grad_(True)
+    return TokenScorer(model, attention_of(model).right_padded)
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3ForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM", "MixtralForCausalLM"]
+)
+def test_families_take_documents(name: str, tmp_path: Path, on_a_gpu: str) -> None:
+    """Plain layers, a window in all or some, experts."""
+    scorer = scorer_of(name, tmp_path)
+    assert not bins.take_documents(scorer, on_a_gpu)
+    assert scorer.model.config._attn_implementation == ATTENTION  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Qwen3NextForCausalLM", "documents in one row are .* nats off"),
+        ("GptOssForCausalLM", "its attention is eager"),
+    ],
+)
+def test_a_family_that_differs_keeps_padded_rows(
+    name: str, reason: str, tmp_path: Path, on_a_gpu: str
+) -> None:
+    """A state runs on into the next document; sinks have no such kernel."""
+    scorer = scorer_of(name, tmp_path)
+    before = scorer.model.config._attn_implementation  # type: ignore[union-attr]
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(bins.take_documents(scorer, on_a_gpu))
+    assert scorer.model.config._attn_implementation == before  # type: ignore[union-attr]
+    assert bins.take_documents(scorer, "cpu") == "a CPU computes padded rows"
+
+
+def test_a_step_in_bins_is_the_step_of_padded_rows(tmp_path: Path) -> None:
+    """Loss, metrics and gradient agree; twice the same bits; less is computed."""
+    samples = random_samples(9)
+    advantages = torch.linspace(-1, 1, 9).numpy()
+    results, hashes = [], []
+    for in_bins in (False, True, True):
+        scorer = scorer_of("Qwen3ForCausalLM", tmp_path)
+        use_documents(scorer.model)
+        batch = pack(samples, advantages, [], policy_version=2, token_budget=48, in_bins=in_bins)
+        assert len(batch.micro_batches) > 1
+        learner = Learner(scorer.model, OptimizerSection(), LossSection(), scorer=scorer)
+        results.append(learner.step(batch))
+        hashes.append(weight_hash(learner.weights()))
+    rows, packed, again = results
+    assert packed == again
+    assert hashes[1] == hashes[2]
+    assert packed.loss == pytest.approx(rows.loss, rel=1e-4)
+    computed = {"tokens_computed": packed.metrics["tokens_computed"]}
+    assert rows.metrics | computed == pytest.approx(packed.metrics, rel=1e-3, abs=1e-6)
+
+
+def test_what_does_not_compile_is_computed_as_it_is(tmp_path: Path) -> None:
+    """The reason is told, and layers are the library's: the plain kernel's lengths are data."""
+    scorer = scorer_of("Qwen3ForCausalLM", tmp_path)
+    use_documents(scorer.model)
+    assert "data-dependent" in bins.compile_for_bins(scorer, 128)
+    layers = [m for n, m in scorer.model.named_modules() if n.endswith("layers.0")]
+    assert layers
+    assert not any("compile" in repr(layer.forward) for layer in layers)
+    assert not scorer.head.is_compiled
+
+
+def test_documents_that_do_not_fit_a_row() -> None:
+    """A longer sum, or one without a token, is refused by its lengths."""
+    with pytest.raises(ValueError, match=r"sequences of \[3, 6\] tokens in a row of 8"):
+        Documents.of([3, 6], 8)
+    with pytest.raises(ValueError, match=r"\[3, 0\]"):
+        Documents.of([3, 0], 8)
+    assert Documents.of([3, 2], 8).extent.tolist() == [3, 3]

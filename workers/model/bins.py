@@ -1,0 +1,190 @@
+"""Whether a model takes rows of documents, and whether its layers compile: measured at a start.
+
+No list of families would stay true: a family may keep states, sinks or caps, a kernel may refuse a
+head's width, a compiler may fail. So a few documents are scored in one row and one by one, and each
+layer is run, forward and backward, as it is and compiled, on a bin of the size that steps have.
+What differs or fails stays as it was, and the reason is told. Axes: `T` token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlstreams.workers.model.base import CPU, EngineError
+from rlstreams.workers.model.documents import Documents, use_documents
+from rlstreams.workers.model.families import SDPA
+from rlstreams.workers.model.head import chunk_gradient, chunk_scores
+from rlstreams.workers.model.model import right_padded
+from rlstreams.workers.model.token_scores import TokenScorer
+
+TOLERANCE = 1e-3  # nats, float32
+TOLERANCE_LOW = 0.2  # the same in 16 bits
+LAYER_TOLERANCE = 0.05  # of a layer's largest number
+LARGER_CHUNK = 8  # compiled, a chunk's logits stay in 16 bits
+_LENGTHS = (5, 70, 2, 33)
+_SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
+# What the library, a kernel or the compiler raises where it cannot.
+_REFUSALS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError, EngineError)
+
+
+def take_documents(scorer: TokenScorer, device: str) -> str:
+    """Let a scorer's model take documents; why it cannot, or "".
+
+    Args:
+        device: where steps are computed; the model may still lie elsewhere.
+    """
+    if device == CPU:
+        return "a CPU computes padded rows"
+    model: Any = scorer.model
+    config: Any = getattr(model, "config", None)
+    before = getattr(config, "_attn_implementation", None)
+    if before != SDPA:
+        return f"its attention is {before}, and documents have no such kernel"
+    use_documents(model)
+    try:
+        _try_kernel(model, device)
+        found = _difference(scorer)
+    except _REFUSALS as err:
+        reason = f"{type(err).__name__}: {str(err)[:200]}"
+    else:
+        tolerance = TOLERANCE if _dtype(model) == torch.float32 else TOLERANCE_LOW
+        if found <= tolerance:
+            return ""
+        reason = f"log-probs of documents in one row are {found:.2g} nats off those of padded rows"
+    config._attn_implementation = before
+    return reason
+
+
+def _try_kernel(model: Any, device: str) -> None:  # noqa: ANN401
+    config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    query = torch.ones(8, 2, width, dtype=_dtype(model), device=device)
+    documents = Documents.of([3, 5], 8).to(device)
+    torch.ops.rlstreams.attend(query, query, query, documents.starts, documents.extent, 1.0, -1)
+
+
+def compile_for_bins(scorer: TokenScorer, bin_tokens: int) -> str:
+    """Compile layers and the head's functions for rows of that size; why not, or "".
+
+    The weights that are learnt must ask for their gradient already.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in scorer.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        return "it has no layer that its library marks as one"
+    if scorer.routing.num_layers:
+        return "it has experts, of which each bin calls others"
+    _configure()
+    plain = [layer.forward for layer in layers]
+    try:
+        with _checked(layers), torch.no_grad():
+            _score(scorer, [bin_tokens - bin_tokens // 3, bin_tokens // 3], bin_tokens)
+        _compile_head(scorer, bin_tokens)
+    except _REFUSALS as err:
+        for layer, forward in zip(layers, plain, strict=True):
+            layer.forward = forward
+        return f"{type(err).__name__}: {str(err)[:200]}"
+    torch._dynamo.config.suppress_errors = True  # another shape that fails is computed plainly
+    return ""
+
+
+def _configure() -> None:
+    import torch._dynamo.config
+    import torch._inductor.config
+
+    torch._dynamo.config.recompile_limit = _SHAPES
+    inductor: Any = torch._inductor.config
+    # Nothing is chosen by a stopwatch: a redo in another process compiles the same.
+    inductor.deterministic = True
+    # Rounds where the layers do: what was scored by them is compared with what learns.
+    inductor.emulate_precision_casts = True
+
+
+@contextmanager
+def _checked(layers: list[nn.Module]) -> Iterator[None]:
+    """The next forward compiles each of its layers and compares."""
+
+    def check(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        plain = layer.forward
+        compiled = torch.compile(plain, dynamic=False, fullgraph=True)
+        expected, found = (_passed(f, args, kwargs) for f in (plain, compiled))
+        for one, other, what in zip(expected, found, ("output", "gradient"), strict=True):
+            off = float((one.float() - other.float()).abs().max())
+            if not off <= LAYER_TOLERANCE * float(one.float().abs().max()):
+                raise EngineError(f"compiled, the {what} of a layer is {off:.2g} off")
+        layer.forward = compiled
+
+    hooks = [layer.register_forward_pre_hook(check, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.enable_grad()
+def _passed(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """A layer's output, and the gradient of what came in."""
+    hidden = args[0].detach().requires_grad_()
+    output = forward(hidden, *args[1:], **kwargs)
+    output = output if isinstance(output, Tensor) else output[0]
+    (gradient,) = torch.autograd.grad(output, hidden, hidden.detach())
+    return output.detach(), gradient
+
+
+def _compile_head(scorer: TokenScorer, bin_tokens: int) -> None:
+    head, model = scorer.head, scorer.model
+    rows = min(head.rows * LARGER_CHUNK, bin_tokens)
+    device = next(model.parameters()).device
+    logits_nV = torch.zeros(rows, scorer.vocab_size, dtype=_dtype(model), device=device)
+    ids_n = torch.zeros(rows, dtype=torch.int64, device=device)
+    ones_n = torch.ones(rows, device=device)
+    scores = torch.compile(chunk_scores, dynamic=False, fullgraph=True)
+    gradient = torch.compile(chunk_gradient, dynamic=False, fullgraph=True)
+    with torch.no_grad():
+        *_, log_sum_n = scores(logits_nV, ids_n, ones_n)
+        gradient(logits_nV, ids_n, ones_n, log_sum_n, ones_n.clone())
+    head.rows, head.scores, head.gradient = rows, scores, gradient
+
+
+@torch.no_grad()
+def _difference(scorer: TokenScorer) -> float:
+    """Largest, between log-probs of documents and of padded rows, nats."""
+    sequences = _sequences(_LENGTHS, scorer.vocab_size)
+    device = next(scorer.model.parameters()).device
+    ids_BT, real_BT = (t.to(device) for t in right_padded(sequences, 0))
+    chosen_BT = real_BT.clone()
+    chosen_BT[:, 0] = False
+    ones_N = torch.ones(sum(_LENGTHS) - len(_LENGTHS), device=device)
+    padded = scorer(ids_BT, real_BT, chosen_BT, ones_N)
+    found_N = _score(scorer, _LENGTHS, sum(_LENGTHS) + 9)
+    return float((padded.logprobs_N - found_N).abs().max())
+
+
+def _score(scorer: TokenScorer, lengths: Sequence[int], num_tokens: int) -> Tensor:
+    """Log-probs of made-up documents in one row, all but their first tokens."""
+    sequences = _sequences(lengths, scorer.vocab_size)
+    device = next(scorer.model.parameters()).device
+    flat = [token for sequence in sequences for token in sequence]
+    ids_1T = torch.tensor([flat + [0] * (num_tokens - len(flat))], device=device)
+    is_chosen = [at > 0 for sequence in sequences for at in range(len(sequence))]
+    chosen_N = torch.tensor(is_chosen).nonzero()[:, 0].to(device)
+    documents = Documents.of(lengths, num_tokens).to(device)
+    ones_N = torch.ones(len(chosen_N), device=device)
+    return scorer(ids_1T, None, chosen_N, ones_N, documents).logprobs_N
+
+
+def _sequences(lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
+    return [[(3 + 7 * at + length) % vocab_size for at in range(length)] for length in lengths]
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype

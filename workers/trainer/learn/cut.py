@@ -1,0 +1,132 @@
+"""Which samples share a micro-batch, in which order: pure, and in the ledger with every step.
+
+Rows are padded to the longest of their micro-batch, so neighbours in length share one. Bins are
+rows of one size in which samples lie one behind another: first-fit-decreasing, whose bins are at
+most 11/9 of the fewest (Johnson 1973). A bin that is not needed whole is cut at a quarter: few
+sizes, for layers are compiled for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlstreams.schemas.events import StepCompleted
+
+_ALIGNED = 128  # tokens: what the kernels take at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Micro-batches of a batch."""
+
+    order: tuple[int, ...]  # places in the batch, as the micro-batches take them
+    sizes: tuple[int, ...]  # samples in each; sums to len(order)
+    bins: tuple[int, ...] = ()  # tokens of each one's bin; (): padded rows
+
+    @property
+    def members(self) -> list[tuple[int, ...]]:
+        """Each one's samples, as places in the batch."""
+        found, end = [], 0
+        for size in self.sizes:
+            found.append(self.order[end : end + size])
+            end += size
+        return found
+
+    def check(self, num_samples: int) -> None:
+        """
+        Raises:
+            ValueError: it is of another batch.
+        """
+        is_whole = sorted(self.order) == list(range(num_samples))
+        if not is_whole or sum(self.sizes) != num_samples or min(self.sizes, default=0) < 1:
+            raise ValueError(
+                f"micro-batches of {self.sizes} samples in the order {self.order} do not cut "
+                f"{num_samples} samples"
+            )
+        if self.bins and len(self.bins) != len(self.sizes):
+            raise ValueError(f"{len(self.bins)} bins for {len(self.sizes)} micro-batches")
+
+
+def recorded_cut(event: StepCompleted) -> Cut:
+    """That of a step."""
+    return Cut(
+        order=event.order or tuple(range(len(event.samples))),
+        sizes=event.micro_batches,
+        bins=event.bins,
+    )
+
+
+def cut_rows(lengths: Sequence[int], budget: int) -> Cut:
+    """Padded rows, longest first: as many neighbours as fit `budget` tokens when padded."""
+    order = _longest_first(lengths)
+    sizes: list[int] = []
+    longest = 0
+    for index in order:
+        if sizes and (sizes[-1] + 1) * longest <= budget:
+            sizes[-1] += 1
+        else:
+            sizes.append(1)
+            longest = lengths[index]
+    return Cut(order=order, sizes=tuple(sizes))
+
+
+def cut_bins(lengths: Sequence[int], bin_tokens: int) -> Cut:
+    """Bins of that size; a longer sample has one of its own."""
+    members: list[list[int]] = []
+    left: list[int] = []
+    for index in _longest_first(lengths):
+        length = lengths[index]
+        place = next((n for n, tokens in enumerate(left) if tokens >= length), None)
+        if place is None:
+            members.append([index])
+            left.append(bin_tokens - length)
+        else:
+            members[place].append(index)
+            left[place] -= length
+    return _binned(members, lengths, bin_tokens)
+
+
+def cut_smaller(cut: Cut, lengths: Sequence[int], bin_tokens: int, failed: int) -> Cut:
+    """Where the failed micro-batch and every one at least as large are halved.
+
+    Returns:
+        The same cut if the failed one holds a single sample.
+    """
+    if cut.sizes[failed] == 1:
+        return cut
+    members = cut.members
+
+    def tokens(number: int) -> int:
+        longest = max(lengths[index] for index in members[number])
+        return cut.bins[number] if cut.bins else longest * len(members[number])
+
+    halved: list[list[int]] = []
+    for number, own in enumerate(members):
+        half = len(own) - len(own) // 2
+        is_cut = len(own) > 1 and tokens(number) >= tokens(failed)
+        halved += [list(own[:half]), list(own[half:])] if is_cut else [list(own)]
+    if cut.bins:
+        return _binned(halved, lengths, bin_tokens)
+    return Cut(
+        order=tuple(index for own in halved for index in own),
+        sizes=tuple(len(own) for own in halved),
+    )
+
+
+def _longest_first(lengths: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)))
+
+
+def _binned(members: Sequence[Sequence[int]], lengths: Sequence[int], bin_tokens: int) -> Cut:
+    quarter = -(-bin_tokens // (4 * _ALIGNED)) * _ALIGNED
+    bins = []
+    for own in members:
+        tokens = sum(lengths[index] for index in own)
+        whole = -(-tokens // quarter) * quarter
+        bins.append(bin_tokens if tokens <= bin_tokens < whole else whole)
+    return Cut(
+        order=tuple(index for own in members for index in own),
+        sizes=tuple(len(own) for own in members),
+        bins=tuple(bins),
+    )
