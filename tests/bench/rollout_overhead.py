@@ -3,7 +3,8 @@
     python -m tests.bench.rollout_overhead --rounds 6 --json tests/bench/results/overhead-DATE.json
 
 The server is vLLM on the CPU with the demo's model. The bare client posts the very requests that
-the worker makes (ids, seeds, limits), as many at once, and decodes the answers; the worker does all
+the worker makes (ids, seeds, limits), as many at once, for log-probs as the server writes them, and
+decodes the answers; the worker does all
 that a worker does (queue, gate, checks, reward, events, transactions) on the in-memory log. Both
 sample as many tokens, within 2 %, which is checked; with `--fixed` no token ends an answer, for a
 server that samples otherwise in other company. Rounds alternate in who goes first, so that both see
@@ -19,14 +20,17 @@ import statistics
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
+import numpy.typing as npt
+from safetensors.torch import load_file
 
-from rlstreams.schemas.events import Tensor, Trajectory
+from rlstreams.schemas.events import PolicyPublished, Tensor, Trajectory
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import POLICY_VERSIONS, PROMPTS, TOPICS, TRAJECTORIES
@@ -34,6 +38,7 @@ from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.engines.served.facts import Kind, ServerFacts
 from rlstreams.workers.engines.served.request import seed_of
 from rlstreams.workers.engines.served.vllm import VllmDialect
 from rlstreams.workers.engines.served.wire import GenerateRequest
@@ -43,6 +48,7 @@ from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.make_verifier import make_verifier
 from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.weights.channel import Pulled, WeightChannel
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.bench.hardware import hardware
 from tests.contract.engine_rigs import announced, version_weights
@@ -54,7 +60,10 @@ EOS = 2  # of the demo model
 TEMPERATURE = 1.0
 BEAT_S = 1.0  # between two looks at the server, as users have it
 GOAL = 0.95
-ROUND_S = 60.0
+ROUND_S = 120.0
+NO_RECORDS = ServerFacts(
+    kind=Kind.VLLM, version="", model="", max_tokens=0, routes=frozenset(), settings={}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +88,19 @@ class Ours:
         for topic in TOPICS:
             self._log.create(f"demo.{topic.name}", 1 if topic.single_partition else 2)
         self._pen = MemoryBus(self._log, "demo").producer("bench")
-        model = long_model(folder)
+        self.pulled: list[Pulled] = []
+        self._prompt = prompt_of(args)
+        model = Path(args.model) if args.model else long_model(folder)
         engine = real_engine(
             "vllm", url, model, folder, stops=not args.fixed, limit=args.slots, beat_s=BEAT_S
         )
+        pull = engine.pull
+
+        async def noted(published: PolicyPublished, channel: WeightChannel) -> Pulled:
+            self.pulled.append(await pull(published, channel))
+            return self.pulled[-1]
+
+        engine.pull = noted  # type: ignore[method-assign]
         config = load([EXAMPLE], [f"run.dir={folder}"])
         bus = MemoryBus(self._log, "demo")
         context = Context(config=config, bus=bus, role="rollout", ordinal=0, instance="bench")
@@ -95,17 +113,26 @@ class Ours:
             deadline_s=600.0,
         )
         self._worker: StageLoop = make_worker(context, bus, engine, FileWeightChannel(), sampler)
-        weights = FileWeightServer(folder / "weights", keep=2)
-        event = announced(weights, weights.publish(0, version_weights("vllm", 0)))
-        self._pen.commit([outgoing(POLICY_VERSIONS, event)])
+        server = FileWeightServer(folder / "weights", keep=args.pulls + 1)
+        weights = load_file(model / "model.safetensors") if args.model else None
+        self._versions = [
+            announced(server, server.publish(v, weights or version_weights("vllm", v)))
+            for v in range(args.pulls + 1)
+        ]
+        self.announce()
 
-    def run(self, group_id: str, num: int) -> Run:
+    def announce(self) -> None:
+        """The next version, which the worker then pulls."""
+        self._pen.commit([outgoing(POLICY_VERSIONS, self._versions.pop(0))])
+
+    def run(self, group_id: str, num: int, announce_after_s: Sequence[float] = ()) -> Run:
         """`num` samples of one group, from issuing to the last commit."""
+        left_s = list(announce_after_s)
         ends = MemoryBus(self._log, "demo").ends(TRAJECTORIES.name)
         reader = MemoryBus(self._log, "demo").reader(ends)
         started_s, started_cpu_s = time.perf_counter(), time.process_time()
         prompts = [
-            make_prompt(group_id, n, num, token_ids=Tensor.of(IDS), answer="1", seed=0)
+            make_prompt(group_id, n, num, token_ids=Tensor.of(self._prompt), answer="1", seed=0)
             for n in range(num)
         ]
         self._pen.commit([outgoing(PROMPTS, prompt, partition=0) for prompt in prompts])
@@ -113,6 +140,9 @@ class Ours:
         while len(raws) < num:
             self._worker.turn()
             raws += reader.poll(num, 0.0)
+            if left_s and time.perf_counter() > started_s + left_s[0]:
+                left_s.pop(0)
+                self.announce()
             assert time.perf_counter() < started_s + ROUND_S, f"not done after {ROUND_S:g} s"
         seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
         reader.close()
@@ -125,6 +155,13 @@ class Ours:
         self._worker.close()
 
 
+def prompt_of(args: argparse.Namespace) -> npt.NDArray[np.int32]:
+    """The same for all samples: its keys and values are computed once."""
+    if not args.prompt:
+        return IDS
+    return np.random.default_rng(0).integers(4, args.vocabulary, args.prompt, np.int32)
+
+
 async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> Run:
     """The same requests, as many at once."""
     room, dialect = asyncio.Semaphore(args.slots), VllmDialect()
@@ -132,17 +169,17 @@ async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> R
     async def one(session: aiohttp.ClientSession, number: int) -> int:
         request = GenerateRequest(
             request_id=uuid.uuid4().hex,
-            token_ids=IDS.tolist(),
+            token_ids=prompt_of(args).tolist(),
             max_new_tokens=args.tokens,
             temperature=TEMPERATURE,
             top_p=1.0,
             top_k=0,
-            seed=seed_of(0, f"{group_id}/{number}/0", len(IDS)),
+            seed=seed_of(0, f"{group_id}/{number}/0", len(prompt_of(args))),
             stop_token_ids=[] if args.fixed else [EOS],
             experts_start=None,
             salt="bench",
         )
-        body = dialect.body(request, stream=False)
+        body = dialect.body(request, NO_RECORDS)
         async with room, session.post(f"{url}{dialect.generate_route}", json=body) as answer:
             return len((await answer.json())["choices"][0]["token_ids"])
 
@@ -180,8 +217,17 @@ def measure(url: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 f"({through.cpu_s:.2f} s of CPU), bare {direct.tokens_per_s:,.0f} "
                 f"({direct.cpu_s:.2f} s)"
             )
+        if args.pulls:  # under load, spread over a round
+            step_s = rows[-1][0].seconds / (args.pulls + 1)
+            with_pulls = ours.run(
+                str(args.rounds + 1), args.samples, [step_s * (n + 1) for n in range(args.pulls)]
+            )
+            print(f"with pulls: {with_pulls.tokens_per_s:,.0f} tokens/s, {ours.pulled}")  # noqa: T201
     finally:
         ours.close()
+    pulls = [
+        {"seconds": round(p.seconds, 3), "paused_s": round(p.paused_s, 3)} for p in ours.pulled
+    ]
     ratios = [through.tokens_per_s / direct.tokens_per_s for through, direct in rows]
     return {
         "samples": args.samples,
@@ -192,6 +238,8 @@ def measure(url: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "bare_tokens_per_s": [round(direct.tokens_per_s, 1) for _, direct in rows],
         "worker_cpu_s": [round(through.cpu_s, 3) for through, _ in rows],
         "bare_cpu_s": [round(direct.cpu_s, 3) for _, direct in rows],
+        "worker_us_per_token": [round(1e6 * t.cpu_s / t.tokens, 2) for t, _ in rows],
+        "pulls": pulls,
         "ratios": [round(ratio, 4) for ratio in ratios],
         "ratio": round(statistics.median(ratios), 4),
         "goal": GOAL,
@@ -205,6 +253,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--fixed", action="store_true", help="every answer has so many tokens")
+    parser.add_argument("--model", default="", help="folder instead of the demo's")
+    parser.add_argument("--prompt", type=int, default=0, help="tokens of the prompt")
+    parser.add_argument("--vocabulary", type=int, default=128)
+    parser.add_argument("--pulls", type=int, default=0, help="of one more round, under load")
     parser.add_argument("--json", default="")
 
 

@@ -19,6 +19,7 @@ from rlstreams.workers.engines.base import (
     Engine,
     GeneratedSegment,
     Int32s,
+    PauseMode,
     SampleRequest,
     Sampling,
     Scorer,
@@ -30,7 +31,7 @@ from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.weights.channel import Manifest
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.contract.engine_waits import DEADLINE_S, until_running
-from tests.servers.fake_server import VERSIONS, FakeServer
+from tests.servers.fake_server import TELLING, VERSIONS, FakeServer
 from tests.servers.real import (
     LONG_MODEL_TOKENS,
     freeze,
@@ -121,6 +122,11 @@ class Rig:
         return True
 
     @property
+    def goes_on(self) -> bool:
+        """Whether requests live through a pull; else they end with ABORT, to be resumed."""
+        return True
+
+    @property
     def counts_abandoned(self) -> bool:
         """Whether it learns what was sampled for requests that nobody waited for."""
         return self.kind in ("fake", "builtin")
@@ -199,8 +205,8 @@ class ServedRig(Rig):
         return False
 
     @property
-    def rows_of_aborted(self) -> bool:
-        return self.kind != "vllm-0.25.1"
+    def goes_on(self) -> bool:
+        return self.kind in TELLING
 
     def hold(self) -> None:
         self.fake.core.holds = True
@@ -280,7 +286,8 @@ class RealRig(Rig):
         async for num_tokens in self._counting():
             if num_tokens >= before + 16 or not (await engine.health()).running:
                 break
-        await engine.abort(self.long)
+        await engine.pause(PauseMode.ABORT)
+        await engine.resume()
 
     def scorer(self, *, versions_held: int = 2) -> Scorer:
         return BuiltinScorer(self.model, versions_held=versions_held)

@@ -51,6 +51,10 @@ def test_a_trajectory_spans_two_versions(rig: Rig) -> None:
         assert engine.policy_version == 1
         await engine.resume()
         await rig.end(engine)
+        if not rig.goes_on:
+            (cut,) = await running
+            assert (cut.policy_version, cut.finish_reason) == (0, FinishReason.ABORT)
+            return
         before, after = await running
         assert (before.policy_version, after.policy_version) == (0, 1)
         assert before.finish_reason is FinishReason.POLICY_CHANGED
@@ -105,10 +109,10 @@ def test_an_aborted_request_is_resumed_where_it_stood(rig: Rig) -> None:
         rig.hold()
         running = asyncio.create_task(collect(engine, wanted))
         await rig.until_sampling(engine)
-        await engine.abort("unknown")
-        await engine.abort(rig.long)
+        await engine.pause(PauseMode.ABORT)
         (partial,) = await running
         rig.hasten()
+        await engine.resume()
         assert partial.finish_reason is FinishReason.ABORT
         num_so_far = len(partial.token_ids)
         assert 0 < num_so_far < wanted.sampling.max_new_tokens
@@ -180,23 +184,6 @@ def test_pausing_with_wait_lets_running_requests_finish(rig: Rig) -> None:
     drive(rig.engine(), scenario)
 
 
-def test_a_pause_that_waits_ends_when_the_last_request_is_aborted(rig: Rig) -> None:
-    """It waits for running requests to end, in whatever way."""
-
-    async def scenario(engine: Engine) -> None:
-        await engine.pull(rig.publish(0), rig.channel)
-        rig.hold()
-        running = asyncio.create_task(collect(engine, rig.endless_request()))
-        await rig.until_sampling(engine)
-        pausing = asyncio.create_task(engine.pause(PauseMode.WAIT))
-        await asyncio.sleep(0)
-        await engine.abort(rig.long)
-        await pausing
-        assert (await running)[-1].finish_reason is FinishReason.ABORT
-
-    drive(rig.engine(), scenario)
-
-
 def test_a_failed_pull_never_labels_a_token(rig: Rig) -> None:
     """Weights whose hash is not the published one are refused, and the engine goes on."""
 
@@ -255,17 +242,15 @@ def test_who_waits_for_a_place_and_leaves_takes_none(rig: Rig, is_paused: bool) 
         await until_waiting(engine, 2)
         for task in waiting:
             task.cancel()
-        await engine.abort("1/0/0")  # of one that has left and has not withdrawn yet
         assert [True, True] == [
             isinstance(found, asyncio.CancelledError)
             for found in await asyncio.gather(*waiting, return_exceptions=True)
         ]
         await until_waiting(engine, 0)
-        if is_paused:
-            await engine.resume()
-        await engine.abort(rig.long)
+        await engine.pause(PauseMode.ABORT)
         segments = await running
         rig.hasten()
+        await engine.resume()
         assert engine.num_sampled >= len(tokens(segments)) > 0
         assert await collect(engine, request("3/0/0"))
         assert 0 == (await engine.health()).running

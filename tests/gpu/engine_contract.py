@@ -5,8 +5,8 @@
 
 Starts a server by the command that a rollout worker would use, dummy-loaded, with the transfer
 plugin; `--url` takes a running one instead. Then: `engine check`, two versions pulled by the
-channel `file`, greedy and random answers, a long answer under each way of changing weights, an
-abort, and log-probs against Hugging Face on the same machine. `--record` writes the exchanges for
+channel `file`, greedy and random answers, a long answer under each way of changing weights, and
+log-probs against Hugging Face on the same machine. `--record` writes the exchanges for
 `Replay` instead (tests/contract/recordings/KIND-VERSION.jsonl; use a small model); weights then
 travel by folder, as a replay has no plugin. Every file there is replayed by
 tests/contract/test_recorded.py.
@@ -41,7 +41,7 @@ from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.weights import server_plugin
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.report_listener import ReportListener
-from tests.contract.engine_rigs import announced, collect, request, tokens
+from tests.contract.engine_rigs import announced, collect, request
 from tests.servers.recorded import Recorder
 from tests.servers.replayed import head_of
 from tests.servers.scenario import PROMPTS, exercise
@@ -105,7 +105,7 @@ class Bench:
 
 
 async def under_each_mode(bench: Bench, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A long answer while weights change, and an abort."""
+    """A long answer while weights change."""
     rows, channel = [], FileWeightChannel()
     for mode in PauseMode:
         engine = bench.engine(args, bench.url, on_pull=mode)
@@ -119,11 +119,6 @@ async def under_each_mode(bench: Bench, args: argparse.Namespace) -> list[dict[s
         spans = [(s.policy_version, len(s.token_ids), str(s.finish_reason)) for s in segments]
         rows.append({"mode": mode, "spans": spans, "seconds": pulled.seconds,
                      "paused_s": pulled.paused_s, "bytes": pulled.num_bytes})  # fmt: skip
-        again = asyncio.create_task(collect(engine, request("1/0/0", max_new_tokens=args.long)))
-        await asyncio.sleep(args.before_s)
-        await engine.abort("1/0/0")
-        cut = await again
-        rows[-1]["aborted_after"] = [len(tokens(cut)), str(cut[-1].finish_reason)]
         await engine.close()
     return rows
 

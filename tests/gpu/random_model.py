@@ -49,6 +49,7 @@ KINDS = {
         vocabulary=128,
     ),
 }
+KINDS["qwen3-1.7b"] = replace(KINDS["dense"], vocabulary=151_936)
 KINDS["tiny"] = replace(KINDS["dense"], layers=2, hidden=256, heads=4, kv_heads=2, expert_width=512)
 
 

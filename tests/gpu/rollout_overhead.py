@@ -1,43 +1,91 @@
 """What a rollout worker costs beside a bare client of the same vLLM server, on a GPU.
 
-    python -m tests.gpu.rollout_overhead --slots 64 --samples 512 --tokens 256 --json out.json
+    python -m tests.gpu.rollout_overhead --shape qwen3-1.7b --slots 512 --samples 512 --rounds 1 \\
+        --tokens 1024 --prompt 200 --vocabulary 151936 --pulls 2 --json out.json
 
 `tests/bench/rollout_overhead.py` with a server on a GPU and cores to itself; answers have a fixed
-length, for a GPU's sampling depends on who shares a batch.
+length, for a GPU's sampling depends on who shares a batch. Without `--shape`: the demo's model.
+Versions are pulled by the channel `file`, so a pause holds the reading of one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from rlstreams.workers.engines.served.vllm import VllmDialect
 from tests.bench.rollout_overhead import add_options, measure, report
 from tests.gpu.engine_contract import Bench
+from tests.gpu.random_model import KINDS, write
 from tests.servers.real import long_model, ready, without_end
+
+CONTROL = ("pause", "set_label", "resume")
+
+
+def wide_tokenizer(model: Path, vocabulary: int) -> None:
+    """A word for each id: the demo's tokenizer knows 128, and an answer is made text."""
+    words = {f"w{number}": number for number in range(vocabulary)}
+    core = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None,
+        "decoder": None, "model": {"type": "WordLevel", "vocab": words, "unk_token": "w3"},
+    }  # fmt: skip
+    (model / "tokenizer.json").write_text(json.dumps(core))
+
+
+def timed(times: dict[str, list[float]]) -> None:
+    """Note how long each control call of the adapter takes."""
+    for name in CONTROL:
+        call = getattr(VllmDialect, name)
+
+        def wrapped(self: VllmDialect, *args: object, name=name, call=call, **kwargs: object):  # type: ignore[no-untyped-def]
+            async def run() -> None:
+                started_s = time.perf_counter()
+                await call(self, *args, **kwargs)
+                times[name].append(round(time.perf_counter() - started_s, 4))
+
+            return run()
+
+        setattr(VllmDialect, name, wrapped)
 
 
 def main() -> None:
     """Start, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
+    parser.add_argument("--shape", default="", choices=["", *KINDS])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--log", default="engine.log")
     parser.set_defaults(kind="vllm", url="", experts=False, record="", fixed=True)
     args = parser.parse_args()
+    args.arg.append(f"max-num-seqs={args.slots}")
+    times: dict[str, list[float]] = {name: [] for name in CONTROL}
+    timed(times)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        args.model = str(without_end(long_model(folder / "served")))
+        if args.shape:
+            args.model = str(folder / "model")
+            write(args.shape, folder / "model")
+            wide_tokenizer(folder / "model", args.vocabulary)
+            without_end(folder / "model")
+        else:
+            args.model = str(without_end(long_model(folder / "served")))
+        started_s = time.perf_counter()
         bench = Bench(args, folder)
         try:
             assert bench.process is not None
             asyncio.run(ready(bench.url, bench.process))
-            report(measure(bench.url, folder, args), args.json)
+            print(f"ready after {time.perf_counter() - started_s:.0f} s", flush=True)  # noqa: T201
+            report({**measure(bench.url, folder, args), "control_s": times}, args.json)
         finally:
+            print(times)  # noqa: T201
             bench.listener.close()
             if bench.process is not None:
                 bench.process.close()

@@ -94,7 +94,10 @@ SPOILED = {
         choice(lambda c: c.__setitem__("finish_reason", "error")),
         "finish_reason should be one of",
     ),
-    "no reason": (choice(lambda c: c.__setitem__("finish_reason", None)), "ended early"),
+    "no reason": (
+        choice(lambda c: c.__setitem__("finish_reason", None)),
+        "finish_reason should be str, is None",
+    ),
     "no choice": (lambda a: {**a, "choices": []}, "choices should hold one choice, holds 0"),
     "another shape": (lambda a: {"detail": "?"}, "field choices should be list, is missing"),
     "experts of another shape": (
@@ -144,7 +147,7 @@ SGLANG_SPOILED = {
     ),
     "fewer log-probs": (
         meta("output_token_logprobs", lambda rows: rows[1:]),
-        "output_token_logprobs has 0 entries for 1 tokens",
+        "output_token_logprobs has 3 entries for 4 tokens",
     ),
     "experts that are no base64": (meta("routed_experts", lambda _: "\u00e9"), "no base64"),
 }
@@ -164,19 +167,6 @@ def test_a_wrong_answer_of_sglang_is_named(world: World, name: str) -> None:
         assert server.url in str(caught.value)
         server.spoil = None
         assert await collect(engine, request(max_new_tokens=4))
-
-    world.run(scenario)
-
-
-@pytest.mark.parametrize("flavour", ["vllm-0.25.1", "sglang-0.5.17"])
-def test_a_line_of_a_stream_may_be_as_long_as_it_is(world: World, flavour: str) -> None:
-    """One event carries the routed experts of a whole sample: megabytes for a large model."""
-    server = world.serve(flavour)
-
-    async def scenario(engine: ServedEngine) -> None:
-        await engine.pull(world.publish(0), world.channel)
-        server.spoil = lambda answer: {**answer, "padding": "x" * 3_000_000}
-        assert await collect(engine, request(max_new_tokens=2))
 
     world.run(scenario)
 
@@ -231,7 +221,7 @@ def test_spans_are_not_guessed_where_weights_changed_meanwhile(world: World) -> 
         await until(lambda: any(j.token_ids for j in server.core.jobs.values()), "not sampled")
         server.spoil = choice(lambda c: c.__setitem__("weight_versions", None))
         await engine.pull(world.publish(1), world.channel)
-        with pytest.raises(EngineError, match="weight_versions is missing, and weights changed"):
+        with pytest.raises(EngineError, match="weight_versions is missing"):
             await running
 
     world.run(scenario)

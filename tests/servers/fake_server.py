@@ -7,7 +7,6 @@ one way; `kill` closes its port and breaks all connections.
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import Callable, Coroutine
@@ -33,7 +32,9 @@ _LOADING = (
 )
 # What a front end answers by itself, whatever its engine does.
 _FRONT = ("/health", "/openapi.json", "/version", "/v1/models", "/get_world_size")
-VERSIONS = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23", "sglang-0.5.17")
+# The first and the third name versions themselves, the second by our plugin's records.
+TELLING = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23")
+VERSIONS = (*TELLING, "sglang-0.5.17")
 
 
 class FakeServer:
@@ -47,9 +48,10 @@ class FakeServer:
         Args:
             flavour: one of VERSIONS.
             port: 0: a free one.
-            has_plugin: whether our plugin is in it.
+            has_plugin: whether our plugin is in it, and takes weights.
         """
         self.has_plugin = has_plugin
+        self.keeps_records = flavour == "vllm-0.25.1"
         self.kind, _, self.version = flavour.partition("-")
         self.has_spans = self.version in ("0.32.0", "0.5.23")
         self.core = MarkovServer(step_s=step_s)
@@ -158,7 +160,7 @@ class FakeServer:
         return await handler(request)
 
     async def answer(self, request: web.Request, job: Job, shown: Callable[..., Answer]) -> Any:
-        """The job's answer, whole or streamed, spoiled if asked for."""
+        """The job's answer, spoiled if asked for."""
         body = await request.json()
         self.asked.append(body)
         if self.statuses:
@@ -167,26 +169,10 @@ class FakeServer:
             await asyncio.Event().wait()
         while not self.admits:  # noqa: ASYNC110 - set by another thread
             await asyncio.sleep(_STILL_S)
-        if not body.get("stream"):
-            async for _ in self.core.run(job):
-                if self.breaks_off and len(job.token_ids) == 3:
-                    request.transport.abort()  # type: ignore[union-attr]
-            return web.json_response(self._spoiled(shown(job, 0, True)))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        sent = 0
         async for _ in self.core.run(job):
             if self.breaks_off and len(job.token_ids) == 3:
                 request.transport.abort()  # type: ignore[union-attr]
-                return response
-            ended = job.finish_reason is not None
-            if ended and self.version == "0.25.1" and len(job.token_ids) == sent:
-                break  # a piece without a token is left out: the stream names no reason
-            event = self._spoiled(shown(job, sent, ended))
-            sent = len(job.token_ids)
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        return response
+        return web.json_response(self._spoiled(shown(job)))
 
     def _spoiled(self, answer: Answer) -> Answer:
         return self.spoil(answer) if self.spoil else answer

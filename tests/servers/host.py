@@ -17,7 +17,8 @@ class Host(Protocol):
 
     version: str
     has_spans: bool
+    keeps_records: bool
     core: MarkovServer
 
     async def answer(self, request: web.Request, job: Job, shown: Callable[..., Answer]) -> Any:
-        """The job's answer, whole or streamed."""
+        """The job's answer."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class Job:
     request_id: str
     given: list[int]
     limit: int
-    sampling: dict[str, float]
+    sampling: dict[str, Any]
     seed: int
     eos_ids: set[int]
     experts_start: int | None

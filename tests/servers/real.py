@@ -120,7 +120,6 @@ def real_engine(
         "request_s": 240.0,
         "pull_s": 120.0,
         "start_s": 120.0,
-        "settle_s": 0.2,
         "silent_s": 60.0,
     }
     chosen = settings(kind, model, capture_experts=False, **{**slow, **changes})

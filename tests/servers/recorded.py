@@ -1,9 +1,9 @@
 """A server's exchanges as a file: a proxy that writes them, and a stand-in that answers from them.
 
 A file is JSON lines: a head (`tests.servers.replayed.head_of`: server, model, versions), then one
-exchange a line: method, path, request, status, answer (JSON, text, or the events of a stream), and
-at last what the scenario saw. What differs from run to run (ids, paths of folders) is written as a
-placeholder. The stand-in fails a test that asks what was never recorded.
+exchange a line: method, path, request, status, answer (JSON or text), and at last what the scenario
+saw. What differs from run to run (ids, paths of folders) is written as a placeholder. The stand-in
+fails a test that asks what was never recorded.
 """
 
 from __future__ import annotations
@@ -100,23 +100,9 @@ class Recorder(Served):
             ) as answer,
         ):  # fmt: skip
             kind = answer.headers.get("Content-Type", "text/plain").partition(";")[0]
-            if kind == "text/event-stream":
-                return await self._stream(request, content, answer)
             text = (await answer.read()).decode()
             self._write(request, content, answer.status, kind, text)
             return web.Response(status=answer.status, text=text, content_type=kind)
-
-    async def _stream(
-        self, request: web.Request, content: bytes, answer: aiohttp.ClientResponse
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        whole = b""
-        async for chunk in answer.content.iter_any():
-            whole += chunk
-            await response.write(chunk)
-        self._write(request, content, answer.status, "text/event-stream", whole.decode())
-        return response
 
     def _write(
         self, request: web.Request, content: bytes, status: int, kind: str, text: str

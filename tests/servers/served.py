@@ -49,7 +49,6 @@ def settings(kind: str, model: Path, **changes: Any) -> ServedSettings:
         beat_s=0.5,
         look_s=30.0,  # only who is dead is silent for so long
         silent_s=0.1,
-        settle_s=0.03,
         allow_untested=True,
     )
     return replace(base, **changes)

@@ -34,22 +34,20 @@ class SglangRoutes:
         )
         return await self._server.answer(request, job, self._shown)
 
-    def _shown(self, job: Job, sent: int, ended: bool) -> Answer:
-        del sent  # pieces are cumulative
+    def _shown(self, job: Job) -> Answer:
         pairs = zip(job.logprobs, job.token_ids, strict=True)
         meta: Answer = {
             "id": job.request_id,
-            "finish_reason": {"type": job.finish_reason} if ended else None,
+            "finish_reason": {"type": job.finish_reason},
             "prompt_tokens": len(job.given),
             "completion_tokens": len(job.token_ids),
             "weight_version": self._core.label,
             "output_token_logprobs": [[p, t, None] for p, t in pairs],
         }
-        if ended:
-            raw = job.experts().astype("<i4").tobytes()
-            meta["routed_experts"] = base64.b64encode(raw).decode()
-            if self._server.has_spans:
-                meta["weight_versions"] = job.spans()
+        raw = job.experts().astype("<i4").tobytes()
+        meta["routed_experts"] = base64.b64encode(raw).decode()
+        if self._server.has_spans:
+            meta["weight_versions"] = job.spans()
         return {"output_ids": job.token_ids, "meta_info": meta}
 
     async def pause(self, request: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ import numpy as np
 from aiohttp import web
 
 from rlstreams.workers.engines.fake import MAX_TOKENS
+from rlstreams.workers.weights.link.vllm_records import KEY, NAME_LABEL
 from tests.servers.host import Answer, Host
 from tests.servers.markov import Job
 
@@ -35,26 +36,35 @@ class VllmRoutes:
         )
         return await self._server.answer(request, job, self._shown)
 
-    def _shown(self, job: Job, sent: int, ended: bool) -> Answer:
+    def _shown(self, job: Job) -> Answer:
         new = self._server.version == "0.32.0"
-        content = [
-            {"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []}
-            if new
-            else {"token": f"token_id:{t}", "logprob": p, "top_logprobs": []}
-            for t, p in zip(job.token_ids[sent:], job.logprobs[sent:], strict=True)
-        ]
         choice: Answer = {
             "index": 0,
             "finish_reason": job.finish_reason,
-            "token_ids": job.token_ids[sent:],
-            "logprobs": {"content": content},
-            "routed_experts": None,
+            "token_ids": job.token_ids,
+            "logprobs": None,
+            "routed_experts": _npy(job.experts()),
         }
-        if ended:
-            choice["routed_experts"] = _npy(job.experts())
-            if new:
-                choice["weight_versions"] = job.spans()
-        return {"request_id": job.request_id, "choices": [choice]}
+        if new:
+            choice["weight_versions"] = job.spans()
+        answer: Answer = {"request_id": job.request_id, "choices": [choice]}
+        if (job.sampling.get("extra_args") or {}).get(KEY):
+            logprobs = np.array(job.logprobs, "<f4").tobytes()
+            record = {
+                "logprobs": base64.b64encode(logprobs).decode(),
+                "weight_versions": job.spans(),
+                "num_preemptions": 0,
+            }
+            return answer | {"kv_transfer_params": {KEY: record}}
+        choice["logprobs"] = {
+            "content": [
+                {"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []}
+                if new
+                else {"token": f"token_id:{t}", "logprob": p, "top_logprobs": []}
+                for t, p in zip(job.token_ids, job.logprobs, strict=True)
+            ]
+        }
+        return answer
 
     async def pause(self, request: web.Request) -> web.Response:
         self._core.pause(aborts=request.query["mode"] == "abort")
@@ -70,7 +80,13 @@ class VllmRoutes:
         return web.json_response({"status": "aborted"})
 
     async def collective_rpc(self, request: web.Request) -> web.Response:
-        self._core.load((await request.json())["kwargs"]["weights_path"])
+        body = await request.json()
+        if body["method"] == NAME_LABEL:
+            if not self._server.keeps_records:
+                return web.json_response({"error": "no worker has this method"}, status=500)
+            self._core.label = body["args"][0] if body["args"] else self._core.label
+            return web.json_response({"results": ["True"]})
+        self._core.load(body["kwargs"]["weights_path"])
         return web.json_response({"results": [None]})
 
     async def update_label(self, request: web.Request) -> web.Response:

@@ -157,9 +157,6 @@ class Engine(Protocol):
     async def resume(self) -> None:
         """Go on sampling."""
 
-    async def abort(self, sample_id: str) -> None:
-        """End one request; its last segment ends with ABORT. Unknown ids are ignored."""
-
     async def health(self) -> Health:
         """Answers at once, whatever the engine does."""
 

@@ -198,10 +198,6 @@ class BuiltinEngine:
         """Go on sampling."""
         await self._ask(self._scheduler.resume, "resuming")
 
-    async def abort(self, sample_id: str) -> None:
-        """End one request; its last segment ends with ABORT. Unknown ids are ignored."""
-        await self._ask(lambda: self._scheduler.abort(sample_id), f"aborting {sample_id}")
-
     async def health(self) -> Health:
         """Answers at once, whatever the decode thread does."""
         running, waiting = self._scheduler.num_running, len(self._scheduler.waiting)

@@ -218,11 +218,6 @@ class FakeEngine:
         """Go on sampling."""
         self._paused = self._draining = False
 
-    async def abort(self, sample_id: str) -> None:
-        """End one request."""
-        for mine in [*self._running, *self._waiting]:
-            mine.aborted |= mine.request.sample_id == sample_id
-
     async def health(self) -> Health:
         """Ready when it holds a version and is not closed."""
         ready = not self._closed and self._table is not None

@@ -95,12 +95,6 @@ class Scheduler:
         """A new request."""
         self.waiting.append(generation)
 
-    def abort(self, sample_id: str) -> None:
-        """End the request of `sample_id`, if there is one."""
-        for generation in [*self._decoder.running, *self.waiting]:
-            if generation.request.sample_id == sample_id:
-                self._abort(generation)
-
     def forget(self, generation: Generation) -> None:
         """Nobody listens to it any more."""
         if generation in self._decoder.running:

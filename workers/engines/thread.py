@@ -15,7 +15,7 @@ class EngineThread:
     """An event loop in a thread of its own; the role hands it coroutines and keeps the futures."""
 
     def __init__(self, name: str = "engine-loop") -> None:
-        self._loop = new_loop()
+        self._loop = asyncio.new_event_loop()
         self._tasks: dict[asyncio.Task[Any], Hashable] = {}
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
@@ -82,15 +82,6 @@ class EngineThread:
         self._thread.join(deadline_s)
         if not self._thread.is_alive():
             self._loop.close()
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where there is one: it reads a stream for less (`tests/bench/stream_events.py`)."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 async def _cancel_all() -> None:

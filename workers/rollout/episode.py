@@ -36,7 +36,7 @@ class Turn:
     @property
     def token_ids(self) -> list[int]:
         """All that was sampled, the token that ends it included."""
-        return [int(token) for segment in self.segments for token in segment.token_ids]
+        return [token for segment in self.segments for token in segment.token_ids.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

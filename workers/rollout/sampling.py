@@ -238,6 +238,6 @@ class Sampler:
                 raise EngineError(
                     f"engine {self.engine.name} ended request {request.sample_id} without a segment"
                 )
-        sampled = [int(token) for segment in segments for token in segment.token_ids]
+        sampled = [token for segment in segments for token in segment.token_ids.tolist()]
         progress.turns.append(turn_of(segments, self.tokenizer.decode(sampled)))
         return progress.turns[-1]

@@ -14,7 +14,7 @@ import pytest
 from rlstreams.schemas.events import NO_VERSION, DeadLetter, Prompt, Trajectory
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, TRAJECTORIES
-from rlstreams.workers.engines.base import SampleRequest
+from rlstreams.workers.engines.base import PauseMode, SampleRequest
 from rlstreams.workers.engines.fake import EOS, MAX_TOKENS, FakeEngine
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.validation import check_trajectory
@@ -192,7 +192,7 @@ def test_an_aborted_request_is_resumed_in_the_turn_where_it_was(tmp_path: Path) 
     rollout = make_rollout(stand, engine, environment)
     stand.issue("0", 1)
     turn_until(rollout, lambda: engine.num_sampled == 4)
-    asyncio.run(engine.abort("0/0/0"))
+    asyncio.run(engine.pause(PauseMode.ABORT))
     asyncio.run(engine.resume())
     (trajectory,) = played(stand, rollout)
     assert 3 == sum(len(s.token_ids) for s in trajectory.segments[3:])

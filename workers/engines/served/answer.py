@@ -75,15 +75,18 @@ def check_tokens(answer: Answer, request: RequestFacts, shape: ModelShape) -> No
         raise AnswerError(
             f"token_ids has {num_tokens} tokens, at most {request.max_new_tokens} were asked for"
         )
-    for position, token_id in enumerate(answer.token_ids):
-        if not isinstance(token_id, int) or not 0 <= token_id < shape.vocab_size:
-            raise AnswerError(
-                f"token_ids[{position}] = {token_id!r} is outside the vocabulary of "
-                f"{shape.vocab_size}"
-            )
-    for position, logprob in enumerate(answer.logprobs):
-        if not (math.isfinite(logprob) and _MIN_LOGPROB < logprob <= _MAX_LOGPROB):
-            raise AnswerError(f"logprobs[{position}] = {logprob!r} is no log-prob")
+    ids, logprobs = np.asarray(answer.token_ids), np.asarray(answer.logprobs)
+    is_id = ids.dtype.kind == "i" and (ids >= 0) & (ids < shape.vocab_size)
+    if num_tokens and not np.all(is_id):
+        position = int(np.argmin(is_id)) if ids.dtype.kind == "i" else _first_not_int(answer)
+        raise AnswerError(
+            f"token_ids[{position}] = {answer.token_ids[position]!r} is outside the vocabulary of "
+            f"{shape.vocab_size}"
+        )
+    is_logprob = (logprobs > _MIN_LOGPROB) & (logprobs <= _MAX_LOGPROB)  # False of a NaN
+    if not np.all(is_logprob):
+        position = int(np.argmin(is_logprob))
+        raise AnswerError(f"logprobs[{position}] = {float(logprobs[position])!r} is no log-prob")
     if answer.finish_reason == "stop" and (
         not num_tokens or answer.token_ids[-1] not in shape.eos_ids
     ):
@@ -91,6 +94,10 @@ def check_tokens(answer: Answer, request: RequestFacts, shape: ModelShape) -> No
         raise AnswerError(
             f"finish_reason is stop, but the last token {last} is none of {sorted(shape.eos_ids)}"
         )
+
+
+def _first_not_int(answer: Answer) -> int:
+    return next((p for p, one in enumerate(answer.token_ids) if type(one) is not int), 0)
 
 
 def check_spans(spans: Sequence[Span], num_tokens: int) -> None:
@@ -155,7 +162,7 @@ def cut(
     """The answer's segments, one per span; the last one says why the answer ended.
 
     Args:
-        spans: which tokens came from which version; of the server, or of our own pauses.
+        spans: which tokens came from which version.
         labels: the versions that this server was given.
 
     Raises:
@@ -170,9 +177,11 @@ def cut(
             f"tokens come from version {unknown[0]!r}, but it was given {list(labels)[-_SHOWN:]}"
         )
     experts = None
-    if answer.experts is not None and request.experts_start is not None:
+    # After a preemption the rows of tokens before a pull are the new weights': none is told then.
+    is_mixed = answer.num_preemptions > 0 and len(spans) > 1
+    if answer.experts is not None and request.experts_start is not None and not is_mixed:
         experts = expert_rows(answer.experts, request, len(answer.token_ids), shape)
-    ends = FinishReason(answer.finish_reason or FinishReason.ABORT)
+    ends = FinishReason(answer.finish_reason)
     kept = [span for span in spans if span.end > span.start] or list(spans[-1:])
     segments, row = [], 0
     for number, span in enumerate(kept):

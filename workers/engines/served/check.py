@@ -47,6 +47,8 @@ async def check_server(url: str) -> tuple[Finding, ...]:
     try:
         try:
             facts = await ask_facts(http, ASK_S)
+            kept = await dialect_of(facts.kind).keeps_records(http, ASK_S)
+            facts = replace(facts, keeps_records=kept)
         except ServerError as err:
             broken = Weight.BROKEN
             return (Finding(name="server", weight=broken, found=str(err), cure=START),)
@@ -85,15 +87,15 @@ def _route(facts: ServerFacts, name: str, routes: Sequence[str], cost: str, cure
 
 
 def _spans(facts: ServerFacts) -> Finding:
-    if facts.reports_spans:
-        return Finding(
-            name="version spans", weight=Weight.OK, found="told by the server, per token"
-        )
+    if facts.tells_versions:
+        by = "our plugin's records" if facts.keeps_records else "the server"
+        return Finding(name="version spans", weight=Weight.OK, found=f"told by {by}, per token")
     return Finding(
         name="version spans",
         weight=Weight.SLOW,
-        found="not told: answers are streamed, and cut where the server fell silent after a pause",
-        cure="vLLM 0.32.0" if facts.kind is Kind.VLLM else "",
+        found="not told: each pull ends the running requests, which are resumed with their tokens "
+        "so far",
+        cure="install infra/server into its environment" if facts.kind is Kind.VLLM else "",
     )
 
 
@@ -188,9 +190,7 @@ async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
         cold, hot = [
             _first(
                 dialect.answer(
-                    await http.post(
-                        dialect.generate_route, dialect.body(_request(t), stream=False), ASK_S
-                    )
+                    await http.post(dialect.generate_route, dialect.body(_request(t), facts), ASK_S)
                 )
             )
             for t in (1.0, 1e-3)

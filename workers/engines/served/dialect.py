@@ -24,7 +24,10 @@ class Dialect(Protocol):
     def alive(self) -> frozenset[int]:
         """What `/health` of one that works may be answered with."""
 
-    def body(self, request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
+    async def keeps_records(self, http: ServerHttp, deadline_s: float) -> bool:
+        """Whether our plugin notes log-probs and versions of each request."""
+
+    def body(self, request: GenerateRequest, facts: ServerFacts) -> dict[str, Any]:
         """The request as this server's JSON."""
 
     def answer(self, found: object) -> Answer:
@@ -32,13 +35,6 @@ class Dialect(Protocol):
 
         Raises:
             AnswerError: a field is missing or of another type.
-        """
-
-    def piece(self, found: object, received: int) -> Answer:
-        """The next event of a stream, of which `received` tokens came before.
-
-        Raises:
-            AnswerError: a field is missing or of another type, or the server reports an error.
         """
 
     async def pause(

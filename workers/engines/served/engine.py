@@ -118,8 +118,7 @@ class ServedEngine:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens received; of requests that broke off those that were heard, of a server that does
-        not stream none."""
+        """Tokens received; of requests that broke off none."""
         return sum(server.num_sampled for server in self._servers)
 
     def wants(self, published: PolicyPublished) -> bool:
@@ -219,13 +218,6 @@ class ServedEngine:
         """Go on sampling."""
         await asyncio.gather(*(s.resume() for s in self._servers if s.is_up))
         self.dispatch()
-
-    async def abort(self, sample_id: str) -> None:
-        """End the requests of a sample, on their way or waiting."""
-        for ticket in [t for t in self._waiting if t.request.sample_id == sample_id]:
-            self._waiting.remove(ticket)
-            ticket.answer(None)
-        await asyncio.gather(*(server.abort(sample_id) for server in self._servers))
 
     async def health(self) -> Health:
         """Ready while a server is in service, or is brought back into it."""

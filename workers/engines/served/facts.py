@@ -36,6 +36,7 @@ class ServerFacts:
     max_tokens: int  # longest sequence, prompt included
     routes: frozenset[str]
     settings: Mapping[str, Any]  # start arguments, as far as it tells them
+    keeps_records: bool = False  # our plugin notes log-probs and versions of each request
 
     @property
     def name(self) -> str:
@@ -52,6 +53,11 @@ class ServerFacts:
         """Whether an answer says which token came from which version."""
         mark = "/weight_info" if self.kind is Kind.VLLM else "/begin_weight_update"
         return mark in self.routes
+
+    @property
+    def tells_versions(self) -> bool:
+        """Whether a request may go on while weights change; else each pull cuts all that run."""
+        return self.reports_spans or self.keeps_records
 
     @property
     def has_session(self) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -17,7 +16,6 @@ from rlstreams.workers.model.base import EngineError
 
 Json = Any
 _SHOWN = 300  # characters of an answer in a message
-_DONE = b"[DONE]"
 REFUSED = -1  # a status: nobody listens at the address
 
 
@@ -61,38 +59,6 @@ class ServerHttp:
         """The same for a POST; `what` names the request in messages."""
         address = f"{path}?{query}" if query else path
         return await self._ask("POST", address, body, deadline_s, what or f"POST {path}")
-
-    async def stream(
-        self, path: str, body: Json, deadline_s: float, *, what: str
-    ) -> AsyncIterator[Json]:
-        """Server-sent events of a POST, decoded, until `[DONE]`.
-
-        Args:
-            deadline_s: for the whole stream.
-
-        Raises:
-            ServerGoneError: it ended early, or was not finished within `deadline_s`.
-            ServerError: an answer above 399, or an event that reports an error.
-        """
-        try:
-            async with (
-                asyncio.timeout(deadline_s),
-                self._open().post(self.url + path, data=msgspec.json.encode(body)) as answer,
-            ):
-                if answer.status >= 400:
-                    raise self._refused(what, answer.status, await answer.read())
-                async for line in _lines(answer.content):
-                    if not line.startswith(b"data:"):
-                        continue
-                    text = line[5:].strip()
-                    if text == _DONE:
-                        return
-                    yield self._decoded(text, what)
-        except TimeoutError as err:
-            raise self._late(what, deadline_s) from err
-        except (aiohttp.ClientError, OSError) as err:
-            raise self._gone(what, err) from err
-        raise ServerGoneError(f"server {self.url}: {what}: the stream ended before [DONE]")
 
     async def status_of(self, path: str, deadline_s: float) -> int:
         """The status that a GET of `path` is answered with; 0: no answer; or `REFUSED`."""
@@ -170,20 +136,6 @@ class ServerHttp:
         return ServerGoneError(
             f"server {self.url}: {what}: connection failed: {type(err).__name__}: {err}"
         )
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines without their ends. The reader's own end at 2 MiB, and one event may carry the routed
-    experts of a whole sample."""
-    begun = bytearray()
-    async for chunk in content.iter_any():
-        head, *rest = chunk.split(b"\n")
-        begun += head
-        for line in rest:
-            yield bytes(begun)
-            begun = bytearray(line)
-    if begun:
-        yield bytes(begun)
 
 
 def _short(content: bytes) -> str:

@@ -33,7 +33,7 @@ class Router:
         Raises:
             ServerError: its answers do not say which version sampled them.
         """
-        if not facts.reports_spans:
+        if not facts.tells_versions:
             raise ServerError(
                 f"{facts.name} behind router {self.url}: its answers do not name the version that "
                 "sampled each token, and nobody here knows which server gave them; clear "

@@ -1,18 +1,16 @@
-"""Requests on their way: what was heard of each, and which version each of its tokens came from.
+"""Requests on their way to one server, and how they are ended early.
 
-A server that reports spans says it itself. For others each request keeps its own account: which
-weights it is sampled from, and a border wherever these change under it. Weights change in pulls
-alone, while the server is paused: whatever was heard by then came from those before. So a pull that
-fails before it changed anything moves no border, and one that breaks off in the middle leaves
-weights that no token may come from.
+An answer comes in one piece and says which version sampled each of its tokens. Where a server
+cannot say that (`ServerFacts.tells_versions`), no request lives through a pull: all that was
+answered came from the weights that the request began with.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 from rlstreams.workers.engines.base import GeneratedSegment
 from rlstreams.workers.engines.served.answer import (
@@ -22,9 +20,12 @@ from rlstreams.workers.engines.served.answer import (
     UnknownVersionError,
     cut,
 )
+from rlstreams.workers.engines.served.facts import ServerFacts
+from rlstreams.workers.engines.served.http import ServerError
+from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, Span
 
-_NOBODY = ""  # the label of weights that no version has
+_STILL = 3  # times that nothing was answered: what is left will not be
 
 
 @dataclass(slots=True, eq=False)
@@ -35,53 +36,22 @@ class Running:
     request: GenerateRequest
     begun_with: Held
     labels: Mapping[str, Held]  # versions that its server was given, later ones too
-    under: Held | None = field(init=False)  # what it is sampled from; None: what a broken pull left
-    parts: list[Answer] = field(default_factory=list)
+    facts: ServerFacts
     num_tokens: int = 0  # received
-    borders: list[Span] = field(default_factory=list)  # of versions that ended while it ran
-    has_changed: bool = False  # weights did, since it began
-    heard_s: float = 0.0  # monotonic; when its stream spoke last
-    is_aborted: bool = False
     task: asyncio.Task[Answer] | None = None
-
-    def __post_init__(self) -> None:
-        """Nothing changed yet."""
-        self.under = self.begun_with
-
-    def hear(self, part: Answer) -> None:
-        """The next piece of its stream."""
-        self.parts.append(part)
-        self.num_tokens += len(part.token_ids)
-        self.heard_s = time.monotonic()
-
-    async def ended(self, deadline_s: float) -> bool:
-        """Whether it was answered, or broke off, within `deadline_s`."""
-        assert self.task is not None, "it has not left"
-        return bool((await asyncio.wait({self.task}, timeout=deadline_s))[0])
 
     def hang_up(self) -> None:
         """Wait for no more of its answer; nothing, if that is there."""
         if self.task is not None:
             self.task.cancel()
 
-    def change(self, held: Held | None) -> None:
-        """All that was heard so far came from the weights before, and what follows from `held`."""
-        if held == self.under:
-            return  # the same were put there again
-        last = self._last(self.num_tokens)
-        if last.end > last.start:
-            self.borders.append(last)
-        self.under, self.has_changed = held, True
-
     def segments(self, answer: Answer, shape: ModelShape) -> list[GeneratedSegment]:
         """The answer, cut by version.
 
         Raises:
-            AnswerError: a field that cannot be, or tokens of weights that nobody can name.
+            AnswerError: a field that cannot be, or tokens whose version is not told.
             UnknownVersionError: a version that the server was not given.
         """
-        if answer.finish_reason is None and not self.is_aborted:
-            raise AnswerError("finish_reason is missing: the answer ended early")
         request = RequestFacts(
             num_given=len(self.request.token_ids),
             max_new_tokens=self.request.max_new_tokens,
@@ -89,50 +59,36 @@ class Running:
         )
         return cut(answer, self._spans(answer), request, shape, self.labels)
 
-    def _last(self, num_tokens: int) -> Span:
-        """What came from the present weights, of so many tokens."""
-        begun = self.borders[-1].end if self.borders else 0
-        return Span(_NOBODY if self.under is None else self.under.label, begun, num_tokens)
-
     def _spans(self, answer: Answer) -> list[Span]:
         num_tokens = len(answer.token_ids)
         if answer.spans:
             return list(answer.spans)
-        if num_tokens and not self.parts and self.has_changed:
-            raise AnswerError("weight_versions is missing, and weights changed while it ran")
-        spans = [*self.borders, self._last(num_tokens)]
-        spans = [span for span in spans if span.end > span.start]
-        if not spans:
-            return [Span((self.under or self.begun_with).label, 0, 0)]
-        for span in spans:
-            if span.label == _NOBODY:
-                raise AnswerError(
-                    f"tokens {span.start} to {span.end} came after a pull that broke off in the "
-                    "middle: no version has the weights that sampled them"
-                )
-        self._check_named(answer, spans[-1])
-        return spans
-
-    def _check_named(self, answer: Answer, last: Span) -> None:
-        """Labels that the server names without spans: none is foreign, also of those in between."""
-        named = [part.label for part in self.parts or [answer] if part.label is not None]
-        foreign = next((label for label in named if label not in self.labels), None)
-        if named and foreign is None and self.under is not None:
-            # After the last token it may name what was put there since.
-            foreign = named[-1] if named[-1] not in (last.label, self.under.label) else None
-        if foreign is not None:
+        if num_tokens and self.facts.tells_versions:
+            raise AnswerError("weight_versions is missing")
+        label = self.begun_with.label
+        if answer.label not in (None, label) and num_tokens:
             raise UnknownVersionError(
-                f"weight_version is {foreign!r}, but it was given {last.label!r}"
+                f"weight_version is {answer.label!r}, but it was given {label!r}"
             )
+        return [Span(label, 0, num_tokens)]
 
 
 class Requests:
     """Those of one server; iterated as they are at that moment."""
 
-    def __init__(self) -> None:
-        """None yet."""
+    def __init__(
+        self, tell: Callable[[Running], Awaitable[bool]], settings: ServedSettings
+    ) -> None:
+        """None yet.
+
+        Args:
+            tell: asks the server to end a request; False: there is no way to but hanging up.
+        """
         self.num_sampled = 0  # tokens received, of all that there ever were
+        self._tell = tell
+        self._settings = settings
         self._running: set[Running] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -155,11 +111,6 @@ class Requests:
         if not self._running:
             self._idle.set()
 
-    def cut(self) -> None:
-        """Whatever they are answered with is as far as they come."""
-        for running in self._running:
-            running.is_aborted = True
-
     async def ended(self, deadline_s: float | None = None) -> None:
         """Until there are none.
 
@@ -168,17 +119,46 @@ class Requests:
         """
         await asyncio.wait_for(self._idle.wait(), deadline_s)
 
-    async def fall_silent(self, settle_s: float, deadline_s: float) -> None:
-        """Until no stream has spoken for `settle_s`, counted from now.
+    async def all_cut(self, stop: Callable[[], Awaitable[None]]) -> None:
+        """Until all are answered of a server that was stopped and has ended what it knew then.
 
-        Raises:
-            TimeoutError: one still does after `deadline_s`.
+        Who came in later is ended by stopping it again; but SGLang keeps such requests at its door.
+
+        Args:
+            stop: ends what the server knows.
         """
-        begun_s = time.monotonic()
-        while time.monotonic() < begun_s + deadline_s:
-            last_s = max((running.heard_s for running in self._running), default=0.0)
-            silent_s = time.monotonic() - max(last_s, begun_s)
-            if silent_s >= settle_s:
+        num_still = 0
+        while (num_left := len(self)) and num_still < _STILL:
+            with suppress(TimeoutError):
+                await self.ended(self._settings.again_s)
                 return
-            await asyncio.sleep(settle_s - silent_s)
-        raise TimeoutError
+            num_still = num_still + 1 if len(self) == num_left else 0
+            await stop()
+        self.hang_up()
+        await self.ended()
+
+    def hang_up(self) -> None:
+        """Wait for no answer of any."""
+        for running in self:
+            running.hang_up()
+
+    def leave(self, running: Running) -> None:
+        """Nobody waits for it any more. Hanging up says so too, but SGLang looks for that every few
+        seconds, and a router may keep it to itself."""
+        task = asyncio.create_task(self._tell_twice(running))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """Hang up on all, and tell nobody of it."""
+        self.hang_up()
+        await self.ended()
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    async def _tell_twice(self, running: Running) -> None:
+        with suppress(ServerError):  # then it samples to its end, for nobody
+            if await self._tell(running):
+                await asyncio.sleep(self._settings.again_s)  # it had not come in, perhaps
+                await self._tell(running)

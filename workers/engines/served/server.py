@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from rlstreams.schemas.events import PolicyPublished
-from rlstreams.workers.engines.base import GeneratedSegment, PauseMode, SampleRequest
-from rlstreams.workers.engines.served.aborts import RequestAborter
+from rlstreams.workers.engines.base import (
+    FinishReason,
+    GeneratedSegment,
+    PauseMode,
+    SampleRequest,
+)
 from rlstreams.workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from rlstreams.workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
 from rlstreams.workers.engines.served.dialect import Dialect, dialect_of
@@ -22,7 +27,7 @@ from rlstreams.workers.engines.served.request import generate_request
 from rlstreams.workers.engines.served.router import Router
 from rlstreams.workers.engines.served.running import Requests, Running
 from rlstreams.workers.engines.served.settings import ServedSettings
-from rlstreams.workers.engines.served.wire import Answer, AnswerError, joined
+from rlstreams.workers.engines.served.wire import Answer, AnswerError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 
@@ -55,9 +60,8 @@ class Server:
             router.servers.append(self.http)
         self._dialect: Dialect = dialect_of(settings.kind)
         self._labels: dict[str, Held] = {}
-        self._requests = Requests()
+        self._requests = Requests(self._tell_to_end, settings)
         self._num_reserved = 0
-        self._aborter = RequestAborter(self._tell_to_end, settings)
         self._is_held_back = False  # paused by `pause`, until `resume`
         self._is_doubted = False  # it broke off, and was not looked at since
 
@@ -89,7 +93,7 @@ class Server:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens received; of requests that broke off, those that were heard."""
+        """Tokens received; of requests that broke off none."""
         return self._requests.num_sampled
 
     def reserve(self) -> None:
@@ -110,9 +114,11 @@ class Server:
         facts = await ask_usable(
             self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
         )
+        await self._delivery.prepare(self.http, self._dialect, facts)
+        keeps_records = await self._dialect.keeps_records(self.http, settings.answer_s)
+        facts = replace(facts, keeps_records=keeps_records)
         if self._router is not None:
             self._router.check(facts)
-        await self._delivery.prepare(self.http, self._dialect, facts)
         self.held, self._labels = None, self._no_labels()
         self.facts, self.why_shut = facts, "holds no version that we gave it"
         self._is_doubted, self.hang, self.trouble = False, "", ""
@@ -152,7 +158,8 @@ class Server:
         to_send = generate_request(
             request, self._settings, self._shape, self._max_tokens, self.held.label
         )
-        running = Running(request.sample_id, to_send, self.held, self._labels)
+        assert self.facts is not None
+        running = Running(request.sample_id, to_send, self.held, self._labels, self.facts)
         self._requests.begin(running)
         try:
             running.task = asyncio.ensure_future(self._answer(running))
@@ -161,7 +168,7 @@ class Server:
             return running.segments(answer, self._shape)
         except (asyncio.CancelledError, ServerGoneError):
             if self.is_up:
-                self._aborter.leave(running)
+                self._requests.leave(running)
             raise
         except AnswerError as err:
             is_ours = self._router is None and running.labels is self._labels
@@ -172,11 +179,6 @@ class Server:
             ) from err
         finally:
             self._requests.end(running)
-
-    async def abort(self, sample_id: str) -> None:
-        """End the requests of a sample early; they are answered with what they have."""
-        for running in [r for r in self._requests if r.sample_id == sample_id]:
-            await self._aborter.cut(running)
 
     async def _tell_to_end(self, running: Running) -> bool:
         """Have whoever may sample it end it; False: there is no way to but hanging up."""
@@ -218,11 +220,7 @@ class Server:
 
     async def close(self) -> None:
         """End what it was asked, let it go on for others, and hang up."""
-        self._requests.cut()
-        for running in self._requests:
-            running.hang_up()
-        await self._requests.ended()
-        await self._aborter.close()
+        await self._requests.close()
         await self.http.close()
 
     @property
@@ -235,23 +233,17 @@ class Server:
         return {} if self._router is None else self._router.labels
 
     async def _answer(self, running: Running) -> Answer:
-        """The whole answer; in pieces from a server that reports no spans."""
-        assert self.facts is not None
-        route, stream = self._dialect.generate_route, not self.facts.reports_spans
-        body = self._dialect.body(running.request, stream=stream)
+        """The whole answer."""
+        http = self.http if self._router is None else self._router.http
         what = f"request {running.sample_id} ({running.request.request_id})"
-        deadline_s = self._settings.request_s
-        if not stream:
-            http = self.http if self._router is None else self._router.http
-            found = await http.post(route, body, deadline_s, what=what)
-            return self._dialect.answer(found)
-        async for event in self.http.stream(route, body, deadline_s, what=what):
-            part = self._dialect.piece(event, running.num_tokens)
-            running.hear(part)
-        return joined(running.parts)
+        body = self._dialect.body(running.request, running.facts)
+        found = await http.post(
+            self._dialect.generate_route, body, self._settings.request_s, what=what
+        )
+        return self._dialect.answer(found)
 
     async def _heard(self, running: Running) -> Answer:
-        """What the request's task hears; what it heard so far, if we hung up ourselves."""
+        """What the request's task hears; nothing, if we hung up ourselves."""
         assert running.task is not None
         try:
             return await running.task
@@ -263,13 +255,15 @@ class Server:
                 raise ServerGoneError(
                     f"server {self.url}: request {running.sample_id}: {self.why_shut}"
                 ) from err
-            return joined(running.parts)
+            return Answer(token_ids=(), logprobs=(), finish_reason=FinishReason.ABORT)
 
     async def _pull(
         self, published: PolicyPublished, channel: WeightChannel, started_s: float
     ) -> Pulled:
         # Who is held back is told again: that pause may have failed, or the server be a new one.
-        await self._stop(PauseMode.KEEP if self._is_held_back else self._settings.on_pull)
+        mode = PauseMode.KEEP if self._is_held_back else self._settings.on_pull
+        is_mute = self.facts is not None and not self.facts.tells_versions
+        await self._stop(PauseMode.ABORT if is_mute and mode is PauseMode.KEEP else mode)
         stopped_s = time.monotonic()
         if self.facts is None:
             raise ServerGoneError(f"server {self.url} was lost before its pull: {self.why_shut}")
@@ -281,8 +275,8 @@ class Server:
             channel=channel,
             until_s=stopped_s + self._settings.pull_s,  # requests that finish first take none of it
         )
-        if not self.facts.reports_spans:
-            await self._fall_silent()
+        if is_mute and len(self._requests):
+            raise ServerError(f"server {self.url}: requests run on that were to end for a pull")
         try:
             num_bytes = await delivered(self._delivery, order)
         except DeliveryError as err:
@@ -308,12 +302,15 @@ class Server:
         """
         self._check_same(order)
         self._labels[order.held.label] = order.held
-        for running in self._requests:
-            running.change(order.held)
-        label, answer_s = order.held.label, self._settings.answer_s
-        await self._dialect.set_label(self.http, order.facts, label, answer_s)
+        await self._name(order.held)
         self._check_same(order)
         self.held, self.trouble = order.held, ""
+
+    async def _name(self, held: Held) -> None:
+        """Tell the server what its weights are called."""
+        assert self.facts is not None
+        answer_s = self._settings.answer_s
+        await self._dialect.set_label(self.http, self.facts, held.label, answer_s)
 
     def _check_same(self, order: Order) -> None:
         """What a server took that was lost meanwhile is lost too, also if it is up again."""
@@ -322,15 +319,12 @@ class Server:
 
     async def _recover(self, err: DeliveryError) -> None:
         """After a pull that failed: go on with the old weights if they are whole."""
-        if not err.touched and self.held is not None:
+        if not err.touched and self.held is not None and self.facts is not None:
+            await self._name(self.held)  # our plugin forgot it as the pull began
             if not self._is_held_back:
                 await self._dialect.resume(self.http, self._settings.answer_s)
             return
         self._void(f"a pull broke off: {err}")
-        if err.touched:
-            for running in self._requests:
-                running.change(None)
-        self._requests.cut()  # what was sampled before the pause is whole
         if err.silent:
             await self._probe()
         if not self.hang:
@@ -354,11 +348,9 @@ class Server:
         if mode is PauseMode.WAIT:
             await self._drained()
             mode = PauseMode.KEEP
-        if mode is PauseMode.ABORT:
-            self._requests.cut()
         await self._stop_server(mode)
         if mode is PauseMode.ABORT:
-            await self._aborter.all_cut(self._requests, lambda: self._stop_server(mode))
+            await self._requests.all_cut(lambda: self._stop_server(mode))
 
     async def _stop_server(self, mode: PauseMode) -> None:
         await self._dialect.pause(
@@ -381,11 +373,3 @@ class Server:
                 f"server {self.url}: {len(self._requests)} requests still run "
                 f"{self._settings.request_s:g} s after they were to end"
             ) from None
-
-    async def _fall_silent(self) -> None:
-        """Until every open stream has said all that was sampled before the pause."""
-        try:
-            await self._requests.fall_silent(self._settings.settle_s, self._settings.answer_s)
-        except TimeoutError:
-            message = f"server {self.url}: still samples after it was paused"
-            raise ServerError(message) from None

@@ -29,4 +29,3 @@ class ServedSettings:
     look_s: float = 4.0  # longest answer to a look
     silent_s: float = 20.0  # a server that answers no look for so long is given up
     allow_untested: bool = False  # use a version that these adapters were not run with
-    settle_s: float = 0.1  # a paused server without spans has said all when it is silent so long

@@ -3,7 +3,6 @@
 Run with 0.5.17; 0.5.23 was read only. Facts behind what looks odd here:
 - One id outside the vocabulary ends the whole server: requests are checked before they come here.
 - A request is aborted by the prefix of its id, so ids have a fixed length.
-- Pieces of a stream are cumulative unless the server was started otherwise.
 - Log-probs are of the distribution before top-p and top-k.
 - Routed experts are raw int32 without a shape.
 """
@@ -37,8 +36,13 @@ class SglangDialect:
     generate_route = "/generate"
     alive = frozenset({200, 503})  # 503: it may be paused
 
-    def body(self, request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
+    async def keeps_records(self, http: ServerHttp, deadline_s: float) -> bool:
+        """There is no such plugin."""
+        return False
+
+    def body(self, request: GenerateRequest, facts: ServerFacts) -> dict[str, Any]:
         """Everything is said: a default of the server could come from the model's folder."""
+        del facts
         body: dict[str, Any] = {
             "rid": request.request_id,
             "input_ids": list(request.token_ids),
@@ -55,7 +59,6 @@ class SglangDialect:
             "return_logprob": True,
             "logprob_start_len": -1,  # of output tokens alone
             "extra_key": request.salt,
-            "stream": stream,
         }
         if request.experts_start is not None:
             body["return_routed_experts"] = True
@@ -64,21 +67,12 @@ class SglangDialect:
 
     def answer(self, found: object) -> Answer:
         """A whole answer."""
-        return self.piece(found, 0)
-
-    def piece(self, found: object, received: int) -> Answer:
-        """What is new of a cumulative event."""
-        if isinstance(found, dict) and found.get("error"):
-            raise AnswerError(f"the server reports an error: {found['error']!r:.200}")
         token_ids = field(found, "output_ids", list)
         meta = field(found, "meta_info", dict)
-        total = field(meta, "completion_tokens", int)
-        logprobs = _logprobs(meta, token_ids)
-        skip = received if len(token_ids) == total else 0  # else it sends only what is new
         experts = meta.get("routed_experts")
         return Answer(
-            token_ids=token_ids[skip:],
-            logprobs=logprobs[skip:],
+            token_ids=token_ids,
+            logprobs=_logprobs(meta, token_ids),
             finish_reason=_reason(meta.get("finish_reason")),
             spans=spans_of(meta.get("weight_versions")),
             label=meta.get("weight_version"),
@@ -130,9 +124,7 @@ class SglangDialect:
             raise ServerError(f"server {http.url}: loading {folder}: {found!r:.300}")
 
 
-def _reason(found: object) -> str | None:
-    if found is None:
-        return None
+def _reason(found: object) -> str:
     reason = str(field(found, "type", str))
     if reason not in _REASONS:
         raise AnswerError(f"field finish_reason.type should be {sorted(_REASONS)}, is {reason!r}")

@@ -6,6 +6,7 @@ Pure. A dialect turns a `GenerateRequest` into its server's JSON, and that serve
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,13 +46,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a server said of one request, whole or the next piece of a stream."""
+    """What a server said of one request."""
 
     token_ids: Sequence[int]
-    logprobs: Sequence[float]  # nats; one per token
-    finish_reason: str | None = None  # "stop", "length", "abort"; None: not ended yet
+    logprobs: Sequence[float] | npt.NDArray[np.float32]  # nats; one per token
+    finish_reason: str  # "stop", "length", "abort"
     spans: Sequence[Span] | None = None  # None: this server reports none
     label: str | None = None  # of the version at the end; None: this server names none
+    num_preemptions: int = 0  # times that its keys and values were computed anew
     experts: npt.NDArray[Any] | None = (
         None  # [rows, layers, top_k], or flat [rows * layers * top_k]
     )
@@ -84,19 +86,6 @@ def spans_of(found: object) -> list[Span] | None:
     ]
 
 
-def joined(parts: Sequence[Answer]) -> Answer:
-    """The pieces of a stream as one answer; what ends it is in the last pieces."""
-    last: dict[str, Any] = {}
-    for name in ("finish_reason", "spans", "label", "experts"):
-        values = [getattr(part, name) for part in parts]
-        last[name] = next((value for value in reversed(values) if value is not None), None)
-    return Answer(
-        token_ids=[t for part in parts for t in part.token_ids],
-        logprobs=[p for part in parts for p in part.logprobs],
-        **last,
-    )
-
-
 def int_array(content: bytes, dtype: str) -> npt.NDArray[Any]:
     """Raw little-endian integers.
 
@@ -107,3 +96,15 @@ def int_array(content: bytes, dtype: str) -> npt.NDArray[Any]:
     if len(content) % size:
         raise AnswerError(f"routed_experts has {len(content)} bytes, not a multiple of {size}")
     return np.frombuffer(content, dtype)
+
+
+def float_array(text: str) -> npt.NDArray[np.float32]:
+    """Base64 of little-endian float32.
+
+    Raises:
+        AnswerError: it is not.
+    """
+    try:
+        return np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+    except ValueError as err:
+        raise AnswerError(f"field logprobs is no base64 of float32: {err}") from err

@@ -6,6 +6,7 @@ engine's own route for updates calls `update_weights` in every worker process.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from . import vllm_records
 from .model_target import Loading
 from .orders import Server
 
@@ -28,6 +30,10 @@ def register() -> None:
     """Called by vLLM in each of its processes, in some more than once."""
     if NAME not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(NAME, RlstreamsEngine)
+    try:
+        vllm_records.install()
+    except (ImportError, AttributeError) as err:  # the worker asks for `NAME_LABEL`, and is refused
+        print(f"rlstreams: this vLLM keeps no records of requests: {err!r}", file=sys.stderr)  # noqa: T201
 
 
 @dataclass
