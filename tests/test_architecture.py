@@ -87,7 +87,10 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "rlstreams.debug.rerun",
         "rlstreams.show.export.model",
     ),
-    "vllm": ("rlstreams.workers.weights.link.vllm",),
+    "vllm": (
+        "rlstreams.workers.weights.link.vllm",
+        "rlstreams.workers.weights.link.vllm_records",
+    ),
     "sglang": ("rlstreams.workers.weights.link.sglang",),
     "fastavro": ("rlstreams.schemas",),
     "jgo": ("rlstreams.streams.broker.jars",),

@@ -126,20 +126,14 @@ def install() -> None:
         ended = EngineCoreOutputs(finished_requests=request_ids, outputs=outputs)
         self.output_queue.put_nowait((client_index, ended))
 
-    def collective_rpc(
-        original: Hook,
-        self: Any,
-        method: Any,
-        timeout: Any = None,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def collective_rpc(original: Hook, self: Any, method: Any, *rest: Any, **named: Any) -> Any:
+        args = named.get("args", rest[1] if len(rest) > 1 else ())
         if method == NAME_LABEL:
             _records.label = str(args[0]) if args else _records.label
             return [True]
         if isinstance(method, str) and "weight" in method:
             _records.label = ""
-        return original(self, method, timeout, args, kwargs)
+        return original(self, method, *rest, **named)
 
     hooks: list[tuple[Any, str, Hook]] = [
         (Scheduler, "add_request", add_request),
