@@ -10,7 +10,7 @@ audit alone keeps a fold of its own: it checks this one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -26,7 +26,7 @@ from rlstreams.schemas.events import (
     TrainerHeartbeat,
     TrainerStarted,
 )
-from rlstreams.streams.log.record import Position, Record
+from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
 
 LedgerEvent: TypeAlias = (
@@ -221,16 +221,6 @@ class Ledger:
         if self._keeps_steps:
             self.hashes.setdefault(policy_version, weight_hash)
             self.made_by.setdefault(policy_version, step)
-
-
-def committed_steps(records: Iterable[Record[Event]]) -> Iterator[StepCompleted]:
-    """The steps that count, of records of `steps` that may begin anywhere."""
-    found: list[StepCompleted] = []
-    ledger = Ledger(begins_anywhere=True, on_step=lambda event, _: found.append(event))
-    for record in records:
-        ledger.apply(record.event, record.position)
-        yield from found
-        found.clear()
 
 
 def oldest_offsets(event: StepCompleted) -> dict[int, int]:

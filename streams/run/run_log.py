@@ -19,7 +19,6 @@ from rlstreams.schemas.events import (
     PolicyPublished,
     Prompt,
     StepCompleted,
-    TrainerHeartbeat,
     TrainerStarted,
 )
 from rlstreams.streams.ledger import Ledger
@@ -180,10 +179,9 @@ class RunLog(Closing):
         """
         until_s = time.monotonic() + deadline_s
         topics = {topic_of(kind) for kind in kinds}
-        gates = {topic.name: _gate(topic) for topic in {*topics, STEPS}}
+        ledger = Ledger(begins_anywhere=True)  # says when the run is done
+        gates = {topic.name: _gate(topic) for topic in topics} | {STEPS.name: ledger.apply}
         since = self._offsets(topics) if from_start else self._ends(topics)
-        state = ""
-        # `steps` says when the run is done.
         with self.bus.reader({**since, **self._offsets({STEPS})}) as reader:
             while not stopped() and time.monotonic() < until_s:
                 raws = reader.poll(_BATCH, _POLL_S)
@@ -191,11 +189,10 @@ class RunLog(Closing):
                     event, (topic, number, offset) = record.event, record.position
                     if not gates[topic](event):
                         continue
-                    if isinstance(event, TrainerStarted | TrainerHeartbeat):
-                        state = event.state if isinstance(event, TrainerHeartbeat) else ""
                     if isinstance(event, kinds) and offset >= since[Partition(topic, number)]:
                         yield Record(event=event, raw=record.raw)
-                if not raws and (state == DONE or not self.is_growing):
+                is_done = ledger.heartbeat is not None and ledger.heartbeat.state == DONE
+                if not raws and (is_done or not self.is_growing):
                     at = reader.positions()
                     if all(at.get(p, 0) >= end for p, end in self._ends(topics).items()):
                         return

@@ -18,6 +18,7 @@ from rlstreams.debug.replay.weights import RecordedWeights
 from rlstreams.schemas import encode
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import WINDOW_HEADER, Outgoing, Position, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED, TRAJECTORIES
 from rlstreams.streams.recording import NotRecordedError, Recording
@@ -147,13 +148,12 @@ def _replayable(
 def _windows(recording: Recording, made: ScoreReplay) -> Iterator[list[Record[ScoredTrajectory]]]:
     """Whole windows in the order in which they were finished; holds only those that are not."""
     open_: defaultdict[tuple[str, int], dict[int, Record[ScoredTrajectory]]] = defaultdict(dict)
-    seen: set[Sample] = set()
+    firsts = FirstRecords()
     for record in recording.events(ScoredTrajectory):
         event = record.event
-        if _sample(event) in seen:
+        if not firsts.admits(event):
             made.skipped["second records of a sample"] += 1
             continue
-        seen.add(_sample(event))
         if event.window < 0:
             made.skipped["scored by a release that did not write windows down"] += 1
             continue

@@ -18,6 +18,7 @@ from rlstreams.debug.replay.solo import Feeder, Outputs, SoloRole
 from rlstreams.debug.replay.target import Target
 from rlstreams.debug.replay.weights import RecordedWeights
 from rlstreams.schemas.events import PolicyLoaded, Trajectory
+from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.record import Position, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_PULLS, PROMPTS, TRAJECTORIES
 from rlstreams.streams.recording import NotRecordedError, Recording
@@ -126,12 +127,11 @@ def fed_by_version(
         made: counts what is skipped, and why.
     """
     found: defaultdict[int, list[Fed]] = defaultdict(list)
-    seen: set[Sample] = set()
+    firsts = FirstRecords()
     for record in recording.events(Trajectory):
         event, sample = record.event, (record.event.group_id, record.event.sample)
-        if sample in seen or not selection.wants(record.raw, event):
+        if not firsts.admits(event) or not selection.wants(record.raw, event):
             continue
-        seen.add(sample)
         facts = facts_of(event)
         if facts.version is None or facts.version != facts.oldest_version:
             made.skipped["sampled while the weights changed"] += 1
