@@ -1,7 +1,7 @@
 """Where each row of a file of JSON lines lies, and what it is: numpy arrays beside the data.
 
 An entry of 32 bytes for each row that is not left out, and the numbers of the entries of each
-split. Kept arrays are mapped from their files, so an index of any length costs no memory.
+split. Kept entries are mapped for one look at a time: pages that stay mapped count as memory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -39,11 +40,11 @@ class Split:
     """The entries of one split.
 
     Args:
-        entries: `ENTRY`, of all rows.
+        rows: `ENTRY` of all rows, or the file that has them.
         numbers: which of them are of the split.
     """
 
-    entries: npt.NDArray[np.void]
+    rows: npt.NDArray[np.void] | Path
     numbers: npt.NDArray[np.uint32]
 
     def __len__(self) -> int:
@@ -53,12 +54,17 @@ class Split:
         """Row `number` of the split, from 0."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of a split of {len(self)}")
-        return Entry(*(int(value) for value in self.entries[self.numbers[number]]))
+        return Entry(*(int(value) for value in self._entries()[self.numbers[number]]))
 
     def prompts(self, first: int = 0, end: int | None = None) -> npt.NDArray[np.uint64]:
         """Digests of the bare prompts of rows `first` to `end`."""
-        found: npt.NDArray[np.uint64] = self.entries[self.numbers[first:end]]["prompt"]
+        found: npt.NDArray[np.uint64] = self._entries()[self.numbers[first:end]]["prompt"]
         return found
+
+    def _entries(self) -> npt.NDArray[np.void]:
+        if isinstance(self.rows, Path):
+            return np.memmap(self.rows, ENTRY, mode="r")
+        return self.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,10 @@ def open_index(wanted: Pass) -> Index:
     try:
         size = signature(wanted.path).size
         if size < REMEMBERED_BYTES:
-            rows = io.BytesIO()
-            return _divided(wanted, _scanned(wanted, rows), np.frombuffer(rows.getvalue(), ENTRY))
+            file = io.BytesIO()
+            facts = _scanned(wanted, file)
+            rows = np.frombuffer(file.getvalue(), ENTRY)
+            return _divided(wanted, facts, rows, len(rows))
         return _kept(wanted)
     except OSError as err:
         raise ConfigError(f"{wanted.name}: cannot read {wanted.title!r}: {err.strerror}") from err
@@ -117,18 +119,12 @@ def _kept(wanted: Pass) -> Index:
     if facts is None:
         shutil.rmtree(folder, ignore_errors=True)  # what a power cut left of one
         facts = _made(wanted, folder)
-    entries = _mapped(folder)
-    train = np.load(folder / _TRAIN, mmap_mode="r")
-    held_out = folder / _HELD_OUT
+    rows, held_out = folder / _ROWS, folder / _HELD_OUT
     return Index(
         facts=facts,
-        train=Split(entries, train),
-        held_out=Split(entries, np.load(held_out, mmap_mode="r")) if held_out.exists() else None,
+        train=Split(rows, np.load(folder / _TRAIN, mmap_mode="r")),
+        held_out=Split(rows, np.load(held_out, mmap_mode="r")) if held_out.exists() else None,
     )
-
-
-def _mapped(folder: Path) -> npt.NDArray[np.void]:
-    return np.memmap(folder / _ROWS, ENTRY, mode="r")
 
 
 def _made(wanted: Pass, folder: Path) -> IndexFacts:
@@ -138,7 +134,8 @@ def _made(wanted: Pass, folder: Path) -> IndexFacts:
     try:
         with (beside / _ROWS).open("wb") as rows:
             facts = _scanned(wanted, rows)
-        index = _divided(wanted, facts, _mapped(beside))
+        num_rows = (beside / _ROWS).stat().st_size // ENTRY.itemsize
+        index = _divided(wanted, facts, beside / _ROWS, num_rows)
         np.save(beside / _TRAIN, index.train.numbers)
         if index.held_out is not None:
             np.save(beside / _HELD_OUT, index.held_out.numbers)
@@ -191,16 +188,17 @@ def _scanned(wanted: Pass, rows: BinaryIO) -> IndexFacts:
     return IndexFacts(content=content, num_read=num_read, left_out=dict(left_out))
 
 
-def _divided(wanted: Pass, facts: IndexFacts, entries: npt.NDArray[np.void]) -> Index:
+def _divided(
+    wanted: Pass, facts: IndexFacts, rows: npt.NDArray[np.void] | Path, num_rows: int
+) -> Index:
     """The splits of all entries."""
+    whole = Split(rows, np.arange(num_rows, dtype=np.uint32))
     if not wanted.share:
-        every = np.arange(len(entries), dtype=np.uint32)
-        return Index(facts=facts, train=Split(entries, every), held_out=None)
-    train, held_out = divide(entries["prompt"], wanted.share, wanted.title)
-    if num_copies := len(entries) - len(train) - len(held_out):
-        left_out = {**facts.left_out, _ALSO_HELD_OUT: num_copies}
-        facts = replace(facts, left_out=left_out)
-    return Index(facts=facts, train=Split(entries, train), held_out=Split(entries, held_out))
+        return Index(facts=facts, train=whole, held_out=None)
+    train, held_out = divide(whole, wanted.share, wanted.title)
+    if num_copies := num_rows - len(train) - len(held_out):
+        facts = replace(facts, left_out={**facts.left_out, _ALSO_HELD_OUT: num_copies})
+    return Index(facts=facts, train=Split(rows, train), held_out=Split(rows, held_out))
 
 
 def skipped(left_out: Mapping[str, int]) -> list[str]:

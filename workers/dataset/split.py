@@ -30,7 +30,7 @@ class Share:
 
 
 def divide(
-    prompts: npt.NDArray[np.uint64], share: Share, title: str
+    whole: Split, share: Share, title: str
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """Numbers of the rows to train on, and of those to hold out.
 
@@ -40,6 +40,8 @@ def divide(
     Raises:
         ConfigError: one of the two would be empty.
     """
+    starts = range(0, len(whole), _CHUNK)
+    prompts = np.concatenate([whole.prompts(first, first + _CHUNK) for first in starts])
     different = np.unique(prompts)
     bound = np.uint64(min(round(share.fraction * _WHOLE), _WHOLE - 1))
     wanted = share.num_rows or int(np.searchsorted(different, bound))
