@@ -25,7 +25,7 @@ FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 LARGE_FOLDERS = {
     "rlstreams.cli": 29,
     "rlstreams.workers.config": 22,
-    "rlstreams.workers.engines.served": 25,
+    "rlstreams.workers.engines.served": 22,
     "rlstreams.workers.weights.link": 22,
     "rlstreams.streams.log": 23,
 }

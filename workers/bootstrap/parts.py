@@ -222,7 +222,7 @@ def _logprob(context: Context) -> Role:
     device = claim_device("logprob.device", context.config.logprob.device)
     scorer = BuiltinScorer(
         model_folder(context.config.model.path),
-        versions_held=context.config.logprob.versions_held,
+        versions_held=context.config.versions_held,
         pull_deadline_s=context.config.weights.pull_deadline_s,
         threads=context.config.model.threads,
         device=device,

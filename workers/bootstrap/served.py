@@ -14,14 +14,18 @@ from rlstreams.workers.config.addresses import check_address
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.command import Start, StartCommand, start_command
+from rlstreams.workers.engines.served.command import (
+    Start,
+    StartCommand,
+    installed_server,
+    start_command,
+)
 from rlstreams.workers.engines.served.delivery import Delivery, FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
-from rlstreams.workers.engines.served.installed import installed_server
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
 from rlstreams.workers.engines.served.process import ServerProcess
-from rlstreams.workers.engines.served.router import Router
+from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape

@@ -41,7 +41,7 @@ class EngineSection:
     the model folder, for testing a server by hand."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Level of such a server's log, which is kept next to the worker's."""
-    max_running: int = 64
+    max_running: int = 256
     """Maximum concurrent requests per server."""
     on_pull: Literal["keep", "abort", "wait"] = "keep"
     """Requests in flight while weights change: continue, are cut and resumed, or finish first."""

@@ -197,8 +197,8 @@ class LogprobSection:
     """Tokens (padding included) per forward pass; a window closes when it is full ..."""
     window_s: float = 0.1
     """... or this long after its first record."""
-    versions_held: int = 2
-    """Weight versions kept in memory."""
+    versions_held: int = 0
+    """Weight versions kept in memory; 0: all that may be in use, `trainer.max_staleness` + 1."""
     reference: str = START
     """With `trainer.loss.kl_coef`: the model that training stays close to. `start`: the one the run
     began with; else a folder, or `hf:ORG/NAME`, of the same tokenizer."""
@@ -211,9 +211,9 @@ class LogprobSection:
             workers=self.workers,
             token_budget=self.token_budget,
             window_s=self.window_s,
-            versions_held=self.versions_held,
             commit_interval_s=self.commit_interval_s,
         )
+        not_negative("logprob", versions_held=self.versions_held)
         device("logprob.device", self.device)
 
 
@@ -309,6 +309,11 @@ class RunConfig:
         """Whether a role computes on a GPU by itself."""
         devices = (self.rollout.device, self.logprob.device, self.trainer.device)
         return any(device != "cpu" for device in devices)
+
+    @property
+    def versions_held(self) -> int:
+        """Of the log-prob worker; with fewer it pulls the same versions again and again."""
+        return self.logprob.versions_held or self.trainer.max_staleness + 1
 
     @property
     def max_open_groups(self) -> int:

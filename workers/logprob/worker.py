@@ -67,6 +67,7 @@ class LogprobStage:
     ) -> None:
         self._context = context
         self._config = context.config.logprob
+        self._versions_held = context.config.versions_held
         self._replay_routes = context.config.trainer.routing_replay
         self._deadline_s = context.config.weights.pull_deadline_s
         self._scorer = scorer
@@ -251,7 +252,7 @@ class LogprobStage:
         """Versions to score a record under; if they do not fit at once, those that are held."""
         served: set[int] = set()
         versions = {s.policy_version for s in trajectory.segments if s.author == "policy"}
-        if len(versions) <= self._config.versions_held:
+        if len(versions) <= self._versions_held:
             served = self._served()
         anchors = plan_anchors([trajectory], held, served).values()
         return {a.policy_version for a in anchors if a.label != "behavior"}

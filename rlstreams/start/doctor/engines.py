@@ -21,7 +21,7 @@ from rlstreams.workers.config.run import RunConfig
 
 if TYPE_CHECKING:
     from rlstreams.workers.engines.served.facts import Kind
-    from rlstreams.workers.engines.served.router import Router
+    from rlstreams.workers.engines.served.routing import Router
 
 ASK_S = 3.0  # longest answer of a server that works
 BUILTIN = "builtin"

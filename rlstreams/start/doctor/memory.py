@@ -47,7 +47,7 @@ def needs(model: ModelFolder, config: RunConfig, host: Host) -> list[Need]:
     """The roles of this host that load the model."""
     weights_mb = model.mb_in(config.model.dtype)
     trainer, logprob = config.trainer, config.logprob
-    copies = logprob.versions_held + 1 + bool(trainer.loss.kl_coef)
+    copies = config.versions_held + 1 + bool(trainer.loss.kl_coef)
     learning_mb = LEARNING * model.num_parameters / 1e6
     if trainer.lora.rank:
         learning_mb = ADAPTING * weights_mb

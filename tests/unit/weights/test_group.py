@@ -11,8 +11,7 @@ import torch
 from torch.distributed import HashStore
 
 from rlstreams.workers.weights.link.errors import PullError
-from rlstreams.workers.weights.link.group import Group
-from rlstreams.workers.weights.link.interface import name_of
+from rlstreams.workers.weights.link.group import Group, name_of
 
 WAIT_S = 60.0
 # Nothing here asks the device for anything: its name alone makes a group stage.

@@ -26,8 +26,7 @@ from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.engines.served.keeper import ServerKeeper
 from rlstreams.workers.engines.served.process import ServerProcess
 from rlstreams.workers.engines.served.request import room
-from rlstreams.workers.engines.served.router import Router
-from rlstreams.workers.engines.served.routing import Place, choose
+from rlstreams.workers.engines.served.routing import Place, Router, choose
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.validation import check_request

@@ -24,7 +24,7 @@ from rlstreams.workers.engines.served.dialect import Dialect, dialect_of
 from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.request import generate_request
-from rlstreams.workers.engines.served.router import Router
+from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.running import Requests, Running
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.wire import Answer, AnswerError

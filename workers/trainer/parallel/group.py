@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlstreams.workers.model.base import CPU
-from rlstreams.workers.weights.link.interface import name_of
+from rlstreams.workers.weights.link.group import name_of
 
 # Gloo's last resort; NCCL has none, see _ENVIRONMENT. What all ranks do together has a deadline in
 # `Team`, and dead and stopped ranks are noticed, and named, long before.

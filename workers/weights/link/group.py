@@ -10,7 +10,10 @@ and a group is let go when they have.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -23,11 +26,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from .errors import PullError
-from .interface import name_of
 
 # A watchdog that tears the process down would end trainer and server with a dead peer.
 _LOOK_EVERY_S = 0.002
 _LET_GO_EVERY_S = 0.05
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
 _NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
@@ -233,3 +236,25 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def name_of(host: str) -> str:
+    """The network interface that has an address: `lo` for 127.0.0.1.
+
+    Raises:
+        ValueError: no interface has it, or it is no IPv4 address.
+    """
+    try:
+        wanted = socket.inet_aton(socket.gethostbyname(host))
+    except OSError as err:
+        raise ValueError(f"{host} is no IPv4 address, nor the name of one: {err}") from err
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # it has no IPv4 address
+                continue
+            if answer[20:24] == wanted:
+                return name
+    raise ValueError(f"no network interface has the address {host}")

@@ -3,7 +3,7 @@
 
 An answer carries its record in `kv_transfer_params`, so it comes in one piece and says which
 version sampled which token; vLLM before 0.32 does not. The API process makes no log-prob objects,
-which bound it (decision 0051).
+which bound it (decision 0022).
 
 A token is noted when the engine core takes it from a finished step, under the label in force then.
 Labels change only in a completed pause, with no step in flight, so it is the label of the weights
