@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.workers.engines.base import FinishReason
 from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
@@ -62,8 +63,11 @@ def test_a_running_server_that_hangs_is_shut_and_named(
         hurry(engine)
         with pytest.raises(WeightError):
             await engine.pull(world.publish(1), world.channel)
-        with pytest.raises(EngineError, match="does not answer since"):
-            await running
+        if flavour.startswith("sglang"):  # names no versions, so its answers are cut at the pause
+            assert FinishReason.ABORT == (await running)[-1].finish_reason
+        else:
+            with pytest.raises(EngineError, match="does not answer since"):
+                await running
         await until(lambda: not engine.up(), "still in service")
         assert not engine.wants(world.publish(1))
         assert f"{server.url}: a pull broke off, and it does not answer since" in engine.trouble
