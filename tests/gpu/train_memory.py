@@ -95,6 +95,7 @@ def batch_of(args: argparse.Namespace, seed: int) -> Batch:
                 advantages_B=random.standard_normal(1).astype(np.float32),
                 num_batch_loss_tokens=num_loss_tokens,
                 num_batch_rows=args.sequences,
+                num_batch_samples=args.sequences,
                 trajectories=(),
             )
         )

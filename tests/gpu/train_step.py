@@ -81,6 +81,7 @@ def batch_of(args: argparse.Namespace, lengths: list[int], cut: Cut) -> Batch:
                 advantages_B=random.standard_normal(len(own)).astype(np.float32),
                 num_batch_loss_tokens=num_loss_tokens,
                 num_batch_rows=len(lengths),
+                num_batch_samples=len(lengths),
                 trajectories=(),
                 bin_tokens=cut.bins[number] if cut.bins else 0,
             )

@@ -225,6 +225,7 @@ class Learner:
             self._loss,
             num_batch_tokens=micro_batch.num_batch_loss_tokens,
             num_batch_rows=micro_batch.num_batch_rows,
+            num_batch_samples=micro_batch.num_batch_samples,
         )
         backward(share)
         sums.add_share(share)

@@ -41,6 +41,7 @@ class MicroBatch:
     advantages_B: Float32s
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
     num_batch_rows: int  # samples of the whole batch that have such tokens
+    num_batch_samples: int  # of the whole batch, also those that are masked whole
     trajectories: tuple[Trajectory, ...]  # by row
     bin_tokens: int = 0  # rows are computed one behind another in a bin of so many; 0: padded
     reference_logprobs_BT: Float32s | None = None  # nats, NaN: none recorded; None: of no samples
@@ -129,7 +130,7 @@ def pack(
                 [samples[index] for index in members],
                 advantages[list(members)],
                 [kept[index] for index in members],
-                (num_loss_tokens, sum(num > 0 for num in by_sample)),
+                (num_loss_tokens, sum(num > 0 for num in by_sample), len(samples)),
                 pad_id,
                 replay_routes,
                 cut.bins[number] if cut.bins else 0,
@@ -177,7 +178,7 @@ def _micro_batch(
     samples: Sequence[ScoredTrajectory],
     advantages_B: Float32s,
     kept: Sequence[frozenset[int]],
-    of_batch: tuple[int, int],
+    of_batch: tuple[int, int, int],
     pad_id: int,
     replay_routes: bool,
     bin_tokens: int,
@@ -196,6 +197,7 @@ def _micro_batch(
         advantages_B=np.asarray(advantages_B, np.float32),
         num_batch_loss_tokens=of_batch[0],
         num_batch_rows=of_batch[1],
+        num_batch_samples=of_batch[2],
         trajectories=tuple(s.trajectory for s in samples),
         bin_tokens=bin_tokens,
         reference_logprobs_BT=np.zeros(shape, np.float32),

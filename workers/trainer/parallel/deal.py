@@ -56,5 +56,6 @@ def empty() -> MicroBatch:
         advantages_B=np.zeros(1, np.float32),
         num_batch_loss_tokens=1,
         num_batch_rows=1,
+        num_batch_samples=1,
         trajectories=(),
     )

@@ -25,7 +25,7 @@ Head = dict[str, Any]
 Arrays = dict[str, npt.NDArray[Any]]
 
 _LENGTHS = struct.Struct(">IQ")
-_PLAIN = ("num_batch_loss_tokens", "num_batch_rows", "bin_tokens")
+_PLAIN = ("num_batch_loss_tokens", "num_batch_rows", "num_batch_samples", "bin_tokens")
 _ARRAYS = tuple(
     field.name for field in fields(MicroBatch) if field.name not in (*_PLAIN, "trajectories")
 )
