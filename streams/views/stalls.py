@@ -1,10 +1,11 @@
-"""Which hop blocks the next step, and the sentence that names the culprit. Pure.
+"""Diagnosis: which stage blocks the next step, and the sentence that names the culprit. Pure.
 
 Samples move downstream: prompts, rollout, logprob, trainer; weights move the other way. The first
-hop, from upstream, that has had work and made no progress within its limit is the blocked one: the
-hops after it merely starve. A worker that is alive and reports that it is working has until the
-deadline of its current work; a silent one has no such allowance. After the last step only the
-trainer has something to do: its checkpoint, and the last version's pulls.
+stage, from upstream, that has had work and made no progress within its limit is the blocked one:
+the stages after it merely starve. A worker that is alive and reports that it is working has until
+the deadline of its current work, and the time of a restart: its own watchdog acts first. A silent
+one has no such allowance. After the last step only the trainer has something to do: its checkpoint,
+and the last version's pulls. Who does not read the samples' topics is answered from reports alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from rlstreams.streams.views.hops import HopsState, OpenSample, WorkerHop
 from rlstreams.streams.views.workers import SILENT_S
 
 START_S = 600.0  # a large model takes its time to load; until then a role is starting
+RESTART_S = 15.0  # for a role that ended itself to be started again, before anybody blames it
+ROLES = ("prompts", "rollout", "logprob", "trainer")  # downstream
+_IDLE = ("waiting", "stopped")
 _NAMED = 3  # workers and groups that a sentence lists
 
 
@@ -27,20 +31,29 @@ class Limits:
 
     groups_per_step: int
     stall_s: float
-    sample_s: float = 0.0  # a rollout worker's own deadline for one sample
+    sample_s: float = 0.0  # a rollout worker's own deadline for one sample, all attempts
     pull_s: float = 0.0  # for one pull of weights
     save_s: float = 0.0  # for one checkpoint
     start_s: float = START_S
 
+    def own(self, role: str, state: str) -> float | None:
+        """How long a worker may finish nothing in a state until it ends itself; None: for ever.
+
+        `stall_s` is for what has no deadline: a scored window, a step with its publication.
+        """
+        limits_s = {
+            "working": self.sample_s if role == "rollout" else 0.0,
+            "pulling": self.pull_s,
+            "saving": self.save_s,
+        }
+        is_limited = self.stall_s > 0 and state in limits_s
+        return max(self.stall_s, limits_s[state]) if is_limited else None
+
     def of(self, worker: WorkerHop) -> float:
-        """How long this worker may stay in the state that it reports."""
-        if worker.role == "rollout" and worker.state == "working":
-            return max(self.stall_s, self.sample_s)
-        if worker.state == "starting":
-            return max(self.stall_s, self.start_s)
-        if worker.state == "saving":
-            return max(self.stall_s, self.save_s)
-        return max(self.stall_s, self.pull_s) if worker.state == "pulling" else self.stall_s
+        """How long others wait for a worker in the state that it reports."""
+        if (own_s := self.own(worker.role, worker.state)) is not None:
+            return own_s + RESTART_S
+        return max(self.stall_s, self.start_s) if worker.state == "starting" else self.stall_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +79,13 @@ class Evidence:
     # Since when the process of a worker that has not reported yet runs, first or not: what was said
     # before is a predecessor's. 0 while it is about to be started.
     starting_s: Mapping[str, float] = field(default_factory=dict)
+    has_samples: bool = True  # False: prompts and trajectories were not read
+    since_ms: int = 0  # what was before is dated by clocks of others, and not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """The first blocked hop."""
+    """The first blocked stage."""
 
     hop: str  # "broker", "prompts", "rollout", "logprob", "weights" or "trainer"
     workers: tuple[str, ...]  # the culprits, the worst first
@@ -79,7 +94,7 @@ class Blocked:
 
 
 class Inquiry:
-    """One look at a state. `first` asks the hops in order."""
+    """One look at a state. `first` asks the stages in order."""
 
     def __init__(self, state: HopsState, evidence: Evidence, limits: Limits) -> None:
         self._state = state
@@ -87,7 +102,7 @@ class Inquiry:
         self._limits = limits
 
     def first(self) -> Blocked | None:
-        """The first hop that holds work up; None: every one that has work moves."""
+        """The first stage that holds work up; None: every one that has work moves."""
         steps: tuple[Callable[[], Blocked | None], ...] = (
             self._held,
             self._broker,
@@ -97,9 +112,21 @@ class Inquiry:
             self._logprob,
             self._trainer,
         )
-        if self._state.is_over:
+        if not self._evidence.has_samples:
+            steps = (self._by_reports,)
+        elif self._state.is_over:
             steps = (self._held, self._broker, self._end)
         return next((found for step in steps if (found := step()) is not None), None)
+
+    def _by_reports(self) -> Blocked | None:
+        """The first role of which somebody does not merely wait, and nobody comes forward."""
+        for role in ROLES:
+            workers = self._worst_first(role)
+            is_busy = any(self._is_silent(w) or w.state not in _IDLE for w in workers)
+            if not workers or (is_busy and all(map(self._is_overdue, workers))):
+                names = tuple(worker.worker for worker in workers)
+                return Blocked(hop=role, workers=names, sentence=self.told(role), is_overdue=True)
+        return None
 
     def _held(self) -> Blocked | None:
         """A commit takes well under a second, so a transaction open for longer is stuck.
@@ -270,7 +297,8 @@ class Inquiry:
         # Nothing is counted while a checkpoint is written, and what was before is none of its time.
         is_saving = worker.state == "saving"
         since_ms = max(worker.moved_ms, worker.since_ms) if is_saving else worker.moved_ms
-        return self._is_silent(worker) or self._age_s(since_ms) >= limit_s
+        stood_s = self._age_s(max(since_ms, self._evidence.since_ms))
+        return self._is_silent(worker) or stood_s >= limit_s
 
     def told(self, role: str) -> str:
         """The last reports of `role`'s workers, the worst first."""
@@ -340,8 +368,8 @@ class Inquiry:
         return max(0, self._evidence.now_ms - at_ms) / 1000
 
 
-def blocked(state: HopsState, evidence: Evidence, limits: Limits) -> Blocked | None:
-    """The first blocked hop, with its sentence; None: every hop that has work finishes some."""
+def diagnose(state: HopsState, evidence: Evidence, limits: Limits) -> Blocked | None:
+    """The first blocked stage and its sentence; None: every one that has work finishes some."""
     return Inquiry(state, evidence, limits).first()
 
 

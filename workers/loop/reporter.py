@@ -12,7 +12,7 @@ from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.log import get as get_log
-from rlstreams.workers.loop.stall import StuckWatch, limits
+from rlstreams.workers.loop.stall import StuckWatch, limits_of
 
 EVERY_S = 1.0
 
@@ -25,10 +25,7 @@ class Reporter:
         self._counters: defaultdict[str, float] = defaultdict(float)
         self._state = ("starting", "")
         self._next = 0.0
-        config = context.config
-        self._stuck = StuckWatch(
-            context.worker, limits(config, context.role), config.deadlines.stall_s
-        )
+        self._stuck = StuckWatch(context.worker, context.role, limits_of(context.config))
         self.policy_version = NO_VERSION
 
     def count(self, **amounts: float) -> None:

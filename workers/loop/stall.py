@@ -19,6 +19,7 @@ from typing import Self
 
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.views.hops import PROGRESS
+from rlstreams.streams.views.stalls import Limits
 from rlstreams.workers.config.run import RunConfig
 
 TICK_S = 1.0  # a longer pause between two looks is our own: stopped, or the machine slept
@@ -30,25 +31,16 @@ class StuckError(DeadlineError):
     """This worker finished nothing for longer than its work may take."""
 
 
-def limits(config: RunConfig, role: str) -> Mapping[str, float]:
-    """How long a worker may be in a state without finishing anything, seconds; others: for ever.
-
-    A rollout worker has the deadline of one sample, a pull and a checkpoint their own; `stall_s` is
-    for what has none: a scored window, an optimizer step with its publication. Empty with
-    `stall_s` 0.
-    """
-    stall_s = config.deadlines.stall_s
-    if not stall_s:
-        return {}
-    working_s = stall_s
-    if role == "rollout":
-        sample_s = config.rollout.sample_deadline_s + config.reward.timeout_s
-        working_s = max(stall_s, sample_s * config.rollout.max_attempts)
-    return {
-        "working": working_s,
-        "pulling": max(stall_s, config.weights.pull_deadline_s),
-        "saving": max(stall_s, config.deadlines.checkpoint_s),
-    }
+def limits_of(config: RunConfig) -> Limits:
+    """How long the work of a run may take: for its roles, for `up` and for the monitor."""
+    sample_s = config.rollout.sample_deadline_s + config.reward.timeout_s
+    return Limits(
+        groups_per_step=config.trainer.groups_per_step,
+        stall_s=config.deadlines.stall_s,
+        sample_s=sample_s * config.rollout.max_attempts,
+        pull_s=config.weights.pull_deadline_s,
+        save_s=config.deadlines.checkpoint_s,
+    )
 
 
 def turn_limit_s(config: RunConfig) -> float:
@@ -62,14 +54,14 @@ def turn_limit_s(config: RunConfig) -> float:
 class StuckWatch:
     """Follows the states that one worker reports. Pure: times are given."""
 
-    def __init__(self, worker: str, limits: Mapping[str, float], stall_s: float) -> None:
+    def __init__(self, worker: str, role: str, limits: Limits) -> None:
         self._worker = worker
+        self._role = role
         self._limits = limits
-        self._stall_s = stall_s
         self._told: object = None
         self._last_s: float | None = None
         self._stood_s = 0.0
-        self._next_news_s = stall_s
+        self._next_news_s = limits.stall_s
 
     def look(
         self, now_s: float, state: str, detail: str, counters: Mapping[str, float]
@@ -83,18 +75,19 @@ class StuckWatch:
         passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
         self._last_s = now_s
         if told != self._told:
-            self._told, self._stood_s, self._next_news_s = told, 0.0, self._stall_s
+            self._told, self._stood_s, self._next_news_s = told, 0.0, self._limits.stall_s
             return None
         self._stood_s += passed_s
-        limit_s = self._limits.get(state)
+        limit_s = self._limits.own(self._role, state)
         said = " ".join(filter(None, (state, detail)))
         if limit_s is not None and self._stood_s >= limit_s:
             raise StuckError(
                 f"{self._worker} says {said!r} and has done nothing for {self._stood_s:.0f} s, "
                 f"its limit is {limit_s:g} s: it ends, to be started again"
             )
-        if self._stall_s and state == "waiting" and self._stood_s >= self._next_news_s:
-            self._next_news_s += self._stall_s
+        stall_s = self._limits.stall_s
+        if stall_s and state == "waiting" and self._stood_s >= self._next_news_s:
+            self._next_news_s += stall_s
             return f"{self._worker} is {said} for {self._stood_s:.0f} s"
         return None
 

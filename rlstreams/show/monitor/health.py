@@ -1,11 +1,9 @@
 """Whether a run is well, in plain sentences: what `up` watches, told from the small topics alone.
 
-Prompts and trajectories are not read, so the blocked hop is told from what the workers report: the
-first role, from upstream, of which nobody finished anything within its limit and somebody is not
-merely waiting. Where there is none, somebody who starts, or whose work comes forward (it reads
-again what it has to after a restart), is waited for, but only so long between two steps: a role
-that starts, comes forward and dies, again and again, is no excuse. Time is this process's own:
-clocks of other hosts may be wrong.
+Prompts and trajectories are not read, so `diagnose` names the blocked role from reports. Where it
+names none, somebody who starts, or whose work comes forward (it reads again what it has to after a
+restart), is waited for, but only so long between two steps: a role that starts, comes forward and
+dies, again and again, is no excuse. Time is this process's own: clocks of other hosts may be wrong.
 """
 
 from __future__ import annotations
@@ -17,15 +15,13 @@ from dataclasses import dataclass, replace
 from rlstreams.schemas.events import Event, WorkerReport
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.views.hops import HopsState, HopsView, WorkerHop
-from rlstreams.streams.views.stalls import Evidence, told
+from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.supervisor.poison import PoisonWatch
-from rlstreams.up.supervisor.stall_watch import StallClock, limits_of
+from rlstreams.up.supervisor.stall_watch import StallClock
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
-
-ROLES = ("prompts", "rollout", "logprob", "trainer")  # downstream
-_IDLE = ("waiting", "stopped")
+from rlstreams.workers.loop.stall import limits_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +164,11 @@ class HealthWatch:
         since = f"no step for {waited_s:.0f} s (the last was {state.step})"
         if not names_role:
             return [since]
-        evidence = Evidence(now_ms=self._clock_ms(), waited_s=waited_s)
-        role = self._first_stuck(state, evidence)
-        if role:
-            return [f"{since}: blocked at {role}: {told(state, evidence, self._limits, role)}"]
+        evidence = Evidence(
+            now_ms=self._clock_ms(), waited_s=waited_s, has_samples=False, since_ms=self._live_ms
+        )
+        if found := diagnose(state, evidence, self._limits):
+            return [f"{since}: blocked at {found.hop}: {found.sentence}"]
         if any(map(self._comes_forward, self._heard(state))):
             return []
         everybody = "; ".join(told(state, evidence, self._limits, role) for role in ROLES)
@@ -183,29 +180,14 @@ class HealthWatch:
         return [w for w in state.workers if now - w.at_ms <= SILENT_S * 1000]
 
     def _comes_forward(self, worker: WorkerHop) -> bool:
-        """Whether it started or finished something lately, and may still be waited for."""
+        """Whether it started or finished something lately, and may still be waited for.
+
+        What was before we looked is by its writer's clock.
+        """
         limits = self._limits
         is_excused = self._excused.waited_s < max(limits.start_s, limits.sample_s, limits.pull_s)
-        return is_excused and self._stood_s(worker) < limits.of(worker)
-
-    def _stood_s(self, worker: WorkerHop) -> float:
-        """Since when it finished nothing: what was before we looked is by its writer's clock."""
-        return (self._clock_ms() - max(worker.moved_ms, self._live_ms)) / 1000
-
-    def _first_stuck(self, state: HopsState, evidence: Evidence) -> str:
-        """The first role whose workers finish nothing and do not just wait; "" if there is none."""
-        return next((role for role in ROLES if self._is_stuck(state.of(role), evidence)), "")
-
-    def _is_stuck(self, workers: tuple[WorkerHop, ...], evidence: Evidence) -> bool:
-        def is_silent(worker: WorkerHop) -> bool:
-            age_s = (evidence.now_ms - worker.at_ms) / 1000
-            return age_s > SILENT_S or worker.state == "stopped"
-
-        def moves(worker: WorkerHop) -> bool:
-            return not is_silent(worker) and self._stood_s(worker) < self._limits.of(worker)
-
-        busy = [worker for worker in workers if is_silent(worker) or worker.state not in _IDLE]
-        return not workers or (bool(busy) and not any(map(moves, workers)))
+        stood_s = (self._clock_ms() - max(worker.moved_ms, self._live_ms)) / 1000
+        return is_excused and stood_s < limits.of(worker)
 
 
 def _expects_step(state: HopsState) -> bool:

@@ -1,4 +1,4 @@
-"""Detects that a run makes no progress, and asks which hop is blocked.
+"""Detects that a run makes no progress, and asks which stage is blocked.
 
 Only time in which a step can be expected counts: the run's state is running, and the trainer is not
 in redo. What the topics do not contain (`stall_facts`) is queried in a separate thread, because the
@@ -14,28 +14,18 @@ from rlstreams.schemas.events import Event
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.views.hops import HopsState, HopsView
-from rlstreams.streams.views.stalls import Blocked, Evidence, Limits, blocked, told
+from rlstreams.streams.views.stalls import Blocked, Evidence, diagnose, told
 from rlstreams.streams.views.workers import SILENT_S
 from rlstreams.up.live.input import ProcessInfo
 from rlstreams.up.supervisor.background_call import BackgroundCall
 from rlstreams.up.supervisor.stall_facts import StallFacts
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
+from rlstreams.workers.loop.stall import limits_of
 
 ASK_S = 10.0  # longest wait for the facts; without them the sentence says less
 AGAIN_S = 5.0  # between two looks at a run that stands
 TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
-
-
-def limits_of(config: RunConfig) -> Limits:
-    """How long each hop of a run may take."""
-    return Limits(
-        groups_per_step=config.trainer.groups_per_step,
-        stall_s=config.deadlines.stall_s,
-        sample_s=config.rollout.sample_deadline_s + config.reward.timeout_s,
-        pull_s=config.weights.pull_deadline_s,
-        save_s=config.deadlines.checkpoint_s,
-    )
 
 
 def mark_of(state: HopsState) -> object:
@@ -155,14 +145,14 @@ class StallWatch:
         evidence = self._evidence(waited_s, self._call.answer or StallFacts())
         self._call = None
         self._next_look_s = now_s + AGAIN_S
-        self._judge(state, blocked(state, evidence, self._limits), waited_s)
+        self._judge(state, diagnose(state, evidence, self._limits), waited_s)
 
     def _judge(self, state: HopsState, found: Blocked | None, waited_s: float) -> None:
         since = f"no step for {waited_s:.0f} s (the last was {state.step})"
         if state.is_over:
             since = f"the last step was {waited_s:.0f} s ago"
         if found is None:
-            self.news = f"{since}, but every hop with work is making progress"
+            self.news = f"{since}, but every stage with work is making progress"
         elif found.is_overdue:
             self.problem = f"{since}: blocked at {found.hop}: {found.sentence}"
         else:

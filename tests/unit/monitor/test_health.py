@@ -6,9 +6,9 @@ import pytest
 
 from rlstreams.schemas.events import Event
 from rlstreams.show.monitor.health import HealthWatch
-from rlstreams.streams.views.stalls import START_S
+from rlstreams.streams.views.stalls import RESTART_S, START_S
 from rlstreams.workers.config.operation import DeadLettersSection, DeadlinesSection
-from rlstreams.workers.config.run import PromptsSection, RunConfig, TrainerSection
+from rlstreams.workers.config.run import PromptsSection, RolloutSection, RunConfig, TrainerSection
 from tests import factories
 
 STALL_S = 30.0
@@ -16,6 +16,7 @@ CONFIG = RunConfig(
     deadlines=DeadlinesSection(stall_s=STALL_S),
     dead_letters=DeadLettersSection(max_share=0.5, window_samples=4),
     prompts=PromptsSection(group_size=2),
+    rollout=RolloutSection(max_attempts=1),
     trainer=TrainerSection(groups_per_step=1),
 )
 
@@ -122,7 +123,7 @@ def test_a_checkpoint_has_its_own_time(scene: Scene) -> None:
     scene.saying["trainer-0"] = ("saving", "a checkpoint of step 1")
     scene.pass_s(allowed_s - 5)
     assert () == scene.problems
-    scene.pass_s(round(STALL_S) + 10)
+    scene.pass_s(round(STALL_S + RESTART_S) + 10)
     (problem,) = scene.problems
     assert "blocked at trainer: trainer-0 says 'saving a checkpoint of step 1'" in problem
 
@@ -154,7 +155,7 @@ def test_the_time_of_its_work_begins_with_the_end_of_a_start(scene: Scene, state
     scene.saying["logprob-0"] = (state, "")
     scene.pass_s(round(STALL_S) - 5)
     assert () == scene.problems
-    scene.pass_s(5)
+    scene.pass_s(round(RESTART_S) + 5)
     assert "no step for" in scene.problems[0]
 
 
@@ -265,7 +266,7 @@ def test_a_writers_clock_that_is_ahead_hides_no_silence() -> None:
 def test_whose_work_comes_forward_does_not_excuse_who_is_stuck(scene: Scene) -> None:
     """The role that says that it works, and does not."""
     scene.saying["logprob-0"] = ("working", "on 8 trajectories")
-    for number in range(round(STALL_S) + 5):
+    for number in range(round(STALL_S + RESTART_S) + 5):
         scene.counters["rollout-0"] = {"samples": float(number)}
         scene.pass_s(0)
     (problem,) = scene.problems

@@ -9,7 +9,7 @@ import pytest
 from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.streams.log.record import Committed, Partition, Position
 from rlstreams.streams.views.hops import HopsView
-from rlstreams.streams.views.stalls import START_S, Blocked, Evidence, Limits, blocked
+from rlstreams.streams.views.stalls import START_S, Blocked, Evidence, Limits, diagnose
 from rlstreams.streams.views.workers import SILENT_S
 from tests.factories import (
     NOW_MS,
@@ -101,7 +101,7 @@ class Run:
             now_ms=STALLED_MS, waited_s=waited_s, committed=self.committed or {}, gone=self.gone,
             starting_s=self.starting_s,
         )  # fmt: skip
-        return blocked(self.view.state, evidence, limits)
+        return diagnose(self.view.state, evidence, limits)
 
 
 def finished() -> Run:
@@ -155,7 +155,7 @@ def test_a_worker_that_works_has_until_its_own_deadline() -> None:
     patient = run.blocked(replace(LIMITS, sample_s=90.0))
     assert patient is not None
     assert ("rollout", False) == (patient.hop, patient.is_overdue)
-    assert ("rollout", ("rollout-0",)) == told(run.blocked(replace(LIMITS, sample_s=50.0)))
+    assert ("rollout", ("rollout-0",)) == told(run.blocked(replace(LIMITS, sample_s=40.0)))
 
 
 def test_one_of_two_rollout_workers() -> None:
@@ -250,14 +250,14 @@ def test_after_the_last_step_only_the_trainer_is_waited_for() -> None:
         "trainer-0 says 'saving a checkpoint of step 3', no progress for 60 s; "
         "all 3 steps are done, and it has not ended"
     )
-    late = at_the_end("saving").blocked(replace(limits, save_s=50.0))
+    late = at_the_end("saving").blocked(replace(limits, save_s=40.0))
     silent = at_the_end("saving", until_ms=NOW_MS + 1000).blocked(limits)
     assert [("trainer", ("trainer-0",))] * 2 == [told(late), told(silent)]
 
 
 def test_after_the_last_step_the_trainer_serves_pulls() -> None:
     """As long as a pull may take; once it has said that it stops, nothing is waited for."""
-    patient, hasty = replace(LIMITS, pull_s=90.0), replace(LIMITS, pull_s=50.0)
+    patient, hasty = replace(LIMITS, pull_s=90.0), replace(LIMITS, pull_s=40.0)
     found = at_the_end("waiting", "until workers have the last version").blocked(patient)
     assert found is not None
     assert (("trainer-0",), False) == (found.workers, found.is_overdue)
@@ -313,10 +313,10 @@ def test_a_run_that_nobody_claimed() -> None:
     """Loading a large model is no stall until it has lasted too long."""
     view = HopsView()
     evidence = Evidence(now_ms=STALLED_MS, waited_s=60.0)
-    found = blocked(view.state, evidence, LIMITS)
+    found = diagnose(view.state, evidence, LIMITS)
     assert found is not None
     assert ("trainer", False) == (found.hop, found.is_overdue)
-    late = blocked(view.state, replace(evidence, waited_s=START_S), LIMITS)
+    late = diagnose(view.state, replace(evidence, waited_s=START_S), LIMITS)
     assert late is not None
     assert late.is_overdue
     assert "no trainer worker has ever reported; the trainer has not claimed the run" == (

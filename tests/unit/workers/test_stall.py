@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.views.hops import WorkerHop
+from rlstreams.streams.views.stalls import Limits
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
-from rlstreams.workers.loop.stall import StuckError, StuckWatch, limits, turn_limit_s
+from rlstreams.workers.loop.stall import StuckError, StuckWatch, limits_of, turn_limit_s
 from tests.logs import made_log
 
 ROOT = Path(__file__).parents[3]
 STALL_S = 5.0
-LIMITS = {"working": STALL_S, "pulling": 20.0}
+LIMITS = Limits(groups_per_step=1, stall_s=STALL_S, pull_s=20.0)
 
 
 def config(**overrides: object) -> RunConfig:
@@ -25,7 +27,7 @@ def config(**overrides: object) -> RunConfig:
 
 
 def watch() -> StuckWatch:
-    return StuckWatch("logprob-0", LIMITS, STALL_S)
+    return StuckWatch("logprob-0", "logprob", LIMITS)
 
 
 def looks(watch: StuckWatch, start_s: int, num: int, state: str, **counters: float) -> list[str]:
@@ -83,10 +85,24 @@ def test_each_state_has_its_own_limit() -> None:
         deadlines__stall_s=50, rollout__sample_deadline_s=100, reward__timeout_s=10,
         rollout__max_attempts=2, weights__pull_deadline_s=70, deadlines__checkpoint_s=60,
     )  # fmt: skip
-    common = {"pulling": 70.0, "saving": 60.0}
-    assert {"working": 220.0} | common == limits(given, "rollout")
-    assert {"working": 50.0} | common == limits(given, "trainer")
-    assert {} == limits(config(deadlines__stall_s=0), "logprob")
+    limits, states = limits_of(given), ("working", "pulling", "saving", "waiting", "starting")
+    assert [220.0, 70.0, 60.0, None, None] == [limits.own("rollout", state) for state in states]
+    assert 50.0 == limits.own("trainer", "working")
+    assert limits_of(config(deadlines__stall_s=0)).own("logprob", "working") is None
+
+
+@pytest.mark.parametrize("role", ["prompts", "rollout", "logprob", "trainer"])
+@pytest.mark.parametrize("state", ["working", "pulling", "saving"])
+def test_a_worker_ends_itself_before_others_blame_it(role: str, state: str) -> None:
+    """Its restart may cure what `up` would end the run for."""
+    limits = limits_of(config())
+    worker = WorkerHop(
+        worker=f"{role}-0", role=role, instance="i", state=state, detail="", policy_version=1,
+        at_ms=0, since_ms=0, moved_ms=0,
+    )  # fmt: skip
+    own_s = limits.own(role, state)
+    assert own_s is not None
+    assert own_s < limits.of(worker)
 
 
 def test_a_turn_may_hold_a_commit() -> None:
