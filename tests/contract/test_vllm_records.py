@@ -62,4 +62,4 @@ def test_records_name_the_versions_that_the_server_names(
     drive(rig.engine(slots=REQUESTS), scenario)
     assert REQUESTS == len(told)
     assert all(answer.spans == spans for answer, spans in told)
-    assert any(len(spans) > 2 for _, spans in told)
+    assert any(len(spans) > 1 for _, spans in told)

@@ -171,6 +171,7 @@ def test_strangers_stop_nobody_and_are_all_named(
 ) -> None:
     """Each record is set aside by the role that reads it; ours behind them come through."""
     write_rubbish(broker, run_id)
+    site.says(STEPS, factories.trainer_started(step_target=2))
     weight_hash = site.publish()
     prompts = [make_prompt("0", n, 2, seed=site.config.run.seed) for n in range(2)]
     site.says(PROMPTS, *prompts, partition=0)
@@ -212,7 +213,6 @@ def a_group_is_asked_for_again(
     site: Site, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Refused while it is open; asked for once it is dropped; answered by `prompts`, once."""
-    site.says(STEPS, factories.trainer_started(step_target=2))
     assert 1 == cli("requeue", "0", str(folder))
     assert "group 0 is open" in capsys.readouterr().err
     dropped = factories.dropped_group("0", row=3, permanent=True, reason="dead_samples")
