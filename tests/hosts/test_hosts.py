@@ -43,7 +43,8 @@ def test_a_run_outlives_a_host_that_is_killed_and_one_that_is_cut_off(image: str
 def test_a_host_with_another_configuration_is_refused_and_the_run_goes_on(image: str) -> None:
     """Its worker ends for good, naming the field and both hosts; the other one does its work."""
     ours = configuration(steps=100_000)
-    cooler = ours.replace(b"workers = 2", b"workers = 2\ntemperature = 0.7")
+    cooler = ours.replace(b"[trainer]\n", b"[rollout]\ntemperature = 0.7\n[trainer]\n")
+    assert cooler != ours
     with running(image, 100_000, extra={"sampler": {"hosts.toml": cooler}}) as run:
         sampler = run.hosts["sampler"]
         wait_until(lambda: not sampler.is_running, PROGRESS_S, "the worker of `sampler` ends")
