@@ -33,7 +33,8 @@ class StuckError(DeadlineError):
 
 def limits_of(config: RunConfig) -> Limits:
     """How long the work of a run may take: for its roles, for `up` and for the monitor."""
-    sample_s = config.rollout.sample_deadline_s + config.reward.timeout_s
+    judged_s = config.reward.timeout_s * config.reward.attempts
+    sample_s = config.rollout.sample_deadline_s + judged_s
     return Limits(
         groups_per_step=config.trainer.groups_per_step,
         stall_s=config.deadlines.stall_s,

@@ -1,7 +1,7 @@
 """The verifier interface, used by rollout workers, `try` and `doctor`.
 
-`judge` may be called from any thread. One that `waits` takes up to `reward.timeout_s`: call it from
-a thread pool, never from an event loop. `make_verifier` is in `make_verifier.py`.
+`judge` may be called from any thread. One that `waits` takes up to `reward.timeout_s` a try:
+call it from a thread pool, never from an event loop. `make_verifier` is in `make_verifier.py`.
 """
 
 from __future__ import annotations

@@ -83,10 +83,11 @@ def test_each_state_has_its_own_limit() -> None:
     """A sample, a pull and a checkpoint have deadlines of their own; others get `stall_s`."""
     given = config(
         deadlines__stall_s=50, rollout__sample_deadline_s=100, reward__timeout_s=10,
+        reward__attempts=2,
         rollout__max_attempts=2, weights__pull_deadline_s=70, deadlines__checkpoint_s=60,
     )  # fmt: skip
     limits, states = limits_of(given), ("working", "pulling", "saving", "waiting", "starting")
-    assert [220.0, 70.0, 60.0, None, None] == [limits.own("rollout", state) for state in states]
+    assert [240.0, 70.0, 60.0, None, None] == [limits.own("rollout", state) for state in states]
     assert 50.0 == limits.own("trainer", "working")
     assert limits_of(config(deadlines__stall_s=0)).own("logprob", "working") is None
 
