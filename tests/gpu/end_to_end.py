@@ -1,0 +1,240 @@
+"""Seconds a step, end to end, beside TRL's asynchronous trainer: one machine, the same work.
+
+    python -m tests.gpu.end_to_end --out result.json                          # two GPUs of 80 GB
+    python -m tests.gpu.end_to_end --shape 0.6b --tokens 512 --samples 128 --one-gpu   # one GPU
+    python -m tests.gpu.end_to_end --cases rlstreams --shape tiny --cpu --steps 3      # no GPU
+
+A Qwen3 of a published shape with random weights (`workload.py`), groups of 8, answers of one
+length; GPU 0 trains, GPU 1 samples (and scores, which TRL does not). Ours runs as
+infra/examples/gsm8k-2gpu.toml has it; words behind `--` are further overrides. The first two gaps
+between steps are start-up and are left out. TRL throws stale samples away and forwards a group's
+prompt once: compare samples trained a second. TRL needs `trl`, `datasets` and vLLM beside our own
+requirements; a case that fails says so and does not cost the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.workers.config.load import load
+from tests.gpu.train_memory import SHAPES
+from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
+from tests.gpu.workload import write_folder, write_prompts
+
+HERE = Path(__file__).resolve().parent
+EXAMPLE = HERE.parents[1] / "infra" / "examples" / "gsm8k-2gpu.toml"
+OVERLAY = HERE / "end_to_end.toml"
+CASES = ("rlstreams", "trl")
+GROUP = 8
+START_UP = 2  # gaps between steps that are left out
+PORT = 8200
+START_S = 240.0  # of TRL's server
+SERVED_BY_TRL = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1", "NCCL_CUMEM_ENABLE": "0"}
+
+
+def overrides_of(args: argparse.Namespace, folder: Path) -> list[str]:
+    """What the work asks of the example."""
+    length = args.prompt + args.tokens
+    words = [
+        f"run.dir={folder}/runs/{{id}}",
+        f"data.train={folder}/train.jsonl",
+        f"model.path={folder}/model",
+        f"rollout.max_new_tokens={args.tokens}",
+        f"trainer.groups_per_step={args.samples // GROUP}",
+        f"trainer.steps={args.steps}",
+        f"engine.args.max-model-len={max(2048, length + 8)}",
+    ]
+    words += [f"broker.jars_dir={args.jars}"] if args.jars else []
+    if args.one_gpu:
+        words += ["engine.env.CUDA_VISIBLE_DEVICES=0", "logprob.device=cuda:0"]
+        words += ["weights.channel=file"]
+    if args.cpu:
+        words += ["rollout.engine=builtin", "logprob.device=cpu", "trainer.device=cpu"]
+        words += ["weights.channel=file", "model.dtype=float32", "rollout.slots=32"]
+    return [*words, *(word.removeprefix("--") for word in args.overrides)]
+
+
+def rlstreams(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """`rlstreams up`, and what its log says."""
+    words = overrides_of(args, folder)
+    config = load([EXAMPLE, OVERLAY], words)
+    status = run_it([EXAMPLE, OVERLAY], words, Path(config.folder), args.limit_s)
+    try:
+        found = told_by_the_log(config)
+    finally:
+        if status:
+            sys.stdout.write(tails(Path(config.folder)) + "\n")
+    keys = ("train_s", "states_s", "not_training_share", "mismatch_mean", "audit_ok", "pulls")
+    figures = {key: found[key] for key in keys}
+    return gaps_of(found["step_ends_s"], args) | {"status": status} | figures
+
+
+def trl(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """TRL's trainer on GPU 0, its server on GPU 1."""
+    out = folder / "trl.json"
+    command = [sys.executable, "-m", "tests.gpu.peer_trl", "--folder", str(folder)]
+    command += ["--url", f"http://127.0.0.1:{PORT}", "--out", str(out), "--dtype", args.trl_dtype]
+    command += ["--samples", str(args.samples), "--group", str(GROUP), "--steps", str(args.steps)]
+    command += ["--tokens", str(args.tokens)]
+    length = max(2048, args.prompt + args.tokens + 8)
+    arguments = ["--dtype", "bfloat16", "--max-model-len", str(length), "--max-num-seqs", "512"]
+    arguments += ["--gpu-memory-utilization", "0.8", "--max-logprobs", "-1"]
+    arguments += ["--logprobs-mode", "processed_logprobs"]
+    with server_of_trl(folder, arguments), (folder / "trl.log").open("w") as log:
+        environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": "0"}
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment | {"NCCL_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(args.limit_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+    text = (folder / "trl.log").read_text(encoding="utf-8", errors="replace")
+    if not out.exists():
+        ends = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step ")]
+        return gaps_of(ends, args) | {"error": text[-2000:]}
+    found = json.loads(out.read_text(encoding="utf-8"))
+    return gaps_of(found["ends_s"], args) | {"peak_gb": found["peak_gb"]}
+
+
+@contextlib.contextmanager
+def server_of_trl(folder: Path, arguments: list[str]) -> Iterator[None]:
+    """vLLM with the weight transfer of its own that TRL uses, and nothing of ours."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(PORT)]
+    command += ["--host", "127.0.0.1", "--model", str(folder / "model"), *arguments]
+    command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
+    environment = os.environ | SERVED_BY_TRL | {"CUDA_VISIBLE_DEVICES": "1"}
+    log = folder / "trl-server.log"
+    process = subprocess.Popen(
+        command,
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment,
+    )
+    try:
+        until_s = time.monotonic() + START_S
+        while not is_healthy():
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError(f"TRL's server is not up: {log.read_text()[-2000:]}")
+            time.sleep(0.5)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def is_healthy() -> bool:
+    """Whether TRL's server answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def gaps_of(ends_s: Sequence[float], args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds between steps, and rates from their mean."""
+    gaps = [round(after - before, 2) for before, after in pairwise(ends_s)]
+    counted = gaps[START_UP:]
+    if not counted:
+        return {"gaps_s": gaps}
+    mean_s = statistics.mean(counted)
+    return {
+        "gaps_s": gaps,
+        "step_s": round(mean_s, 2),
+        "num_gaps": len(counted),
+        "samples_per_s": round(args.samples / mean_s, 2),
+        "trained_tokens_per_s": round(args.samples * (args.prompt + args.tokens) / mean_s),
+        "sampled_tokens_per_s": round(args.samples * args.tokens / mean_s),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """One row a case."""
+    columns = ("step_s", "num_gaps", "samples_per_s", "trained_tokens_per_s")
+    rows = [f"{'':12}" + "".join(f"{name:>22}" for name in columns)]
+    for case, found in result["cases"].items():
+        values = (str(found.get(name, "-")) for name in columns)
+        rows.append(f"{case:12}" + "".join(f"{value:>22}" for value in values))
+    rates = [result["cases"].get(case, {}).get("samples_per_s") for case in CASES]
+    if all(rates):
+        rows.append(f"rlstreams over TRL: {rates[0] / rates[1]:.2f}")
+    return "\n".join(rows) + "\n"
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--shape", default="1.7b", choices=SHAPES)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--samples", type=int, default=256, help="of a step")
+    parser.add_argument("--prompt", type=int, default=200, help="tokens")
+    parser.add_argument("--tokens", type=int, default=1024, help="of an answer")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--one-gpu", action="store_true", help="everything on GPU 0")
+    parser.add_argument("--cpu", action="store_true", help="the script itself, without a GPU")
+    parser.add_argument("--trl-dtype", default="float32", help="of TRL's weights, as its default")
+    parser.add_argument("--jars", default="", help="folder of the broker's jars")
+    parser.add_argument("--folder", type=Path, default=Path("runs/end-to-end"))
+    parser.add_argument("--limit-s", type=float, default=420.0, help="of one case")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("overrides", nargs="*", help="behind --: fields of our configuration")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Every case, then the table; 1 if one gave no figure."""
+    args = parse()
+    folder = args.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_folder(folder / "model", args.shape, args.vocabulary)
+    write_prompts(folder / "train.jsonl", rows=4096, tokens=args.prompt, vocabulary=args.vocabulary)
+    asked = ("shape", "samples", "prompt", "tokens", "steps", "one_gpu", "overrides")
+    result: dict[str, Any] = {"hardware": hardware(), "cases": {}}
+    result |= {name: getattr(args, name) for name in asked}
+    for case in args.cases.split(","):
+        started_s = time.monotonic()
+        try:
+            found = {"rlstreams": rlstreams, "trl": trl}[case](args, folder)
+        except (
+            RuntimeError,
+            OSError,
+            ValueError,
+            KeyError,
+            StreamsError,
+        ) as err:  # one case must not cost the other
+            found = {"error": f"{type(err).__name__}: {err}"[-3000:]}
+        result["cases"][case] = found | {"wall_s": round(time.monotonic() - started_s, 1)}
+        sys.stdout.write(f"{case}: {json.dumps(found, indent=1)}\n")
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(table(result))
+    return int(any("step_s" not in found for found in result["cases"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""TRL's AsyncGRPOTrainer on the workload of `end_to_end`; run by it, in a process of its own.
+
+    python -m tests.gpu.peer_trl --folder FOLDER --url http://127.0.0.1:8200 --out trl.json
+
+Two parts of TRL 1.16.0 are replaced: FlashAttention 3 comes from the hub (torch's `varlen_attn`
+computes the same), and answers are parsed by a chat template that TRL knows (here: decoded).
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import trl.experimental.async_grpo.async_rollout_worker as rollout_module
+
+
+def decoded(tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, str]:
+    """An answer as a message."""
+    return {"role": "assistant", "content": tokenizer.decode(ids)}
+
+
+# At import: TRL's own sampling process imports this file too.
+rollout_module.parse_response = decoded
+rollout_module.add_response_schema = lambda processing_class: processing_class
+
+
+def reward(completions: list[Any], **_: object) -> list[float]:
+    """Half of the random answers are right, so groups differ."""
+    return [float(len(str(completion)) % 2) for completion in completions]
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts_q: torch.Tensor,
+    starts_k: torch.Tensor,
+    longest_q: int,
+    longest_k: int,
+    softmax_scale: float | None = None,
+    **_: object,
+) -> Any:
+    """Causal attention over documents side by side, as `flash_attn_varlen_func`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    known = inspect.signature(varlen_attn).parameters
+    options: dict[str, Any] = {"scale": softmax_scale} if "scale" in known else {}
+    options |= {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known:
+        options["enable_gqa"] = True
+    else:
+        copies = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
+    return varlen_attn(
+        q, k, v, starts_q.int(), starts_k.int(), int(longest_q), int(longest_k), **options
+    )
+
+
+def main() -> None:
+    """Train, and write when each step ended."""
+    import trl.experimental.async_grpo.packing as packing_module
+    from datasets import load_dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+    packing_module._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--budget", type=int, default=17000)
+    parser.add_argument("--in-flight", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    ends_s: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends_s.append(time.time())
+            sys.stdout.write(f"step {len(ends_s)} at {ends_s[-1]:.1f}\n")
+            sys.stdout.flush()
+
+    config = AsyncGRPOConfig(
+        output_dir=str(args.folder / "trl"),
+        per_device_train_batch_size=16,
+        gradient_accumulation_steps=args.samples // 16,
+        num_generations=args.group,
+        max_completion_length=args.tokens,
+        max_steps=args.steps,
+        bf16=True,
+        gradient_checkpointing=True,
+        report_to=[],
+        save_strategy="no",
+        optim="adamw_torch_fused",
+        dtype=args.dtype,
+        token_budget=args.budget,
+        max_staleness=2,
+        max_inflight_tasks=args.in_flight,
+        vllm_server_base_url=args.url,
+    )
+    rows = load_dataset("json", data_files=str(args.folder / "train.jsonl"), split="train")
+    as_chat = {"role": "user"}
+    rows = rows.map(
+        lambda row: {"prompt": [as_chat | {"content": row["prompt"]}]}, remove_columns=["answer"]
+    )
+    trainer = AsyncGRPOTrainer(
+        processing_class=AutoTokenizer.from_pretrained(args.folder / "model"),
+        model=str(args.folder / "model"),
+        reward_funcs=reward,
+        args=config,
+        train_dataset=rows,
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    found = {
+        "ends_s": ends_s,
+        "history": trainer.state.log_history,
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
+    }
+    args.out.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
