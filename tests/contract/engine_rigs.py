@@ -106,10 +106,8 @@ class Rig:
             else BuiltinEngine(DEMO_MODEL, slots=slots)
         )
 
-    def scorer(self, *, versions_held: int = 2) -> Scorer:
-        if self.kind not in DEMO_KINDS:
-            return FakeScorer(versions_held=versions_held)
-        return BuiltinScorer(DEMO_MODEL, versions_held=versions_held)
+    def scorer(self) -> Scorer:
+        return BuiltinScorer(DEMO_MODEL) if self.kind in DEMO_KINDS else FakeScorer()
 
     @property
     def replays_draws(self) -> bool:
@@ -289,8 +287,8 @@ class RealRig(Rig):
         await engine.pause(PauseMode.ABORT)
         await engine.resume()
 
-    def scorer(self, *, versions_held: int = 2) -> Scorer:
-        return BuiltinScorer(self.model, versions_held=versions_held)
+    def scorer(self) -> Scorer:
+        return BuiltinScorer(self.model)
 
     def heat(self, temperature: float) -> float:
         return min(temperature, 2.0)  # vLLM refuses more; its weights are flatter for that

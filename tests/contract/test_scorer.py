@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -66,30 +67,40 @@ def test_temperature_flattens(rig: Rig) -> None:
 
 def test_versions_are_held_side_by_side(rig: Rig) -> None:
     """Each call is answered under the version that it names, whatever was pulled last."""
-    scorer = rig.scorer(versions_held=2)
-    for version in (0, 1):
+    scorer = rig.scorer()
+    for version in (1, 0, 1):
         scorer.pull(rig.publish(version), rig.channel)
     assert list(scorer.versions) == [0, 1]
     under_0, under_1 = score_one(scorer, PROMPT, 0), score_one(scorer, PROMPT, 1)
     assert np.abs(under_0.logprobs - under_1.logprobs).max() > 1e-3
-    alone = rig.scorer(versions_held=1)
-    alone.pull(rig.publish(1), rig.channel)
-    assert score_one(alone, PROMPT, 1).logprobs.tolist() == under_1.logprobs.tolist()
-
-
-def test_the_oldest_version_goes(rig: Rig) -> None:
-    """Where there is no room the lowest number is overwritten; pulling again needs no room."""
-    scorer = rig.scorer(versions_held=2)
-    for version in (0, 2, 2, 1):
-        scorer.pull(rig.publish(version), rig.channel)
-    assert list(scorer.versions) == [1, 2]
-    with pytest.raises(EngineError, match=r"version 0 is not held, only \[1, 2\]"):
+    scorer.drop(0)
+    assert score_one(scorer, PROMPT, 1).logprobs.tolist() == under_1.logprobs.tolist()
+    with pytest.raises(EngineError, match=r"version 0 is not held, only \[1\]"):
         score_one(scorer, PROMPT, 0)
 
 
+def test_versions_come_and_go_while_it_scores(rig: Rig) -> None:
+    """Every bit as without them: what is held is never written to."""
+    scorer = rig.scorer()
+    published = [rig.publish(version) for version in range(3)]
+    scorer.pull(published[0], rig.channel)
+    expected = score_one(scorer, PROMPT, 0).logprobs.tolist()
+    with ThreadPoolExecutor(1) as pulls:
+        for version in (1, 2) * 5:
+            pulls.submit(scorer.pull, published[version], rig.channel)
+            pulls.submit(scorer.drop, 3 - version)
+        end = pulls.submit(scorer.drop, 0)
+        while 0 in scorer.versions:
+            try:
+                assert score_one(scorer, PROMPT, 0).logprobs.tolist() == expected
+            except EngineError:  # dropped just now
+                break
+        end.result()
+
+
 def test_a_failed_pull_leaves_what_is_held(rig: Rig) -> None:
-    """A broken file is refused before anything is overwritten."""
-    scorer = rig.scorer(versions_held=1)
+    """A broken file is refused."""
+    scorer = rig.scorer()
     scorer.pull(rig.publish(0), rig.channel)
     before = score_one(scorer, PROMPT).logprobs.tolist()
     bad = rig.publish(1)

@@ -27,7 +27,7 @@ def rig(vllm_url: str, tmp_path: Path) -> RealRig:
 
 async def gap(rig: RealRig, engine: Engine, version: int) -> float:
     """The greatest difference of sampled tokens' log-probs, of answers to several prompts."""
-    scorer = rig.scorer(versions_held=1)
+    scorer = rig.scorer()
     scorer.pull(rig.publish(version), rig.channel)
     wanted = [
         request(f"{i}/0/{version}", token_ids=PROMPT[: 2 + i], max_new_tokens=24) for i in range(5)

@@ -133,7 +133,7 @@ async def logprob_gap(bench: Bench, args: argparse.Namespace) -> dict[str, float
               for n, ids in enumerate(PROMPTS)]  # fmt: skip
     answers = [await collect(engine, one) for one in wanted]
     await engine.close()
-    scorer = BuiltinScorer(bench.model, versions_held=1)
+    scorer = BuiltinScorer(bench.model)
     published32 = {n: t.float() for n, t in dict(channel.pull(published, 60.0)).items()}
     event = announced(bench.weights, bench.weights.publish(9, published32))
     scorer.pull(event, channel)

@@ -40,7 +40,7 @@ SEQUENCES = ([11, 105, 12, 107, 23], [9, 105, 8, 105, 7, 107, 17, 108, 24], [5, 
 
 def scores(device: str) -> list[Any]:
     """Log-probs and entropy of a padded batch."""
-    scorer = BuiltinScorer(MODEL, versions_held=1, device=device)
+    scorer = BuiltinScorer(MODEL, device=device)
     channel = FolderChannel(MODEL)
     scorer.pull(channel.published, channel)
     sequences = [TokenSequence(token_ids=np.array(ids, np.int32)) for ids in SEQUENCES]

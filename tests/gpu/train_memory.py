@@ -31,10 +31,10 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import LOGITS_BYTES
+from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.trainer.learn.cut import Cut
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.trainable import trainable_of

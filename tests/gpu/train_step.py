@@ -33,10 +33,10 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model import bins
 from rlstreams.workers.model.attention import attention_of
+from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.trainer.learn.cut import Cut, cut_bins, cut_rows
 from rlstreams.workers.trainer.learn.optimizer import Learner
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.learn.trainable import AllWeights

@@ -222,7 +222,7 @@ def _logprob(context: Context) -> Role:
     device = claim_device("logprob.device", context.config.logprob.device)
     scorer = BuiltinScorer(
         model_folder(context.config.model.path),
-        versions_held=context.config.versions_held,
+        token_budget=context.config.logprob.token_budget,
         pull_deadline_s=context.config.weights.pull_deadline_s,
         threads=context.config.model.threads,
         device=device,
@@ -250,7 +250,7 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
     channel = FolderChannel(folder, config.model.dtype)
     scorer = BuiltinScorer(
         folder,
-        versions_held=1,
+        token_budget=config.logprob.token_budget,
         threads=config.model.threads,
         device=device,
         dtype=config.model.dtype,

@@ -182,11 +182,14 @@ class Scores:
 
 
 class Scorer(Protocol):
-    """Scores given tokens under the versions that it holds."""
+    """Scores given tokens under the versions that it holds.
+
+    One thread scores, another may pull and drop meanwhile: what is held is never written to.
+    """
 
     @property
     def versions(self) -> Sequence[int]:
-        """Versions held, oldest first."""
+        """Versions held, lowest first; asked from any thread."""
 
     @property
     def max_tokens(self) -> int:
@@ -197,15 +200,19 @@ class Scorer(Protocol):
         """Token ids are below it."""
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
-        """Hold one more version; the one pulled longest ago goes when there is no room.
+        """Hold one more version.
 
-        Not the lowest number: who needs two old versions pulls them one after the other.
+        Raises:
+            WeightError: not received, or it does not fit; what was held before is held still.
         """
+
+    def drop(self, policy_version: int) -> None:
+        """Hold this version no longer."""
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
     ) -> Sequence[Scores]:
-        """Score under `policy_version`, which must be held.
+        """Score under `policy_version`, which must be held. The same call gives the same bits.
 
         Raises:
             EngineError: a version that is not held, ids out of range, a sequence too long.

@@ -1,59 +1,76 @@
-"""The built-in scorer: one Hugging Face module per held version, one forward per call.
+"""The built-in scorer: one Hugging Face module, and the weights of each version that is held.
 
-Loaded and masked like the engine's model, so that in float32 it gives the log-probs that sampling
-gave, up to rounding (below 1e-4). Axes: `B` sequence, `T` token, `N` token that is scored.
+Sequences are packed into bins and layers compiled as the trainer's are (decision 0051); where a
+family or a device cannot, rows are padded. The module's parameters point at the tensors of one held
+version while it scores, so all versions share what was compiled. In float32 it gives the log-probs
+that sampling gave, up to rounding (below 1e-4).
+
+A cut follows from the order and lengths of the sequences, so the same call gives the same bits.
+Axes: `B` sequence, `T` token, `N` token that is scored.
 """
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import Scores, TokenSequence
 from rlstreams.workers.engines.selfcheck import check_scoring
 from rlstreams.workers.engines.validation import check_ids
 from rlstreams.workers.model.base import CPU, EngineError
+from rlstreams.workers.model.bins import compile_for_bins, take_documents
+from rlstreams.workers.model.cut import cut_bins, cut_rows, one_row
+from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.folder import token_limit, vocab_size_of
 from rlstreams.workers.model.model import (
     FLOAT32,
     configure_torch,
     load_model,
-    load_weights,
     read_config,
     right_padded,
+    weights_of,
 )
 from rlstreams.workers.model.routes import check_routes, padded_routes
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.routing_check import check_replay
-from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.weights.channel import Pulled, WeightChannel
-from rlstreams.workers.weights.layout import size_bytes
+from rlstreams.workers.model.token_scores import TokenScorer, TokenScores
+from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.workers.weights.layout import layout_difference, layout_of, size_bytes
+
+TOKEN_BUDGET = 16384
 
 
 class BuiltinScorer:
-    """Scores under up to `versions_held` versions, on one device."""
+    """Scores on one device. `pull` may run in one thread while `score` runs in another.
+
+    `why_padded` says why sequences are not packed into bins, `why_eager` why layers are not
+    compiled; "" where they are.
+    """
 
     def __init__(
         self,
         folder: Path | str,
         *,
-        versions_held: int = 2,
+        token_budget: int = TOKEN_BUDGET,
         threads: int = 1,
         pull_deadline_s: float = 300.0,
         device: str = CPU,
         dtype: str = FLOAT32,
         replay_routes: bool = False,
     ) -> None:
-        """Load the model; its weights are used only after a first `pull`.
+        """Load and compile the model; it scores under pulled weights only.
 
         Args:
+            token_budget: tokens of a bin, or of a forward pass over padded rows.
             replay_routes: sequences bring experts that their tokens are to take.
 
         Raises:
@@ -65,18 +82,25 @@ class BuiltinScorer:
         self._vocab_size = vocab_size_of(config)
         self._max_tokens = token_limit(config)
         self._pull_deadline_s = pull_deadline_s
+        self._token_budget = token_budget
         model = load_model(folder, dtype)
         mask = check_scoring(model, self._vocab_size)
         self._routers = check_replay(model, self._vocab_size) if replay_routes else None
         self._device = torch.device(device)
-        model = model.to(self._device)
-        copies = [copy.deepcopy(model) for _ in range(versions_held - 1)]
-        self._free = [TokenScorer(one, mask) for one in (model, *copies)]
-        self._held: dict[int, TokenScorer] = {}
+        self._scorer = TokenScorer(model.to(self._device), mask)
+        self.why_padded = take_documents(self._scorer, device)
+        self.why_eager = "rows are padded, to lengths of many kinds"
+        if not self.why_padded:
+            self.why_eager = compile_for_bins(self._scorer, token_budget, learns=False)
+        self._layout = layout_of(weights_of(model))
+        self._tensors = _tensors_of(model)
+        self._release()  # of the folder's weights nothing is scored
+        self._held: dict[int, Mapping[str, Tensor]] = {}  # replaced whole: threads read it
+        self._side = torch.cuda.Stream() if device != CPU else None  # type: ignore[no-untyped-call]
 
     @property
     def versions(self) -> Sequence[int]:
-        """Versions held, oldest first."""
+        """Versions held, lowest first."""
         return sorted(self._held)
 
     @property
@@ -90,18 +114,25 @@ class BuiltinScorer:
         return self._vocab_size
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
-        """Hold one more version; the one pulled longest ago goes when there is no room.
+        """Hold one more version, received beside those that are held, on a stream of its own.
 
         Raises:
             WeightError: not received, or it does not fit; what was held before is held still.
         """
         started_s = time.monotonic()
-        weights = dict(channel.pull(published, self._pull_deadline_s))
         version = published.policy_version
-        model = self._room_for(version)
-        load_weights(model.model, weights)
-        self._free = [free for free in self._free if free is not model]
-        self._held = {v: m for v, m in self._held.items() if m is not model} | {version: model}
+        # A file's tensors are the file's memory, and it may be deleted: copied where they stay.
+        is_copied = self._side is None
+        with nullcontext() if self._side is None else torch.cuda.stream(self._side):
+            weights = {
+                name: tensor.to(self._device, copy=is_copied)
+                for name, tensor in channel.pull(published, self._pull_deadline_s)
+            }
+        if self._side is not None:
+            self._side.synchronize()
+        if found := layout_difference(expected=self._layout, found=layout_of(weights)):
+            raise WeightError(f"weights do not fit the model: {found}")
+        self._held = {**self._held, version: weights}
         return Pulled(
             policy_version=version,
             weight_hash=published.weight_hash,
@@ -110,7 +141,10 @@ class BuiltinScorer:
             paused_s=0.0,
         )
 
-    @torch.inference_mode()
+    def drop(self, policy_version: int) -> None:
+        """Hold this version no longer; a `score` under it that has begun ends as it would."""
+        self._held = {v: weights for v, weights in self._held.items() if v != policy_version}
+
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float
     ) -> Sequence[Scores]:
@@ -118,60 +152,110 @@ class BuiltinScorer:
 
         A temperature of 0 counts as 1, as in the engine's log-probs.
         """
-        model = self._model(policy_version)
-        for index, sequence in enumerate(sequences):
-            check_ids(sequence.token_ids, self._vocab_size, f"sequence {index}")
-            if len(sequence.token_ids) > self._max_tokens:
-                raise EngineError(
-                    f"sequence {index} has {len(sequence.token_ids)} tokens, "
-                    f"the limit is {self._max_tokens}"
-                )
-        if not sequences:
-            return []
-        padded = right_padded([s.token_ids for s in sequences], pad_id=0)
-        ids_BT, real_BT = (tensor.to(self._device) for tensor in padded)
-        chosen_BT = real_BT.clone()
-        chosen_BT[:, :1] = False
-        num_chosen = int(chosen_BT.sum())
-        temperature_N = torch.full((num_chosen,), temperature or 1.0, device=self._device)
-        with model.routing.replaying(self._routes(sequences, ids_BT.shape[1])):
-            scores = model(ids_BT, real_BT, chosen_BT, temperature_N)
-        lengths = [max(len(s.token_ids) - 1, 0) for s in sequences]
-        both = (torch.split(values_N.cpu(), lengths) for values_N in scores)
-        return [
-            Scores(logprobs=_from_second(logprobs), entropy=_from_second(entropy))
-            for logprobs, entropy in zip(*both, strict=True)
-        ]
-
-    def _routes(self, sequences: Sequence[TokenSequence], width: int) -> Routes | None:
-        if self._routers is None:
-            return None
-        rows = [(s.routed_experts, s.routed_experts_mask) for s in sequences]
-        for index, (experts, mask) in enumerate(rows):
-            try:
-                if experts is not None:
-                    check_routes(experts, mask, self._routers)
-            except ValueError as err:
-                raise EngineError(f"sequence {index}: {err}") from err
-        padded = padded_routes(rows, width)
-        if padded is None:
-            return None
-        return Routes(*(torch.from_numpy(array).to(self._device) for array in padded))
-
-    def _room_for(self, version: int) -> TokenScorer:
-        """The module to overwrite: the same version's, a free one, or that of the first pulled."""
-        if version in self._held:
-            return self._held[version]
-        return self._free[-1] if self._free else self._held[next(iter(self._held))]
-
-    def _model(self, policy_version: int) -> TokenScorer:
-        if policy_version not in self._held:
+        weights = self._held.get(policy_version)
+        if weights is None:
             raise EngineError(
                 f"policy version {policy_version} is not held, only {list(self.versions)}"
             )
-        return self._held[policy_version]
+        for index, sequence in enumerate(sequences):
+            self._check(index, sequence)
+        if not sequences:
+            return []
+        lengths = [len(sequence.token_ids) for sequence in sequences]
+        cut = (cut_rows if self.why_padded else cut_bins)(lengths, self._token_budget)
+        with self._holding(weights), torch.inference_mode():
+            # Nothing here waits for the GPU: the next bin is laid out while one is computed.
+            found = [
+                self._forward([sequences[i] for i in own], bin_tokens, temperature or 1.0)
+                for own, bin_tokens in zip(
+                    cut.members, cut.bins or (0,) * len(cut.sizes), strict=True
+                )
+            ]
+            logprobs, entropy = (
+                torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)
+            )
+        ends = np.cumsum([lengths[index] - 1 for index in cut.order])[:-1]
+        parts = zip(np.split(logprobs, ends), np.split(entropy, ends), strict=True)
+        by_place = dict(zip(cut.order, parts, strict=True))
+        return [
+            Scores(logprobs=_from_second(by_place[i][0]), entropy=_from_second(by_place[i][1]))
+            for i in range(len(sequences))
+        ]
+
+    def _check(self, index: int, sequence: TokenSequence) -> None:
+        check_ids(sequence.token_ids, self._vocab_size, f"sequence {index}")
+        if len(sequence.token_ids) > self._max_tokens:
+            raise EngineError(
+                f"sequence {index} has {len(sequence.token_ids)} tokens, "
+                f"the limit is {self._max_tokens}"
+            )
+        if self._routers is not None and sequence.routed_experts is not None:
+            try:
+                check_routes(sequence.routed_experts, sequence.routed_experts_mask, self._routers)
+            except ValueError as err:
+                raise EngineError(f"sequence {index}: {err}") from err
+
+    def _forward(
+        self, sequences: Sequence[TokenSequence], bin_tokens: int, temperature: float
+    ) -> TokenScores:
+        """All tokens but each sequence's first: in one bin, or (`bin_tokens` 0) padded rows."""
+        ids_BT, real_BT = (t.numpy() for t in right_padded([s.token_ids for s in sequences], 0))
+        chosen_BT = real_BT.copy()
+        chosen_BT[:, :1] = False
+        arrays = [ids_BT, chosen_BT, *self._routes(sequences, ids_BT.shape[1])]
+        documents = None
+        if bin_tokens:
+            lengths = [len(s.token_ids) for s in sequences]
+            documents = Documents.of(lengths, bin_tokens).to(self._device)
+            arrays = [one_row(array, real_BT, bin_tokens) for array in arrays]
+        ids, chosen, *routes = arrays
+        chosen_N = self._tensor(np.flatnonzero(chosen))
+        temperature_N = torch.full((len(chosen_N),), temperature, device=self._device)
+        is_real = None if bin_tokens else self._tensor(real_BT)
+        taken = Routes(*map(self._tensor, routes)) if routes else None
+        with self._scorer.routing.replaying(taken):
+            return self._scorer(self._tensor(ids), is_real, chosen_N, temperature_N, documents)
+
+    def _routes(self, sequences: Sequence[TokenSequence], width: int) -> tuple[Any, ...]:
+        if self._routers is None:
+            return ()
+        return (
+            padded_routes([(s.routed_experts, s.routed_experts_mask) for s in sequences], width)
+            or ()
+        )
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """There, without waiting for what the device is at."""
+        tensor = torch.from_numpy(array)
+        if self._device.type == CPU:
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    @contextmanager
+    def _holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """The module has these weights; afterwards none, or it would hold a version too many."""
+        for name, own in self._tensors.items():
+            for tensor in own:
+                tensor.data = weights[name]
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        for own in self._tensors.values():
+            for tensor in own:
+                tensor.data = tensor.new_empty(0)
 
 
-def _from_second(values: torch.Tensor) -> np.ndarray[Any, Any]:
+def _tensors_of(model: Any) -> dict[str, list[Tensor]]:  # noqa: ANN401  (an untyped library)
+    """A model's own tensors, by the names of `weights_of`; tied ones together."""
+    by_memory: defaultdict[int, list[Tensor]] = defaultdict(list)
+    for _, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        by_memory[tensor.data_ptr()].append(tensor)
+    return {name: by_memory[tensor.data_ptr()] for name, tensor in weights_of(model).items()}
+
+
+def _from_second(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The values of a sequence's tokens but the first, which has 0."""
-    return np.concatenate([np.zeros(1, np.float32), values.numpy()])
+    return np.concatenate([np.zeros(1, np.float32), values])

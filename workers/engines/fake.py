@@ -254,24 +254,24 @@ class FakeScorer:
     vocab_size = VOCAB_SIZE
     max_tokens = MAX_TOKENS
 
-    def __init__(self, *, versions_held: int = 2, deadline_s: float = 10.0) -> None:
-        self._versions_held = versions_held
+    def __init__(self, *, deadline_s: float = 10.0) -> None:
         self._deadline_s = deadline_s
         self._tables: dict[int, torch.Tensor] = {}
 
     @property
     def versions(self) -> Sequence[int]:
-        """Versions held, oldest first."""
+        """Versions held, lowest first."""
         return sorted(self._tables)
 
     def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
-        """Hold one more version; the one pulled longest ago goes when there is no room."""
+        """Hold one more version."""
         table, pulled = _receive(published, channel, self._deadline_s)
-        self._tables.pop(pulled.policy_version, None)
-        if len(self._tables) >= self._versions_held:
-            del self._tables[next(iter(self._tables))]
-        self._tables[pulled.policy_version] = table
+        self._tables = {**self._tables, pulled.policy_version: table}
         return pulled
+
+    def drop(self, policy_version: int) -> None:
+        """Hold this version no longer."""
+        self._tables = {v: table for v, table in self._tables.items() if v != policy_version}
 
     def score(
         self, sequences: Sequence[TokenSequence], policy_version: int, temperature: float

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstreams.workers.model.base import CPU, EngineError
+from rlstreams.workers.model.cut import bin_sizes
 from rlstreams.workers.model.documents import Documents, use_documents
 from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.head import chunk_gradient, chunk_scores
@@ -68,10 +69,13 @@ def _try_kernel(model: Any, device: str) -> None:  # noqa: ANN401
     torch.ops.rlstreams.attend(query, query, query, documents.starts, documents.extent, 1.0, -1)
 
 
-def compile_for_bins(scorer: TokenScorer, bin_tokens: int) -> str:
+def compile_for_bins(scorer: TokenScorer, bin_tokens: int, *, learns: bool = True) -> str:
     """Compile layers and the head's functions for rows of that size; why not, or "".
 
-    The weights that are learnt must ask for their gradient already.
+    Args:
+        learns: there will be backwards, and the weights that are learnt ask for their gradient
+            already. Else forwards alone, in inference mode, and of all `bin_sizes` now: a window is
+            not to wait for a compiler.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -83,9 +87,12 @@ def compile_for_bins(scorer: TokenScorer, bin_tokens: int) -> str:
     _configure()
     plain = [layer.forward for layer in layers]
     try:
-        with _checked(layers), torch.no_grad():
-            _score(scorer, [bin_tokens - bin_tokens // 3, bin_tokens // 3], bin_tokens)
-        _compile_head(scorer, bin_tokens)
+        with _checked(layers, learns), torch.inference_mode(not learns), torch.no_grad():
+            _score(scorer, _thirds(bin_tokens), bin_tokens)
+        _compile_head(scorer, bin_tokens, learns)
+        with torch.inference_mode():
+            for size in () if learns else bin_sizes(bin_tokens):
+                _score(scorer, _thirds(size), size)
     except _REFUSALS as err:
         for layer, forward in zip(layers, plain, strict=True):
             layer.forward = forward
@@ -107,14 +114,15 @@ def _configure() -> None:
 
 
 @contextmanager
-def _checked(layers: list[nn.Module]) -> Iterator[None]:
+def _checked(layers: list[nn.Module], learns: bool) -> Iterator[None]:
     """The next forward compiles each of its layers and compares."""
+    passed = _passed if learns else _answered
 
     def check(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plain = layer.forward
         compiled = torch.compile(plain, dynamic=False, fullgraph=True)
-        expected, found = (_passed(f, args, kwargs) for f in (plain, compiled))
-        for one, other, what in zip(expected, found, ("output", "gradient"), strict=True):
+        expected, found = (passed(f, args, kwargs) for f in (plain, compiled))
+        for one, other, what in zip(expected, found, ("output", "gradient"), strict=False):
             off = float((one.float() - other.float()).abs().max())
             if not off <= LAYER_TOLERANCE * float(one.float().abs().max()):
                 raise EngineError(f"compiled, the {what} of a layer is {off:.2g} off")
@@ -128,19 +136,26 @@ def _checked(layers: list[nn.Module]) -> Iterator[None]:
             hook.remove()
 
 
+def _answered(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """A layer's output."""
+    output = forward(*args, **kwargs)
+    return (output if isinstance(output, Tensor) else output[0],)
+
+
 @torch.enable_grad()
 def _passed(
     forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """A layer's output, and the gradient of what came in."""
     hidden = args[0].detach().requires_grad_()
-    output = forward(hidden, *args[1:], **kwargs)
-    output = output if isinstance(output, Tensor) else output[0]
+    (output,) = _answered(forward, (hidden, *args[1:]), kwargs)
     (gradient,) = torch.autograd.grad(output, hidden, hidden.detach())
     return output.detach(), gradient
 
 
-def _compile_head(scorer: TokenScorer, bin_tokens: int) -> None:
+def _compile_head(scorer: TokenScorer, bin_tokens: int, learns: bool) -> None:
     head, model = scorer.head, scorer.model
     rows = min(head.rows * LARGER_CHUNK, bin_tokens)
     device = next(model.parameters()).device
@@ -149,9 +164,10 @@ def _compile_head(scorer: TokenScorer, bin_tokens: int) -> None:
     ones_n = torch.ones(rows, device=device)
     scores = torch.compile(chunk_scores, dynamic=False, fullgraph=True)
     gradient = torch.compile(chunk_gradient, dynamic=False, fullgraph=True)
-    with torch.no_grad():
+    with torch.inference_mode(not learns), torch.no_grad():
         *_, log_sum_n = scores(logits_nV, ids_n, ones_n)
-        gradient(logits_nV, ids_n, ones_n, log_sum_n, ones_n.clone())
+        if learns:
+            gradient(logits_nV, ids_n, ones_n, log_sum_n, ones_n.clone())
     head.rows, head.scores, head.gradient = rows, scores, gradient
 
 
@@ -180,6 +196,10 @@ def _score(scorer: TokenScorer, lengths: Sequence[int], num_tokens: int) -> Tens
     documents = Documents.of(lengths, num_tokens).to(device)
     ones_N = torch.ones(len(chosen_N), device=device)
     return scorer(ids_1T, None, chosen_N, ones_N, documents).logprobs_N
+
+
+def _thirds(num_tokens: int) -> list[int]:
+    return [num_tokens - num_tokens // 3, num_tokens // 3]
 
 
 def _sequences(lengths: Sequence[int], vocab_size: int) -> list[list[int]]:

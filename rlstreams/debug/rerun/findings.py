@@ -14,10 +14,10 @@ from torch import Tensor
 from rlstreams.schemas.events import TRAIN, StepCompleted
 from rlstreams.streams.ledger import NOWHERE
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.model.cut import cut_bins, cut_rows
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
 from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
 from rlstreams.workers.trainer.intake.payloads import Payload
-from rlstreams.workers.trainer.learn.cut import cut_bins, cut_rows
 from rlstreams.workers.trainer.learn.packing import num_tokens
 from rlstreams.workers.trainer.redo.redo import RedoneStep
 from rlstreams.workers.trainer.training.training import Trained

@@ -125,7 +125,7 @@ def test_trainer_and_scorer_agree_in_sixteen_bits(tmp_path: Path) -> None:
     learned(training, range(2))
     server = FileWeightServer(tmp_path / "weights", keep=1)
     published = announced(server, server.publish(0, training.learner.weights()))
-    scorer = BuiltinScorer(folder, versions_held=1, dtype=BF16)
+    scorer = BuiltinScorer(folder, dtype=BF16)
     scorer.pull(published, FileWeightChannel())
     (micro, *_) = batch_of(0).micro_batches
     with torch.no_grad():

@@ -39,7 +39,7 @@ def reference() -> Reference:
     """The demo's model, as the log-prob role holds it."""
     folder = Path(make_config(Path("unused")).model.path)
     channel = FolderChannel(folder)
-    scorer = BuiltinScorer(folder, versions_held=1)
+    scorer = BuiltinScorer(folder)
     pulled = scorer.pull(channel.published, channel)
     return Reference(scorer=scorer, policy_version=0, weight_hash=pulled.weight_hash)
 

@@ -91,7 +91,7 @@ def test_each_segment_is_scored_under_the_version_that_sampled_it(tmp_path: Path
 
 def with_reference(stand: Stand) -> StageLoop:
     """A worker that also holds version 0 for good, as one whose run has a KL term does."""
-    context, scorer = stand.context("logprob"), FakeScorer(versions_held=1)
+    context, scorer = stand.context("logprob"), FakeScorer()
     published = stand.publish(0, announce=False)
     scorer.pull(published, FileWeightChannel())
     reference = Reference(scorer=scorer, policy_version=0, weight_hash=published.weight_hash)

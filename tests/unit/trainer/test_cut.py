@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstreams.workers.trainer.learn.cut import Cut, cut_bins, cut_rows, cut_smaller
+from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, cut_smaller
 
 LENGTHS = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlstreams.schemas.events import MaskedSegment, Segment
-from rlstreams.workers.trainer.learn.cut import Cut
+from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.trainer.learn.packing import pack
 from tests.unit.trainer.trainer_builders import (
     ids,

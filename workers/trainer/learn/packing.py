@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment, Trajectory
+from rlstreams.workers.model.cut import Cut, cut_bins, cut_rows, one_row
 from rlstreams.workers.model.routes import padded_routes
-from rlstreams.workers.trainer.learn.cut import Cut, cut_bins, cut_rows
 
 Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -57,10 +57,7 @@ class MicroBatch:
 
     def in_bin(self, values_BT: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """What rows have of real tokens, one behind another: (1, `bin_tokens`, ...)."""
-        values = values_BT[self.real_BT]
-        row = np.zeros((1, self.bin_tokens, *values.shape[1:]), values.dtype)
-        row[0, : len(values)] = values
-        return row
+        return one_row(values_BT, self.real_BT, self.bin_tokens)
 
     @property
     def num_loss_tokens(self) -> int:

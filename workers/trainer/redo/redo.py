@@ -22,9 +22,9 @@ from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.model.cut import Cut, recorded_cut
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
-from rlstreams.workers.trainer.learn.cut import Cut, recorded_cut
 from rlstreams.workers.trainer.training.checkpoint import PassedOver
 from rlstreams.workers.trainer.training.training import Trained, Training
 

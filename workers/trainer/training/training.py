@@ -23,6 +23,7 @@ from rlstreams.workers.engines.selfcheck import check_scoring
 from rlstreams.workers.loop.dead_letters import Reason
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.bins import compile_for_bins, take_documents
+from rlstreams.workers.model.cut import Cut, cut_smaller
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import (
     FLOAT32,
@@ -38,7 +39,6 @@ from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import group_advantages
-from rlstreams.workers.trainer.learn.cut import Cut, cut_smaller
 from rlstreams.workers.trainer.learn.optimizer import Learner, NumericsError, StepResult
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, num_tokens, pack

@@ -1,15 +1,20 @@
-"""Which samples share a micro-batch, in which order: pure, and in the ledger with every step.
+"""Which sequences share a forward pass, in which order. Pure: it follows from their lengths alone.
 
-Rows are padded to the longest of their micro-batch, so neighbours in length share one. Bins are
-rows of one size in which samples lie one behind another: first-fit-decreasing, whose bins are at
-most 11/9 of the fewest (Johnson 1973). A bin that is not needed whole is cut at a quarter: few
-sizes, for layers are compiled for each.
+Trainer and log-prob worker cut alike. A trainer's cut is in the ledger with every step; a scorer's
+follows from the order of the window that it recorded. Rows are padded to the longest of their
+micro-batch, so neighbours in length share one. Bins are rows of one size in which samples lie one
+behind another: first-fit-decreasing, whose bins are at most 11/9 of the fewest (Johnson 1973). A
+bin that is not needed whole is cut at a quarter: few sizes, for layers are compiled for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from rlstreams.schemas.events import StepCompleted
 
@@ -114,12 +119,32 @@ def cut_smaller(cut: Cut, lengths: Sequence[int], bin_tokens: int, failed: int) 
     )
 
 
+def one_row(
+    values_BT: npt.NDArray[Any], real_BT: npt.NDArray[np.bool_], num_tokens: int
+) -> npt.NDArray[Any]:
+    """What padded rows have of real tokens, one behind another: (1, `num_tokens`, ...)."""
+    values = values_BT[real_BT]
+    row = np.zeros((1, num_tokens, *values.shape[1:]), values.dtype)
+    row[0, : len(values)] = values
+    return row
+
+
 def _longest_first(lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)))
 
 
+def bin_sizes(bin_tokens: int) -> tuple[int, ...]:
+    """Sizes of bins that hold no sample longer than `bin_tokens`, largest first."""
+    quarter = _quarter(bin_tokens)
+    return (bin_tokens, *range(quarter * ((bin_tokens - 1) // quarter), 0, -quarter))
+
+
+def _quarter(bin_tokens: int) -> int:
+    return -(-bin_tokens // (4 * _ALIGNED)) * _ALIGNED
+
+
 def _binned(members: Sequence[Sequence[int]], lengths: Sequence[int], bin_tokens: int) -> Cut:
-    quarter = -(-bin_tokens // (4 * _ALIGNED)) * _ALIGNED
+    quarter = _quarter(bin_tokens)
     bins = []
     for own in members:
         tokens = sum(lengths[index] for index in own)

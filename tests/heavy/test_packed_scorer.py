@@ -1,0 +1,89 @@
+"""The scorer in bins, with compiled layers: the log-probs of padded rows, the same bits always."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlstreams.workers.engines.base import TokenSequence
+from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
+from rlstreams.workers.engines.folder_channel import FolderChannel
+from tests import families
+from tests.documents_on_cpu import take_documents_on_cpu
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
+BIN = 192  # tokens: bins of 192 and of 128
+
+
+def sequences_of(lengths: Sequence[int], routes: tuple[int, int] | None = None) -> Any:
+    random = np.random.default_rng(3)
+    return [
+        TokenSequence(
+            token_ids=random.integers(3, families.VOCABULARY, length).astype(np.int32),
+            routed_experts=None
+            if routes is None
+            else random.integers(0, 2, (length - 1, *routes), np.uint8) + np.uint8([0, 2]),
+        )
+        for length in lengths
+    ]
+
+
+def scores(scorer: BuiltinScorer, channel: FolderChannel, sequences: Any) -> list[Any]:
+    scorer.pull(channel.published, channel)
+    return [
+        np.concatenate([found.logprobs, found.entropy])
+        for found in scorer.score(sequences, channel.published.policy_version, 0.7)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "routes"), [("Qwen3ForCausalLM", None), ("MixtralForCausalLM", (2, 2))]
+)
+def test_bins_give_what_padded_rows_give(
+    name: str, routes: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of one token too, and experts that are replayed; the same call, the same bits."""
+    folder = families.make(name, tmp_path)
+    channel = FolderChannel(folder)
+    sequences = sequences_of([40, 1, 64, 17, 2, 58, 33, 64, 5], routes)
+    along = {"replay_routes": routes is not None, "token_budget": BIN}
+    padded = BuiltinScorer(folder, **along)  # type: ignore[arg-type]
+    assert padded.why_padded == "a CPU computes padded rows"
+    expected = scores(padded, channel, sequences)
+    take_documents_on_cpu(monkeypatch.setattr)
+    packed = BuiltinScorer(folder, **along)  # type: ignore[arg-type]
+    assert not packed.why_padded
+    assert bool(packed.why_eager) == (routes is not None)  # experts are not compiled
+    found = scores(packed, channel, sequences)
+    again = scores(packed, channel, sequences)
+    for one, other, third in zip(expected, found, again, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+        assert other.tobytes() == third.tobytes()
+
+
+def test_all_versions_and_bins_use_what_was_compiled_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No window waits for a compiler, whatever its version and size."""
+    from torch._dynamo.utils import counters
+
+    take_documents_on_cpu(monkeypatch.setattr)
+    folder = families.make("Qwen3ForCausalLM", tmp_path)
+    scorer, channel = BuiltinScorer(folder, token_budget=BIN), FolderChannel(folder)
+    compiled = counters["stats"]["unique_graphs"]
+    assert compiled
+    first = scores(scorer, channel, sequences_of([64]))
+    changed = {name: tensor + 0.01 for name, tensor in channel._weights.items()}
+    other = FolderChannel(folder)
+    other._weights = changed
+    other.published = replace(other.published, policy_version=1)
+    second = scores(scorer, other, sequences_of([64, 64, 64, 30]))
+    assert np.abs(first[0] - second[0]).max() > 1e-3
+    scorer.drop(other.published.policy_version)
+    assert scores(scorer, channel, sequences_of([64]))[0].tobytes() == first[0].tobytes()
+    assert counters["stats"]["unique_graphs"] == compiled
