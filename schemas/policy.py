@@ -19,7 +19,7 @@ class PolicyPublished:
 
     model: str
     policy_version: int
-    weight_hash: str  # SHA-256 over names, dtypes, shapes and bytes, in name order
+    weight_hash: str  # of names, dtypes, shapes and bits: see README.md
     epoch: int
     instance: str
     step: int  # the step that made it; 0 for the model folder
@@ -46,21 +46,20 @@ class PullRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoaded:
-    """A worker holds a version; its samples name this event by `load_id`.
-
-    By `file` the worker has computed `weight_hash` itself. By `nccl` and `gloo` it repeats the
-    announcement: what the worker has checked is the sender's checksum of the bytes that were sent.
-    """
+    """A worker holds a version; its samples name this event by `load_id`."""
 
     worker: str
     instance: str
     role: str
     load_id: str
     policy_version: int
-    weight_hash: str
+    weight_hash: str  # the announced one; `verified` says whether it was computed here
     epoch: int
     channel: str
     num_bytes: int
     seconds: float  # from the request to the checked weights
     paused_s: float  # how long generation stood still for it
     loaded_at_ms: int
+    # "weight_hash": computed from what came. "transfer": a server took it, which checked the
+    # sender's checksum of the bytes on the way. "": written before it was told.
+    verified: str = ""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 RUNNABLE = ("bash", "python", "toml")
 SHOWN = ("", "text", "json", "mermaid")  # output and pictures
@@ -154,3 +155,13 @@ def tree_problems(block: Block, root: Path) -> list[str]:
             problems.append(f"{path} has no description")
         seen.add(path)
     return problems
+
+
+def schemas_page() -> dict[str, Any]:
+    """What the Python blocks of `schemas/README.md` define, without our code."""
+    text = (Path(__file__).parents[1] / "schemas/README.md").read_text(encoding="utf-8")
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert not re.search(r"^(from|import) (rlstreams|torch)", code, re.MULTILINE)
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    return scope

@@ -26,7 +26,7 @@ LARGE_FOLDERS = {
     "rlstreams.cli": 29,
     "rlstreams.workers.config": 22,
     "rlstreams.workers.engines.served": 22,
-    "rlstreams.workers.weights.link": 22,
+    "rlstreams.workers.weights.link": 21,
     "rlstreams.streams.log": 23,
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rlstreams.workers.weights.channel import VersionGoneError
+from rlstreams.workers.weights.channel import VersionGoneError, WeightError
 from rlstreams.workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
 from rlstreams.workers.weights.layout import weight_hash
 from rlstreams.workers.weights.sender import Limits
@@ -55,12 +55,12 @@ def beside(work: Callable[[], object]) -> threading.Thread:
 
 
 def test_no_copy_is_taken(stand: Stand, channel: CollectiveWeightChannel) -> None:
-    """What is sent is what the trainer holds at that moment, so it must hold still."""
+    """The trainer must hold still: what it changes is sent, and refused by its hash."""
     live = weights(0)
     manifest = stand.server.publish(0, live)
     live["scale"].add_(1)
-    published = announced(stand.server, manifest)
-    assert float(stand.pull(channel, published)["scale"]) == 1.0
+    with pytest.raises(WeightError, match="was published with hash"):
+        stand.pull(channel, announced(stand.server, manifest))
 
 
 def test_training_waits_for_those_that_are_connected(

@@ -36,7 +36,7 @@ class PullLog:
         self._outbox.append(outgoing(POLICY_PULLS, event))
 
     def loaded(self, published: PolicyPublished, pulled: Pulled) -> None:
-        """The worker holds it, checked by hash."""
+        """The worker holds it, checked as `pulled.verified` says."""
         load_id = f"{self._context.worker}/{self._context.instance}/{self._count}"
         self.loads[published.policy_version] = load_id
         event = PolicyLoaded(
@@ -52,6 +52,7 @@ class PullLog:
             seconds=pulled.seconds,
             paused_s=pulled.paused_s,
             loaded_at_ms=now_ms(),
+            verified=pulled.verified,
         )
         self._outbox.append(outgoing(POLICY_PULLS, event))
 

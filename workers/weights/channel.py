@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 
+BY_HASH, BY_TRANSFER = "weight_hash", "transfer"  # what a receiver has checked
+
+
 class WeightError(Exception):
     """Weights that cannot be served or received; names version, both sides and the difference."""
 
@@ -42,10 +45,11 @@ class Pulled:
     """A finished pull."""
 
     policy_version: int
-    weight_hash: str  # by `file` computed by the receiver, else the announced one: see PolicyLoaded
+    weight_hash: str
     num_bytes: int
     seconds: float
     paused_s: float  # how long generation stood still
+    verified: str = BY_HASH  # or BY_TRANSFER: see `PolicyLoaded`
 
 
 class WeightServer(Protocol):

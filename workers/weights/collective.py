@@ -243,6 +243,11 @@ class CollectiveWeightChannel:
             raise kind(f"policy version {version} over {self._backend}: {err}") from err
         finally:
             self._pulling.release()
+        if (found := weight_hash(fresh.tensors)) != published.weight_hash:
+            raise WeightError(
+                f"policy version {version} over {self._backend} was published with hash "
+                f"{published.weight_hash}, what came has {found}"
+            )
         yield from sorted(fresh.tensors.items())
 
     def close(self) -> None:

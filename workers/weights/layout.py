@@ -23,6 +23,10 @@ class LazyWeights(Mapping[str, "torch.Tensor"]):
 
     facts: Mapping[str, torch.Tensor]
 
+    def sums(self) -> Mapping[str, torch.Tensor]:
+        """What `link/weight_hash.py` adds up of tensors, where that needs less than the tensors."""
+        return {}
+
 
 def _facts(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     return weights.facts if isinstance(weights, LazyWeights) else weights
@@ -74,9 +78,15 @@ def layout_difference(*, expected: str, found: str) -> str:
 
 def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
     """The hash of a version, as `workers/weights/link/weight_hash.py` defines it."""
-    from rlstreams.workers.weights.link.weight_hash import hash_of
+    from rlstreams.workers.weights.link.weight_hash import WeightHash, sums_of
 
-    return hash_of((name, weights[name]) for name in sorted(weights))
+    facts = _facts(weights)
+    known = weights.sums() if isinstance(weights, LazyWeights) else {}
+    digest = WeightHash()
+    for name in sorted(weights):
+        sums = known[name] if name in known else sums_of(weights[name])
+        digest.add_sums(name, facts[name], sums)
+    return digest.hexdigest()
 
 
 def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 
 from rlstreams.schemas import encode
@@ -12,20 +9,12 @@ from rlstreams.schemas.avro import FOLDER
 from rlstreams.schemas.shapes import to_plain
 from tests.factories import one_of_each
 from tests.newer_release import newer_text, newer_value
-
-
-def reader() -> dict[str, Any]:
-    """What the page's block defines."""
-    (block,) = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
-    assert not re.search(r"^(from|import) (schemas|streams|workers)", block, re.MULTILINE)
-    scope: dict[str, Any] = {}
-    exec(block, scope)
-    return scope
+from tests.readme_blocks import schemas_page
 
 
 def test_every_event_is_read():
     """Name and fields of each kind of event."""
-    page = reader()
+    page = schemas_page()
     schemas = page["load_schemas"](FOLDER)
     for name, event in one_of_each().items():
         expected = (f"rlstreams.{name}", to_plain(event))
@@ -34,7 +23,7 @@ def test_every_event_is_read():
 
 def test_an_event_of_a_newer_release_is_read():
     """With the texts that the topic `schemas` holds."""
-    page = reader()
+    page = schemas_page()
     schemas = page["load_schemas"](FOLDER, [newer_text("Prompt")])
     event = one_of_each()["Prompt"]
     expected = ("rlstreams.Prompt", to_plain(event) | {"mood": "bright"})
@@ -50,12 +39,12 @@ def test_split_records_are_joined():
     ]
     values = [b"a0", b"b0", b"a1", b"b1"]
     records = [*zip(values, headers, strict=True), (b"whole", {})]
-    assert [b"a0a1", b"b0b1", b"whole"] == list(reader()["whole_values"](records))
+    assert [b"a0a1", b"b0b1", b"whole"] == list(schemas_page()["whole_values"](records))
 
 
 def test_a_raw_tensor_is_one_numpy_call():
     """The line below the block says how."""
-    page = reader()
+    page = schemas_page()
     event = one_of_each()["Prompt"]
     _, fields = page["read_event"](b"".join(encode(event)), page["load_schemas"](FOLDER))
     t = fields["token_ids"]

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstreams.workers.trainer.training.file_hash import file_hash
-from rlstreams.workers.weights.link.hash_pieces import PIECE_BYTES
+from rlstreams.workers.trainer.training.file_hash import PIECE_BYTES, file_hash
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, 3 * PIECE_BYTES + 1])

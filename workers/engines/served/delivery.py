@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 PROBE_S = 40.0
+PLUGIN = "plugin"  # the name of a delivery by it
 # What reading a version may fail of beside `WeightError`: torch says by a RuntimeError that there
 # is no memory, a network file system by an OSError that it went away.
 _UNREADABLE = (RuntimeError, OSError, MemoryError)

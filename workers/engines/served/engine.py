@@ -207,6 +207,7 @@ class ServedEngine:
             num_bytes=sum(pulled.num_bytes for pulled in good),
             seconds=time.monotonic() - started_s,
             paused_s=max((pulled.paused_s for pulled in good), default=0.0),
+            verified=good[0].verified if good else "",
         )
 
     async def pause(self, mode: PauseMode) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rlstreams.workers.engines.served.delivery import (
+    PLUGIN,
     PROBE_S,
     Delivery,
     DeliveryError,
@@ -62,7 +63,7 @@ class PluginDelivery:
     @property
     def name(self) -> str:
         """`plugin`, or the other way's name and why."""
-        return "plugin" if self._has_plugin else f"{self._other.name} (it has no transfer plugin)"
+        return PLUGIN if self._has_plugin else f"{self._other.name} (it has no transfer plugin)"
 
     async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
         """Greet the plugin, and ask how many processes hold a part of the model."""

@@ -19,7 +19,13 @@ from rlstreams.workers.engines.base import (
     SampleRequest,
 )
 from rlstreams.workers.engines.served.answer import Held, ModelShape, UnknownVersionError
-from rlstreams.workers.engines.served.delivery import Delivery, DeliveryError, Order, delivered
+from rlstreams.workers.engines.served.delivery import (
+    PLUGIN,
+    Delivery,
+    DeliveryError,
+    Order,
+    delivered,
+)
 from rlstreams.workers.engines.served.dialect import Dialect, dialect_of
 from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
@@ -28,7 +34,14 @@ from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.running import Requests, Running
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.wire import Answer, AnswerError
-from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
+from rlstreams.workers.weights.channel import (
+    BY_HASH,
+    BY_TRANSFER,
+    Pulled,
+    WeightChannel,
+    WeightError,
+)
+from rlstreams.workers.weights.file import CHANNEL as FILE
 
 
 class Server:
@@ -286,12 +299,14 @@ class Server:
         if not self._is_held_back:
             await self._dialect.resume(self.http, self._settings.answer_s)
         ended_s = time.monotonic()
+        is_link = self._delivery.name == PLUGIN and channel.name != FILE
         return Pulled(
             policy_version=published.policy_version,
             weight_hash=published.weight_hash,
             num_bytes=num_bytes,
             seconds=ended_s - started_s,
             paused_s=ended_s - stopped_s,
+            verified=BY_TRANSFER if is_link else BY_HASH,
         )
 
     async def _hold(self, order: Order) -> None:

@@ -137,6 +137,8 @@ def execute(share: Any, head: Head, arrays: Arrays) -> Head:  # noqa: ANN401  (i
                 msgspec.convert(head["optimizer"], OptimizerSection),
                 msgspec.convert(head["loss"], LossSection),
             )
+        case "sums":
+            return {"sums": share.local_sums()}
         case "gather":
             share.gather(head["kind"], head["key"])
         case "scatter":

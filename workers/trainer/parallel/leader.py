@@ -37,9 +37,19 @@ from rlstreams.workers.weights.layout import LazyWeights, dtype_name, layout_dif
 class Gathered(LazyWeights):
     """Tensors that lie on all ranks; each is gathered when it is asked for, on rank 0's device."""
 
-    def __init__(self, facts: Mapping[str, Tensor], fetch: Callable[[str], Tensor]) -> None:
+    def __init__(
+        self,
+        facts: Mapping[str, Tensor],
+        fetch: Callable[[str], Tensor],
+        sums: Callable[[], Mapping[str, Tensor]] = dict,
+    ) -> None:
         self.facts = facts
         self._fetch = fetch
+        self._sums = sums
+
+    def sums(self) -> Mapping[str, Tensor]:
+        """See `LazyWeights`."""
+        return self._sums()
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.facts:
@@ -140,7 +150,7 @@ class Leader(RankLearner):
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `Learner`; as they are when they are asked for, one at a time."""
-        return Gathered(self._plan.facts, self._weight)
+        return Gathered(self._plan.facts, self._weight, self._sums)
 
     def optimizer_tensors(self) -> Mapping[str, Tensor]:
         """See `Learner`; likewise."""
@@ -151,6 +161,16 @@ class Leader(RankLearner):
         for name in self._plan.adapters:
             facts[f"{name}:{VALUE}"] = self._plan.whole[self._plan.trained[name]]
         return Gathered(facts, self._optimizer_tensor)
+
+    def _sums(self) -> dict[str, Tensor]:
+        """Of the published tensors that lie on the ranks as they are: each sums its own rows."""
+        own, answers = self._team.together(self.local_sums, {"do": "sums"})
+        ranks = [own, *(answer["sums"] for answer in answers)]
+        return {
+            name: torch.tensor([rank[name] for rank in ranks]).sum(0)
+            for name in own
+            if name not in self._published
+        }
 
     def _weight(self, name: str) -> Tensor:
         if name in self._plan.constant:

@@ -30,7 +30,8 @@ from rlstreams.workers.trainer.learn.packing import MicroBatch
 from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.parallel import group
 from rlstreams.workers.trainer.parallel.deal import Task, empty
-from rlstreams.workers.trainer.parallel.shards import Plan, Shards, gather, scatter
+from rlstreams.workers.trainer.parallel.shards import Plan, Shards, gather, scatter, span
+from rlstreams.workers.weights.link.weight_hash import on_host, sums_of
 
 _SQUARED_AT_ONCE = 1 << 24  # elements; in float64 beside all else that memory holds by then
 WEIGHT, STATE, TRAINED = "weight", "state", "trained"  # what can be gathered
@@ -165,6 +166,17 @@ class RankLearner(Learner):
         """Change this rank's rows."""
         self._states = None
         self._adam.update(lr)
+
+    def local_sums(self) -> dict[str, list[int]]:
+        """By published name what the hash adds up of this rank's rows; not of merged adapters."""
+        names = [n for n in self._plan.published if f"{n}.up" not in self._plan.adapters]
+        sums = []
+        for name in names:
+            path, rows = self._rows(WEIGHT, name)
+            shape = self._plan.whole[path].shape
+            first, _ = span(self._spec.rank, self._spec.size, shape[0])
+            sums.append(sums_of(rows, first * shape[1:].numel()))
+        return dict(zip(names, on_host(sums), strict=True))
 
     def gather(self, kind: str, key: str) -> Tensor | None:
         """A whole tensor on rank 0, of a published name, of the optimizer or of a trained name."""

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from rlstreams.workers.weights.link.hash_pieces import PIECE_BYTES, num_threads
+PIECE_BYTES = 4 << 20
+_MAX_THREADS = 16  # what reads of one disk keep busy
 
 
 def file_hash(path: Path) -> str:
@@ -27,10 +28,17 @@ def file_hash(path: Path) -> str:
         if len(starts) <= 1:
             whole.update(b"".join(map(piece, starts)))
         else:
-            with ThreadPoolExecutor(num_threads(), thread_name_prefix="file-hash") as pool:
+            with ThreadPoolExecutor(_num_threads(), thread_name_prefix="file-hash") as pool:
                 for digest in pool.map(piece, starts):
                     whole.update(digest)
     return whole.hexdigest()
+
+
+def _num_threads() -> int:
+    """Cores that this process may use, within reason."""
+    of_process = getattr(os, "sched_getaffinity", None)
+    cores = len(of_process(0)) if of_process else os.cpu_count() or 1
+    return min(cores, _MAX_THREADS)
 
 
 def _sha256_at(descriptor: int, start: int) -> bytes:

@@ -4,4 +4,4 @@ Standard library and torch only, relative imports only: packed as `rlstreams_ser
 model servers (infra/server/README.md, which is also the contract).
 """
 
-PROTOCOL = 2
+PROTOCOL = 3
