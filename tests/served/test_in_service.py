@@ -111,6 +111,44 @@ def test_another_process_at_the_port_is_not_taken_for_ours(world: World, tmp_pat
     assert [] == other.called
 
 
+def test_servers_on_one_gpu_start_one_after_the_other(world: World, tmp_path: Path) -> None:
+    """Both would size their caches by the same free memory, and the second would die of it."""
+    sleeping = StartCommand(
+        argv=(sys.executable, "-c", "import time; time.sleep(600)"), environment={}
+    )
+    lock = tmp_path / "gpu-0.lock"
+    first = ServerProcess(sleeping, tmp_path / "first.log", [lock])
+    second = ServerProcess(sleeping, tmp_path / "second.log", [tmp_path / "gpu-1.lock", lock])
+    served = world.serve()
+    model = model_folder(tmp_path)
+    chosen = settings("vllm", model, beat_s=STAND_IN_BEAT_S)
+    server = Server(served.url, chosen, read_shape(model), FolderDelivery(model, tmp_path / "v"))
+    served.kill()  # nobody listens: the port is free for what is started
+    notes: list[str] = []
+    engine = ServedEngine(
+        chosen, read_shape(model), longest_sequence(model), [(server, second)], note=notes.append
+    )
+
+    async def main() -> None:
+        assert first.take_turn()
+        first.start()
+        await engine.start()
+        await until(lambda: str(lock) in "".join(notes), "it does not say why it waits")
+        assert not second.is_running
+        first.end_turn()
+        await until(lambda: second.is_running, "its turn never came")
+        assert not first.take_turn(), "a server that starts does not hold its GPU"
+        served.restart()
+        await until(first.take_turn, "a server that answers still holds its GPU")
+        await engine.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        first.close()
+        second.close()
+
+
 def test_a_version_that_cannot_be_written_leaves_the_old_one_in_service(world: World) -> None:
     """A full disk of the worker's: the server goes on, and is not left paused."""
     world.serve("vllm-0.25.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from rlstreams.workers.engines.served.delivery import Delivery, FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.process import ServerProcess
+from rlstreams.workers.engines.served.process import ServerProcess, start_locks
 from rlstreams.workers.engines.served.routing import Router
 from rlstreams.workers.engines.served.server import Server
 from rlstreams.workers.engines.served.settings import ServedSettings
@@ -235,7 +236,9 @@ def _process(context: Context, kind: Kind, port: int, folder: Path) -> ServerPro
     command = command_of(config, kind, where, port, server_plugin.environment(folder / "plugin"))
     secrets = {name: resolve_secret(value) for name, value in command.environment.items()}
     command = replace(command, environment=secrets)
-    return ServerProcess(command, server_log(context.folder, kind, context.ordinal))
+    visible = (os.environ | secrets).get("CUDA_VISIBLE_DEVICES")
+    log = server_log(context.folder, kind, context.ordinal)
+    return ServerProcess(command, log, start_locks(visible))
 
 
 def server_log(folder: Path, kind: Kind, ordinal: int) -> Path:

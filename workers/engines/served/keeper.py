@@ -89,8 +89,12 @@ class ServerKeeper:
             if process.num_failures >= MAX_FAILED_STARTS:
                 self._fail(f"{process.num_failures} starts failed; the last time {why}")
         if process.may_start and not self.failure and not await self._is_taken():
-            process.start()
-            self._note(f"server {self.server.url} is being started; log: {process.log}")
+            before = process.waits_for
+            if process.take_turn():
+                process.start()
+                self._note(f"server {self.server.url} is being started; log: {process.log}")
+            elif process.waits_for != before:
+                self._note(f"server {self.server.url} waits: {process.waits_for}")
 
     async def _is_taken(self) -> bool:
         """Whether somebody listens at the server's address, who would be taken for it.
@@ -115,6 +119,8 @@ class ServerKeeper:
         try:
             if await self.server.is_alive(self._settings.look_s):
                 await self.server.meet()
+                if self._process is not None:
+                    self._process.end_turn()
                 self._silent_since_s = None
                 assert self.server.facts is not None
                 self._note(

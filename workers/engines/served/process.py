@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.workers.engines.served.command import StartCommand
 
 TAIL_LINES = 15
@@ -25,17 +27,31 @@ def pid_file(log: Path) -> Path:
     return log.with_suffix(".pid")
 
 
+def start_locks(visible: str | None) -> Sequence[Path]:
+    """A lock file for each GPU of a server that is started with this `CUDA_VISIBLE_DEVICES`."""
+    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    names = [gpu.name.removeprefix("nvidia") for gpu in gpus]
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip()] if gpus else []
+    folder = Path(tempfile.gettempdir())
+    return [folder / f"rlstreams-{os.getuid()}-gpu-{name.replace('/', '-')}.lock" for name in names]
+
+
 class ServerProcess:
     """Starts the server, and starts it again with growing pauses."""
 
-    def __init__(self, command: StartCommand, log: Path) -> None:
+    def __init__(self, command: StartCommand, log: Path, locks: Sequence[Path] = ()) -> None:
         """Nothing is started yet.
 
         Args:
             log: what the server writes goes behind what is in it.
+            locks: of its GPUs (`start_locks`), held while it starts.
         """
         self._command = command
         self.log = log
+        self._locks = sorted(locks)  # one order for all processes: none waits in a circle
+        self._held: list[int] = []
+        self.waits_for = ""  # why a start that is due does not happen yet
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
         self._failures = 0
@@ -70,6 +86,23 @@ class ServerProcess:
         """Since its start, while it runs and never held a version; else 0."""
         return self.running_s if self.is_running and not self._was_in_service else 0.0
 
+    def take_turn(self) -> bool:
+        """Whether it may start now: a server sizes its cache by the memory that is free as it
+        starts, so two of them on one GPU start one after the other."""
+        self.waits_for = ""
+        for lock in self._locks[len(self._held) :]:
+            try:
+                self._held.append(take(lock))
+            except OwnedError as err:
+                self.waits_for = f"process {err.owner} starts a server on this GPU ({lock})"
+                return False
+        return True
+
+    def end_turn(self) -> None:
+        """Its memory is taken, or it is gone: the next server may start."""
+        while self._held:
+            os.close(self._held.pop())
+
     def in_service(self) -> None:
         """It holds a version: whatever ends it now, its start did not fail."""
         self._was_in_service = True
@@ -100,6 +133,7 @@ class ServerProcess:
         """Why it ended, if it just did: noted once, and the next start is put off; else empty."""
         if self._process is None or self._process.poll() is None:
             return ""
+        self.end_turn()
         status = self._process.returncode
         self._failures = 0 if self._was_in_service else self._failures + 1
         self._quick_ends = 1 if self.running_s > STEADY_S else self._quick_ends + 1
@@ -129,6 +163,7 @@ class ServerProcess:
 
     def close(self) -> None:
         """End it and what it started; idempotent."""
+        self.end_turn()
         self._close_pipe()
         if self._process is None:
             return
