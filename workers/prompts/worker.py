@@ -140,7 +140,7 @@ class PromptsWorker:
     def close(self) -> None:
         """Release connections; a worker that is done reports its end first."""
         if self.done:
-            self._commit(self._reporter.farewell())
+            self._commit(self._reporter.last_report())
         self._control.close()
         self._replacements.close()
         self._steps.close()
