@@ -193,3 +193,21 @@ class PendingCommits:
             raise BrokerError(
                 f"{self._num_aborts} transactions in a row were aborted: {err}"
             ) from err
+
+
+def commit(producer: Producer, records: Sequence[Outgoing]) -> None:
+    """One transaction of a role without inputs, sent again while it is aborted; none if empty.
+
+    Raises:
+        BrokerError: it was aborted MAX_ABORTS times.
+    """
+    for attempt in range(MAX_ABORTS):
+        if attempt:
+            time.sleep(ABORT_PAUSE_S * 2**attempt)
+        try:
+            producer.commit(records)
+        except AbortedError as err:
+            error = err
+        else:
+            return
+    raise BrokerError(f"{MAX_ABORTS} transactions in a row were aborted: {error}") from error
