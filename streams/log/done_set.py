@@ -5,7 +5,9 @@ Records finish out of order, but Kafka commits one offset. The offset is the low
 so both advance in one transaction. Format: a letter, then base85 (Git's alphabet). Lower case is
 plain, upper case deflated (RFC 1951, without a header); `b` is a bitmap from the watermark on,
 lowest bit first, `r` alternating run lengths (not done first), each an Avro long. The
-shortest of the four is used. Text after a space is a note and not part of the set.
+shortest of the four is used. Behind a space may stand `tries N`: how many owners of the partition
+in a row began the oldest record that is not finished, the one that committed this included
+(decision 0026).
 
 Anybody may commit for a group, so what is read here is bounded before it is unpacked.
 """
@@ -13,6 +15,7 @@ Anybody may commit for a group, so what is read here is bounded before it is unp
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Iterable
 from functools import lru_cache
@@ -25,31 +28,30 @@ from rlstreams.streams.log.record import Committed
 
 MAX_CHARACTERS = 4000  # brokers accept 4,096, and the client appends one
 MAX_SPAN = 24_576  # a plain bitmap of this many offsets takes 3,841 characters
-MAX_NOTE = 150
 WIDEST = 1 << 18  # offsets; no writer reaches it, for a partition pauses at MAX_SPAN
 UNREADABLE = "\ufffd"  # stands for metadata that is no text; never a done set
+_TRIES = re.compile(r"tries ([0-9]{1,6})")
 
 
 class DoneSetError(StreamsError):
     """Commit metadata that is not a done set, or a set too wide to be written."""
 
 
-def encode_done(low: int, done: Iterable[int], note: str = "") -> str:
-    """The offsets `done`, all at or above `low`, as metadata; "" for none.
+def encode_done(low: int, done: Iterable[int], tries: int = 0) -> str:
+    """The offsets `done`, all at or above `low`, as metadata; "" for none and no tries.
 
     Raises:
-        DoneSetError: longer than MAX_CHARACTERS with its note; cannot happen within MAX_SPAN and
-            a note of at most MAX_NOTE.
+        DoneSetError: longer than MAX_CHARACTERS; cannot happen within MAX_SPAN.
     """
     offsets = np.unique(np.fromiter(done, np.int64)) - low
     if offsets.size and offsets[0] < 0:
         raise DoneSetError(f"done offset {offsets[0] + low} is below the low watermark {low}")
     text = _shortest(offsets) if offsets.size else ""
-    text = f"{text} {note}" if note else text
+    text = f"{text} tries {tries}" if tries else text
     if len(text) > MAX_CHARACTERS:
         raise DoneSetError(
-            f"done set of {offsets.size} offsets from {low} on and note {note!r} need {len(text)} "
-            f"characters, at most {MAX_CHARACTERS} are accepted"
+            f"done set of {offsets.size} offsets from {low} on need {len(text)} characters, "
+            f"at most {MAX_CHARACTERS} are accepted"
         )
     return text
 
@@ -83,9 +85,10 @@ def decode_done(low: int, metadata: str) -> frozenset[int]:
     raise DoneSetError(f"commit metadata {metadata[:40]!r} is no done set")
 
 
-def note_of(metadata: str) -> str:
-    """The note behind a done set."""
-    return metadata.rstrip("\0").partition(" ")[2]
+def tries_of(metadata: str) -> int:
+    """The tries behind a done set; 0 where there are none, or another's text."""
+    found = _TRIES.fullmatch(metadata.rstrip("\0").partition(" ")[2])
+    return int(found[1]) if found else 0
 
 
 def covered(committed: Committed | None, offset: int) -> bool:

@@ -1,6 +1,6 @@
 """The two ends of the data path, ours and the bare client's, under the same settings.
 
-Ours: events through the codec, the outbox that roles have and `KafkaBus`, with the positions of a
+Ours: events through the codec, the commits of a role's loop and `KafkaBus`, with the positions of a
 group member and its done set in every transaction; the next one is encoded while one is under way,
 as in the loop of a role. Without transactions: the same records through the client alone; it looks
 at each one's delivery report, as whoever must not lose one does. Bare: the same confluent-kafka
@@ -30,7 +30,7 @@ from rlstreams.streams.log.parts import PART_BYTES, num_parts, part_headers, spl
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.streams.log.tracker import Tracker
-from rlstreams.workers.loop.outbox import Finished, Outbox
+from rlstreams.workers.loop.pending import Finished, PendingCommits
 from rlstreams.workers.loop.runtime import IDLE_S
 from tests.bench.codec import payload
 
@@ -200,29 +200,29 @@ def _read_all(consumer: GroupConsumer) -> tuple[list[RawRecord], dict[Partition,
 
 
 class OurSender:
-    """Encoding, outbox and commit as the loop of a role has them."""
+    """Encoding and commit as the loop of a role has them."""
 
     def __init__(self, bootstrap: str) -> None:
         bus = KafkaBus(bootstrap, RUN)
         self._producer = bus.producer("ours")
         self._consumer = bus.consumer("ours", [INPUT])
         self._work = Work(self._consumer)
-        self._outbox = self._new_outbox()
+        self._pending = self._new_pending()
 
-    def _new_outbox(self) -> Outbox:
-        return Outbox(self._producer, self._consumer, self._work.tracker, _never)
+    def _new_pending(self) -> PendingCommits:
+        return PendingCommits(self._producer, self._consumer, self._work.tracker, _never)
 
     def send(self, topic: str, samples: Sequence[Sample]) -> None:
         target = replace(TRAJECTORIES, name=topic)
         if self._work.is_over:  # a new lap, with a tracker that knows of no commit
             self.finish()
             self._work.restart()
-            self._outbox = self._new_outbox()
+            self._pending = self._new_pending()
         outputs = [outgoing(target, sample.event) for sample in samples]
         raws = self._work.finished(len(outputs))
         last = len(raws) - 1  # at the end of a lap it carries what is left
         ranges = [slice(n, n + 1 if n < last else None) for n in range(len(raws))]
-        self._outbox.add(
+        self._pending.add(
             [
                 Finished(raw=raw, outputs=tuple(outputs[which]))
                 for raw, which in zip(raws, ranges, strict=True)
@@ -230,26 +230,26 @@ class OurSender:
         )
         self._settle()
         self._consumer.poll(0, 0)
-        self._outbox.commit()
+        self._pending.start()
 
     def _settle(self) -> None:
         """Wait for the end of what is under way; what was added since stays."""
         deadline_s = time.monotonic() + ANSWER_S
-        while not self._outbox.settle(IDLE_S):
+        while not self._pending.settle(IDLE_S):
             assert time.monotonic() < deadline_s, "no answer to a commit"
 
     def finish(self) -> None:
         """Wait for the transaction that is under way; an aborted one is sent again, as roles do."""
         deadline_s = time.monotonic() + ANSWER_S
-        while not (self._outbox.settle(IDLE_S) and self._outbox.is_empty):
+        while not (self._pending.settle(IDLE_S) and not self._pending.has_ready):
             assert time.monotonic() < deadline_s, "nothing but aborts"
-            if not self._outbox.is_in_flight:
+            if not self._pending.is_under_way:
                 self._consumer.poll(0, IDLE_S)
-                self._outbox.commit()
+                self._pending.start()
 
 
-def _never(done: Finished, why: str, _with_bytes: bool) -> Finished:
-    raise AssertionError(f"{done.raw.position} cannot be written: {why}")
+def _never(raw: RawRecord, why: str, _with_bytes: bool) -> Finished:
+    raise AssertionError(f"{raw.position} cannot be written: {why}")
 
 
 def _servers(bootstrap: str) -> dict[str, str]:

@@ -143,7 +143,7 @@ def test_a_commit_that_is_out_of_order_is_understood(
     ]
     done = {Partition(PROMPTS.name, n): offsets for n, offsets in enumerate(sets)}
     positions = {
-        p: Committed(offset=1000, metadata=encode_done(1000, offsets, "probing 1001, 2"))
+        p: Committed(offset=1000, metadata=encode_done(1000, offsets, 2))
         for p, offsets in done.items()
     }
     with bus.consumer("rollout", [PROMPTS.name]) as consumer, bus.producer("writer") as producer:
@@ -157,7 +157,7 @@ def test_a_commit_that_is_out_of_order_is_understood(
             broker, f"{run_id}.rollout", f"{run_id}.prompts", partition.number
         )
         kinds.add(metadata[0])
-        assert (1000, " probing 1001, 2\0") == (low, metadata[-17:])
+        assert (1000, " tries 2\0") == (low, metadata[-9:])
         assert expected == stranger.done_set(low, metadata)
     assert {"b", "r", "B", "R"} == kinds
 

@@ -126,10 +126,10 @@ class LogprobStage:
         self._reporter.count(given_up=len(self._pending) - len(kept))
         self._pending = kept
 
-    def probing(self, raw: RawRecord, tries: int) -> None:
+    def isolating(self, raw: RawRecord, tries: int) -> None:
         """Count it; the report is also what shows the supervisor that this worker came so far."""
-        self._reporter.count(probes=1)
-        self._reporter.state("probing", f"{raw.position}, begun {tries} times before")
+        self._reporter.count(isolated=1)
+        self._reporter.state("isolating", f"{raw.position}, begun {tries} times before")
 
     def announcements(self) -> Sequence[Outgoing]:
         """Pulls and reports."""
@@ -144,9 +144,9 @@ class LogprobStage:
             self._reporter.state("waiting", "for trajectories")
         return [*self._pulls.take(), *self._reporter.due()]
 
-    def farewell(self) -> Sequence[Outgoing]:
+    def last_report(self) -> Sequence[Outgoing]:
         """The last report."""
-        return self._reporter.farewell()
+        return self._reporter.last_report()
 
     @property
     def num_open(self) -> int:

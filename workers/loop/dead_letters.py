@@ -40,7 +40,7 @@ class Reason(StrEnum):
     NUMERICS = "numerics"  # a step with it is not finite, also with it alone
     MEMORY = "memory"  # a step with it alone does not fit in the trainer's memory
     KILLS_WORKER = "kills_worker"  # whoever read it died
-    TRANSACTION = "transaction"  # the broker refused, or kept aborting, what came of it
+    TRANSACTION = "transaction"  # the broker refused what came of it
 
 
 def dead_letter(

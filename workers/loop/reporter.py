@@ -67,7 +67,7 @@ class Reporter:
         )
         return [outgoing(WORKER_EVENTS, report)]
 
-    def farewell(self) -> list[Outgoing]:
+    def last_report(self) -> list[Outgoing]:
         """The last report of a clean end: silence after it is no crash."""
         self.state("stopped")
         self._next = 0.0

@@ -1,39 +1,50 @@
-"""The loop of every role that transforms records of one topic into records of another.
+"""Commit protocol of a stage: what happens to an offset between two topics.
 
-Samples finish out of order. One transaction per commit interval carries the outputs of what
-finished and the positions {low watermark, done set} of their inputs, so a crash repeats only
-unfinished work, and nothing twice (decisions 0002, 0009). Work in progress (delivered but not
-committed) is bounded in records by the stage and in bytes here. `workers.loop.probation` decides
-which records to start after a predecessor's crash, `workers.loop.outbox` how to retry sending them.
+Samples finish out of order. A crash repeats only unfinished work, and nothing twice (decisions
+0002, 0009, 0026, 0028). The stations of an offset:
+
+1. delivered: a poll brought its record, no done set covers it, and there is room in bytes.
+2. noted: before a partition's first record is begun, a commit says that we try it. The tries of
+   owners that died there add up: after two, its records are begun one at a time (isolation); a
+   record with three is a poison record and is set aside as a dead letter.
+3. begun: the stage works on it, or it cannot be read and its outcome is a dead letter.
+4. finished: its outputs wait (`pending`), behind whatever finished before it.
+5. sent: one transaction with the outputs and, for each partition, {low watermark, done set, tries}.
+   Until it has ended the loop collects what finishes and does not poll. If it is aborted, what
+   was in it is finished again; if an output is refused, a dead letter takes its place.
+6. committed: in the done set.
+7. passed: below the low watermark.
+
+A revoked partition's offsets are forgotten wherever they are: its new owner begins again at what is
+committed. Who leaves alive takes its tries back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Protocol
 
 from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import Event, Prompt
-from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.bus import Bus, Polled
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import AbortedError, StreamsError
-from rlstreams.streams.log.probing import Probing
-from rlstreams.streams.log.record import Committed, Outgoing, Partition, RawRecord, Record
+from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS
-from rlstreams.streams.log.tracker import Tracker
+from rlstreams.streams.log.tracker import MAX_TRIES, Tracker
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
 from rlstreams.workers.loop.log import get as get_log
-from rlstreams.workers.loop.outbox import Finished, Outbox
-from rlstreams.workers.loop.probation import MAX_TRIES, Probation
+from rlstreams.workers.loop.pending import Finished, PendingCommits
 from rlstreams.workers.loop.runtime import IDLE_S
 
 MAX_POLL = 256  # records of one poll
 IN_HAND_BYTES = 256_000_000  # of inputs and outputs; one poll's fetch may come on top
+PATIENCE_S = 10.0  # in isolation the next record is begun no later than this after the one before
 
 __all__ = ["Finished", "Stage", "StageLoop"]
 
@@ -60,13 +71,13 @@ class Stage(Protocol):
         What still finishes of them is dropped: their new owner does it.
         """
 
-    def probing(self, raw: RawRecord, tries: int) -> None:
-        """Called before a record is begun at which the last `tries` workers died."""
+    def isolating(self, raw: RawRecord, tries: int) -> None:
+        """Called before a record is begun alone at which the last `tries` workers died."""
 
     def announcements(self) -> Sequence[Outgoing]:
-        """Records that are not about an input; they go out at once, before any finished one."""
+        """Records that are not about an input; committed at once, with what is finished by now."""
 
-    def farewell(self) -> Sequence[Outgoing]:
+    def last_report(self) -> Sequence[Outgoing]:
         """The last records of a clean end."""
 
     @property
@@ -97,44 +108,43 @@ class StageLoop:
         in_hand_bytes: int = IN_HAND_BYTES,
     ) -> None:
         self._context = context
-        self._bus = bus
+        self._schemas = bus.schemas()
         self._stage = stage
-        self._topic = topic
         self._interval_s = interval_s
         self._in_hand_bytes = in_hand_bytes
-        self._drain_s = context.config.deadlines.drain_s
         self._producer = bus.producer(context.transactional_id)
         self._consumer = bus.consumer(context.role, [topic])
-        self._consumer.before_revoked(self._let_go)
+        self._consumer.before_revoked(self._take_tries_back)
         self._tracker = Tracker()
-        self._outbox = Outbox(self._producer, self._consumer, self._tracker, self._unwritable)
-        self._probation = Probation(min(stage.room(), MAX_POLL))
-        self._ends: Mapping[Partition, int] = {}  # of the topic when a suspect was taken over
+        self._pending = PendingCommits(
+            self._producer, self._consumer, self._tracker, self._unwritable
+        )
         self._waiting: list[RawRecord] = []  # delivered, not begun
-        self._owed: dict[Partition, Probing | None] = {}  # notes to be committed before that
+        self._window = min(stage.room(), MAX_POLL)  # records that a worker holds at once
+        self._num_isolated = 0  # records that are still to be begun alone
+        self._begun_s = 0.0  # when the last record was begun
         self._next_commit = 0.0
         self._drain_until: float | None = None
 
     def turn(self) -> None:
         """Poll, begin, collect, commit. While a transaction is under way, collect and wait."""
-        if self._outbox.is_in_flight:
-            self._outbox.add(self._stage.finished())
-            if not self._outbox.settle(IDLE_S):
+        if self._pending.is_under_way:
+            self._pending.add(self._stage.finished())
+            if not self._pending.settle(IDLE_S):
                 return
-        self._announce()
-        self._take()
-        self._begin_waiting()
-        self._outbox.add(self._stage.finished())
+        self._poll()
+        to_note = self._begin_waiting()
+        self._pending.add(self._stage.finished())
+        self._pending.announce(self._stage.announcements())
         now = time.monotonic()
         is_due = now >= self._next_commit or self._drain_until is not None
-        if self._outbox.has_ready and is_due and self._announce():
-            self._tracker.on_probation = self._probation.is_active
-            self._outbox.commit()
+        if self._pending.start(to_note, is_due=is_due):
             self._next_commit = now + self._interval_s
+        self._pending.settle(0.0)
 
     def drain(self) -> None:
         """Take nothing new; what is unfinished after `drain_s` stays in flight."""
-        self._drain_until = time.monotonic() + self._drain_s
+        self._drain_until = time.monotonic() + self._context.config.deadlines.drain_s
         self._waiting = []
 
     @property
@@ -142,13 +152,16 @@ class StageLoop:
         """Drained."""
         if self._drain_until is None:
             return False
-        nothing_left = self._stage.num_open == 0 and self._outbox.is_empty
-        return nothing_left or time.monotonic() > self._drain_until
+        return not self._has_work or time.monotonic() > self._drain_until
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is begun, nothing waits to be begun or told."""
-        return not self._waiting and self._stage.num_open == 0 and self._outbox.is_empty
+        """Nothing is begun, nothing waits to be begun or committed."""
+        return not self._waiting and not self._has_work
+
+    @property
+    def _has_work(self) -> bool:
+        return self._stage.num_open > 0 or self._pending.has_ready
 
     def close(self) -> None:
         """Leave the group; a worker that is done also reports its end and takes its tries back."""
@@ -156,139 +169,91 @@ class StageLoop:
             for each in (self._producer, self._consumer, self._stage):
                 stack.callback(each.close)
             if self.done:
-                self._part()
+                while not self._pending.settle(IDLE_S):
+                    pass  # until its deadline
+                self._take_tries_back(records=self._stage.last_report())
 
-    def _part(self) -> None:
-        with suppress(AbortedError):
-            while not self._outbox.settle(IDLE_S):
-                pass  # until its deadline
-            notes = self._without_our_tries(self._tracker.noted)
-            self._producer.commit(self._stage.farewell(), notes, self._consumer)
+    def _take_tries_back(
+        self, partitions: Set[Partition] | None = None, records: Sequence[Outgoing] = ()
+    ) -> None:
+        """Leave only the tries of predecessors: those died, and a record may kill slowly.
 
-    def _let_go(self, partitions: Set[Partition]) -> None:
-        """Put back the notes that this worker found: it leaves these partitions alive.
-
-        Called where no transaction is under way. If this one is aborted, the notes stay.
+        Called where no transaction is under way. If this one is aborted, our tries stay.
         """
         with suppress(AbortedError):
-            notes = self._without_our_tries(self._tracker.noted & partitions)
-            self._producer.commit([], notes, self._consumer)
+            tries = self._tracker.without_our_tries(partitions)
+            self._producer.commit(records, tries, self._consumer)
 
-    def _without_our_tries(self, partitions: Set[Partition]) -> Mapping[Partition, Committed]:
-        """Notes with the tries of predecessors alone: those died, and a record may kill slowly."""
-        found = {partition: self._tracker.inherited(partition) for partition in partitions}
-        return self._tracker.with_notes(found)
-
-    def _announce(self) -> bool:
-        return self._outbox.announce(self._stage.announcements())
-
-    def _take(self) -> None:
-        in_hand = self._tracker.num_bytes + self._outbox.num_bytes
-        max_bytes = self._in_hand_bytes - in_hand
-        room = self._room() if max_bytes > 0 else 0
+    def _poll(self) -> None:
+        max_bytes = self._in_hand_bytes - self._tracker.num_bytes - self._pending.num_bytes
+        room = min(self._stage.room(), MAX_POLL) - len(self._waiting)
+        if max_bytes <= 0 or self._drain_until is not None:
+            room = 0
+        timeout_s = IDLE_S
+        if self._pending.has_ready:
+            timeout_s = min(IDLE_S, max(0.0, self._next_commit - time.monotonic()))
         reach(CrashPoint.POLL_BEFORE)
-        polled = self._consumer.poll(room, self._idle_s(), max_bytes=max(1, max_bytes))
+        polled = self._consumer.poll(max(0, room), timeout_s, max_bytes=max(1, max_bytes))
         reach(CrashPoint.POLL_AFTER)
         new = self._tracker.take(polled, self._consumer.positions())
-        for partition in polled.revoked:
-            self._probation.give_up(partition)
-            self._owed.pop(partition, None)
         if polled.revoked:
+            self._waiting = [raw for raw in self._waiting if self._tracker.holds(raw)]
             self._stage.give_up(polled.revoked)
-        if polled.assigned:
-            self._take_over(polled.assigned)
+        self._look_at(polled)
         if self._drain_until is None:
-            self._waiting = [raw for raw in (*self._waiting, *new) if self._tracker.holds(raw)]
-        suspects = self._probation.suspects
-        others = self._tracker.partitions - suspects if suspects else frozenset()
-        self._consumer.pause(self._tracker.too_wide() | others)
+            self._waiting += new
+        self._consumer.pause(self._tracker.too_wide())
 
-    def _idle_s(self) -> float:
-        """How long to wait for records: not beyond the time at which a commit is due."""
-        if not self._outbox.has_ready:
-            return IDLE_S
-        return min(IDLE_S, max(0.0, self._next_commit - time.monotonic()))
-
-    def _room(self) -> int:
-        if self._drain_until is not None:
-            return 0
-        room = min(self._stage.room(), MAX_POLL) - len(self._waiting)
-        if self._probation.is_active:
-            wanted = self._probation.allowed(self._tracker.holds, time.monotonic())
-            room = min(room, wanted - len(self._probation.eligible(self._waiting)))
-            room = max(room, 1 if self._probation.suspects and wanted else 0)
-        return max(0, room)
-
-    def _take_over(self, assigned: Mapping[Partition, Committed]) -> None:
-        """Note the takeover, unless there is a note: then its first record is suspect."""
-        for partition, committed in assigned.items():
-            if problem := self._tracker.problem(partition):
+    def _look_at(self, polled: Polled) -> None:
+        """At what the partitions' last owners committed."""
+        for partition, committed in polled.assigned.items():
+            tracker = self._tracker[partition]
+            if tracker.is_isolated:
+                self._num_isolated = self._window
+            if tracker.problem:
                 get_log(self._context.role, self._context.worker, self._context.instance).warning(
                     "no_done_set",
                     group=self._context.role,
-                    partition=f"{partition.topic}[{partition.number}]",
+                    partition=str(partition),
                     position=committed.offset,
-                    why=f"{problem}; what was finished above the position is done again",
+                    why=f"{tracker.problem}; what was finished above the position is done again",
                 )
-            note = self._tracker.inherited(partition)
-            if note is None:
-                self._owed[partition] = Probing(self._tracker.low(partition), 1)
-            else:
-                self._probation.suspect(partition, note.tries)
-        if self._probation.suspects:
-            self._ends = self._bus.ends(self._topic)
 
-    def _begin_waiting(self) -> None:
-        if not self._commit_notes(self._owed):
-            return
-        self._owed = {}
-        if not self._probation.is_active:
-            begun, self._waiting = self._waiting, []
-            for raw in begun:
+    def _begin_waiting(self) -> Set[Partition]:
+        """Begin what may be begun; returns partitions of which our try is to be committed first."""
+        waiting, tracker = self._waiting, self._tracker
+        isolated = (raw for raw in waiting if tracker[raw.position[:2]].is_isolated)
+        if (raw := next(isolated, None)) is not None:
+            return self._begin_alone(raw)
+        self._waiting = []
+        for raw in waiting:
+            if tracker[raw.position[:2]].is_noted:
                 self._begin(raw)
-            return
-        self._clear_exhausted()
-        allowed = self._probation.allowed(self._tracker.holds, time.monotonic())
-        turn = self._probation.eligible(self._waiting)[:allowed]
-        if turn and self._try(turn):
-            taken = {raw.position for raw in turn}
-            self._waiting = [raw for raw in self._waiting if raw.position not in taken]
+            else:
+                self._waiting.append(raw)
+        return {raw.partition for raw in self._waiting}
 
-    def _clear_exhausted(self) -> None:
-        """Give up a suspect partition that has no records left: it must not hold others up."""
-        waiting = {raw.partition for raw in self._waiting}
-        for partition in self._probation.suspects - waiting:
-            if self._tracker.position(partition) >= self._ends[partition]:
-                self._probation.give_up(partition)
-
-    def _try(self, round_: Sequence[RawRecord]) -> bool:
-        """Begin a round of the probation; False: its note was aborted, so nothing is begun."""
-        tries = self._probation.tries(round_[0].partition)
-        if tries:
-            raw = round_[0]
-            if tries >= MAX_TRIES:
-                self._probation.clear(raw.partition)
-                self._outbox.add([self._killer(raw, tries)])
-                return True
-            self._stage.probing(raw, tries)
-            note = Probing(raw.offsets[0], tries + 1)
-            if not (self._announce() and self._commit_notes({raw.partition: note})):
-                return False
-            self._probation.clear(raw.partition)
-        self._probation.begun(round_, time.monotonic())
-        for raw in round_:
+    def _begin_alone(self, raw: RawRecord) -> Set[Partition]:
+        """Begin a record of an isolated partition, once all that was begun before is committed."""
+        if self._has_work and time.monotonic() < self._begun_s + PATIENCE_S:
+            return frozenset()
+        tracker = self._tracker[raw.partition]
+        if not tracker.is_noted and tracker.inherited < MAX_TRIES:
+            self._stage.isolating(raw, tracker.inherited)
+            return {raw.partition}
+        self._waiting.remove(raw)
+        self._num_isolated -= 1
+        if tracker.is_noted:
             self._begin(raw)
-        return True
-
-    def _commit_notes(self, notes: Mapping[Partition, Probing | None]) -> bool:
-        if not notes:
-            return True
-        if not self._outbox.position(self._tracker.with_notes(notes)):
-            return False
-        self._tracker.note(notes)
-        return True
+        else:
+            tracker.is_noted = True
+            self._pending.add([self._poison(raw, tracker.inherited)])
+        if self._num_isolated <= 0:
+            self._tracker.end_isolation()
+        return frozenset()
 
     def _begin(self, raw: RawRecord) -> None:
+        self._begun_s = time.monotonic()
         event: Event | None = None
         try:
             record = self._decoded(raw)
@@ -296,32 +261,32 @@ class StageLoop:
             self._stage.begin(record)
         except (ValueError, RecursionError) as err:  # the latter of JSON that is nested too deep
             letter = refusal(self._context, raw, event, err)
-            self._outbox.add([Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))])
+            self._pending.add([Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))])
 
     def _decoded(self, raw: RawRecord) -> Record[Event]:
-        """That nobody can be asked for its schema is not its doing: it is not noted as begun."""
+        """A record whose schema cannot be fetched is not counted as begun."""
         try:
-            return decoded(raw, self._bus.schemas())
+            return decoded(raw, self._schemas)
         except StreamsError:
             with suppress(StreamsError):  # the first error says what happened
-                self._let_go(self._tracker.noted)
+                self._take_tries_back()
             raise
 
-    def _killer(self, raw: RawRecord, tries: int) -> Finished:
-        detail = (
-            f"the last {tries} workers that began it died, the last {tries - 1} of them with "
-            f"nothing else begun after it; {self._context.worker} did not try again"
+    def _poison(self, raw: RawRecord, tries: int) -> Finished:
+        why = (
+            f"the last {tries} workers that began it died, the last of them began it alone; "
+            f"{self._context.worker} did not try again"
         )
-        return self._buried(raw, Reason.KILLS_WORKER, detail)
+        return self._dead(raw, Reason.KILLS_WORKER, why)
 
-    def _unwritable(self, done: Finished, why: str, with_bytes: bool) -> Finished:
-        return self._buried(done.raw, Reason.TRANSACTION, why, with_bytes=with_bytes)
+    def _unwritable(self, raw: RawRecord, why: str, with_bytes: bool) -> Finished:
+        return self._dead(raw, Reason.TRANSACTION, why, with_bytes=with_bytes)
 
-    def _buried(
-        self, raw: RawRecord, reason: Reason, detail: str, *, with_bytes: bool = True
+    def _dead(
+        self, raw: RawRecord, reason: Reason, why: str, *, with_bytes: bool = True
     ) -> Finished:
         try:
-            sample = sample_of(decoded(raw, self._bus.schemas()).event)
+            sample = sample_of(decoded(raw, self._schemas).event)
         except DecodeError:
             sample = None
         letter = dead_letter(
@@ -329,7 +294,7 @@ class StageLoop:
             raw,
             sample,
             reason=reason,
-            detail=detail,
+            detail=why,
             permanent=isinstance(sample, Prompt),
         )
         if not with_bytes:

@@ -9,37 +9,33 @@ commits drops without waiting for a step, so that the two never wait for each ot
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from rlstreams.schemas.events import NO_VERSION, Prompt
+from rlstreams.schemas.events import EVALUATE, Prompt
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
-from rlstreams.streams.log.errors import AbortedError, BrokerError, ConfigError
-from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import PROMPTS, STEPS
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.dataset.limits import PromptEncoder
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
-from rlstreams.workers.dataset.order import Order
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.control import RUNNING, ControlFollower
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.log import get as get_log
+from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
-from rlstreams.workers.model.folder import max_tokens_of
-from rlstreams.workers.prompts.issue import PlannedGroup, PromptWriter
+from rlstreams.workers.model.folder import max_tokens_of, read_config
+from rlstreams.workers.prompts.issue import PromptWriter
 from rlstreams.workers.prompts.issued import Issued, read_issued
-from rlstreams.workers.prompts.pacing import DroppedGroups, evaluation_due, room
+from rlstreams.workers.prompts.pacing import DroppedGroups
+from rlstreams.workers.prompts.plan import Plan
 from rlstreams.workers.prompts.replacing import Replacements
 
 POLL_S = 0.05
 MAX_POLL = 1000
-GROUPS_PER_COMMIT = 64
-MAX_ABORTS = 5  # in a row, before the process gives up and starts again
 
 
 class PromptsWorker:
@@ -50,7 +46,8 @@ class PromptsWorker:
         poll_s: longest wait of a turn.
 
     Raises:
-        ConfigError: from the constructor: data set, model or topics that cannot be used.
+        ConfigError: from the constructor: data set or topics that cannot be used.
+        EngineError: from the constructor: the model folder's `config.json` cannot be read.
     """
 
     def __init__(
@@ -62,46 +59,38 @@ class PromptsWorker:
         problems = open_problems(
             config.data,
             encoder,
-            longest_sequence(config.model.path),
-            lambda told: log.info("indexing", data=told),
+            max_tokens_of(read_config(model_folder(config.model.path))),
+            lambda line: log.info("indexing", data=line),
         )
-        train, held_out = problems.train, problems.held_out
+        for line in problems.told:
+            log.info("data_opened", data=line)
         self._watch = problems.watch
         self._data_hash = data_hashes(config.data).get("train")
-        self._writer = PromptWriter(train, held_out, encoder, config.run.seed)
-        limit = config.prompts.evaluate_rows or len(held_out or ())
-        self._held_out_rows = range(min(limit, len(held_out or ())))
-        self._num_rows = len(train)
-        self._order = Order(config.run.seed, self._num_rows)
-        self._dropped = DroppedGroups(config.prompts.max_replacements)
-        self._ledger = Ledger(on_drop=self._dropped.add)
+        self._writer = PromptWriter(problems.train, problems.held_out, encoder, config.run.seed)
+        dropped = DroppedGroups(config.prompts.max_replacements)
+        self._ledger = Ledger(on_drop=dropped.add)
         self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._reporter = Reporter(context)
         self._poll_s = poll_s
-        self._draining = False
-        self._mended = False
-        self._aborts = 0
-        for told in problems.told:
-            log.info("data_opened", data=told)
-        self._connect(context)
-
-    def _connect(self, context: Context) -> None:
-        bus, deadline_s = context.bus, self._config.deadlines.commit_s
+        self._draining = self._is_mended = False
+        bus, deadline_s, num_rows = context.bus, config.deadlines.commit_s, len(problems.train)
         self._num_partitions = bus.partitions(PROMPTS.name)
-        self._issued = Issued(self._config.run.seed, self._num_partitions, bus.schemas())
+        self._issued = Issued(config.run.seed, self._num_partitions, bus.schemas())
         # The producer comes first: it fences a predecessor, whose records are final from here on.
         self._producer = bus.producer(context.transactional_id)
         read_issued(bus, self._issued, deadline_s, self._foreign.note)
-        self._torn = self._issued.settle(self._order)
         self._steps = bus.reader(bus.beginnings(STEPS.name))
         self._history = bus.ends(STEPS.name)  # nothing is issued before it is read up to here
         self._replacements = Replacements(
-            bus,
-            self._config.run.id,
-            self._dropped,
-            self._foreign,
-            num_rows=self._num_rows,
-            deadline_s=deadline_s,
+            bus, config.run.id, dropped, self._foreign, num_rows=num_rows, deadline_s=deadline_s
+        )
+        self._plan = Plan(
+            config,
+            self._ledger,
+            self._issued,
+            self._replacements,
+            num_rows=num_rows,
+            num_held_out=len(problems.held_out or ()),
         )
         self._control = ControlFollower(bus)
 
@@ -117,13 +106,43 @@ class PromptsWorker:
         self._check_closed()
         self._check_data()
         why_not = self._why_not_issue()
-        issued = why_not == "" and self._issue()
-        if issued:
+        if why_not == "" and self._issue():
             self._reporter.state("working")
         else:
             self._reporter.state("waiting", why_not or "closed groups")
-        if report := self._reporter.due():
-            self._commit(report)
+        commit(self._producer, self._reporter.due())
+
+    def _issue(self) -> bool:
+        """Issue the groups and evaluations that are due; returns whether there were any."""
+        if not self._is_mended:
+            self._commit(self._plan.torn())
+            self._is_mended = True
+        version, rows = self._plan.evaluation()
+        if rows:
+            size = self._config.prompts.evaluate_samples
+            samples = [
+                prompt
+                for row in rows
+                for prompt in self._issued.torn_evaluation(version, row)
+                or self._writer.evaluation(version, row, size)
+            ]
+            self._commit(samples)
+            self._issued.evaluate(version, rows)
+            self._reporter.count(evaluation_samples=len(samples))
+        groups, version = self._plan.groups(), self._ledger.policy_version
+        size = self._config.prompts.group_size
+        self._commit(p for group in groups for p in self._writer.group(group, size, version))
+        self._issued.take(groups)
+        self._reporter.count(groups=len(groups), samples=len(groups) * size)
+        return bool(rows or groups)
+
+    def _commit(self, prompts: Iterable[Prompt]) -> None:
+        """One transaction; the place in the topic follows from the group or the held-out row."""
+        numbered = [(p.row if p.purpose == EVALUATE else int(p.group_id), p) for p in prompts]
+        commit(
+            self._producer,
+            [outgoing(PROMPTS, p, partition=n % self._num_partitions) for n, p in numbered],
+        )
 
     def drain(self) -> None:
         """Issue nothing more. A group is one transaction, so none is left half issued."""
@@ -135,16 +154,14 @@ class PromptsWorker:
         # A resumed run may go beyond the target that the last claim knows.
         beyond = self._config.trainer.steps > self._ledger.step_target
         finished = self._ledger.at_target and not beyond and self._history_read()
-        return self._draining or (finished and not self._evaluation_rows())
+        return self._draining or (finished and not self._plan.evaluation()[1])
 
     def close(self) -> None:
         """Release connections; a worker that is done reports its end first."""
         if self.done:
-            self._commit(self._reporter.farewell())
-        self._control.close()
-        self._replacements.close()
-        self._steps.close()
-        self._producer.close()
+            commit(self._producer, self._reporter.last_report())
+        for each in (self._control, self._replacements, self._steps, self._producer):
+            each.close()
 
     def _history_read(self) -> bool:
         now = self._steps.positions()
@@ -179,117 +196,3 @@ class PromptsWorker:
                 f"data.train has SHA-256 {self._data_hash}, but the trainer's claim is about "
                 f"{claimed}: give both roles the same data and the same [data]"
             )
-
-    def _issue(self) -> bool:
-        """Issue the groups that are due; returns whether there were any."""
-        self._mend()
-        evaluated = self._evaluate()
-        groups = self._planned()
-        version = self._ledger.policy_version
-        size = self._config.prompts.group_size
-        prompts = [p for group in groups for p in self._writer.group(group, size, version)]
-        if not self._commit([self._train_record(prompt) for prompt in prompts]):
-            return evaluated
-        self._issued.take(groups)
-        self._reporter.count(groups=len(groups), samples=len(prompts))
-        return evaluated or bool(groups)
-
-    def _mend(self) -> None:
-        """Write again what a torn transaction left out of groups that are still open."""
-        if not self._mended:
-            self._issued.forget(self._ledger.is_closed, self._order)
-            torn = [p for p in self._torn if not self._ledger.is_closed(int(p.group_id))]
-            self._mended = self._commit([self._train_record(prompt) for prompt in torn])
-
-    def _evaluate(self) -> bool:
-        version, rows = self._evaluation_version(), self._evaluation_rows()
-        size = self._config.prompts.evaluate_samples
-        prompts = [
-            prompt
-            for row in rows
-            for prompt in self._issued.torn_evaluation(version, row)
-            or self._writer.evaluation(version, row, size)
-        ]
-        records = [
-            outgoing(PROMPTS, prompt, partition=prompt.row % self._num_partitions)
-            for prompt in prompts
-        ]
-        if not rows or not self._commit(records):
-            return False
-        self._issued.evaluate(version, rows)
-        self._reporter.count(evaluation_samples=len(prompts))
-        return True
-
-    def _evaluation_version(self) -> int:
-        """The version to evaluate now, or NO_VERSION."""
-        last, done = self._issued.evaluated_version, self._issued.evaluated_rows
-        whole = done.issuperset(self._held_out_rows)
-        every = self._config.prompts.evaluate_every
-        due = evaluation_due(self._ledger, every, last if whole else last - 1)
-        return NO_VERSION if due is None else due
-
-    def _evaluation_rows(self) -> Sequence[int]:
-        """Held-out rows that are to be issued for that version."""
-        version = self._evaluation_version()
-        if version == NO_VERSION:
-            return ()
-        same = version == self._issued.evaluated_version
-        done = self._issued.evaluated_rows if same else frozenset[int]()
-        return [row for row in self._held_out_rows if row not in done]
-
-    def _planned(self) -> Sequence[PlannedGroup]:
-        """The groups to issue now: rows that a tear left out, replacements, the training order."""
-        num = room(
-            self._ledger,
-            self._issued.num_groups,
-            self._config.max_open_groups,
-            self._config.trainer.groups_per_step,
-        )
-        numbers = self._issued.numbers(min(num, GROUPS_PER_COMMIT))
-        # Left-out rows come first, so that numbers go on in the order of positions.
-        groups = self._in_order(numbers, self._issued.left_out)
-        groups += self._replacements.planned(numbers[len(groups) :], self._issued.replaced)
-        groups += self._in_order(numbers[len(groups) :], itertools.count(self._issued.position))
-        return groups
-
-    def _in_order(self, numbers: Sequence[int], positions: Iterable[int]) -> list[PlannedGroup]:
-        """Groups under these numbers for what stands at these positions, as far as both go."""
-        groups = []
-        for number, position in zip(numbers, positions, strict=False):
-            epoch, row = self._order.at(position)
-            groups.append(PlannedGroup(number=number, row=row, dataset_epoch=epoch))
-        return groups
-
-    def _train_record(self, prompt: Prompt) -> Outgoing:
-        partition = int(prompt.group_id) % self._num_partitions
-        return outgoing(PROMPTS, prompt, partition=partition)
-
-    def _commit(self, records: Sequence[Outgoing]) -> bool:
-        """Commit one transaction; False if it was aborted, and the next turn tries again."""
-        if not records:
-            return True
-        try:
-            self._producer.commit(records)
-        except AbortedError as err:
-            self._aborts += 1
-            if self._aborts >= MAX_ABORTS:
-                raise BrokerError(
-                    f"{self._aborts} transactions in a row were aborted: {err}"
-                ) from err
-            return False
-        self._aborts = 0
-        return True
-
-
-def longest_sequence(model_path: str) -> int | None:
-    """The model's longest sequence, in tokens; None if its folder does not name one.
-
-    Raises:
-        ConfigError: no readable `config.json` there.
-    """
-    file = model_folder(model_path) / "config.json"
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise ConfigError(f"model.path: cannot read {file}: {err}") from err
-    return max_tokens_of(fields)

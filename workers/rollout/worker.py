@@ -116,10 +116,10 @@ class RolloutStage:
         self._loop.cancel(gone)
         self._reporter.count(given_up=num_ended + len(gone))
 
-    def probing(self, raw: RawRecord, tries: int) -> None:
+    def isolating(self, raw: RawRecord, tries: int) -> None:
         """Count it; the report is also what shows the supervisor that this worker came so far."""
-        self._reporter.count(probes=1)
-        self._reporter.state("probing", f"{raw.position}, begun {tries} times before")
+        self._reporter.count(isolated=1)
+        self._reporter.state("isolating", f"{raw.position}, begun {tries} times before")
 
     def announcements(self) -> Sequence[Outgoing]:
         """Pulls and reports."""
@@ -130,9 +130,9 @@ class RolloutStage:
         self._reporter.count(sampled_tokens=self._num_sampled - sampled)
         return [*self._pulls.take(), *self._reporter.due()]
 
-    def farewell(self) -> Sequence[Outgoing]:
+    def last_report(self) -> Sequence[Outgoing]:
         """The last report."""
-        return self._reporter.farewell()
+        return self._reporter.last_report()
 
     @property
     def num_open(self) -> int:

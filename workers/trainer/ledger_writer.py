@@ -25,10 +25,10 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.bus import Producer
 from rlstreams.streams.log.codec import now_ms, outgoing
-from rlstreams.streams.log.errors import AbortedError, BrokerError
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.redo.redo import Redone
@@ -38,7 +38,6 @@ from rlstreams.workers.weights.channel import Manifest, WeightServer
 HEARTBEAT_S = 2.0
 POINTED_S = 10.0  # between two heartbeats, whatever else is written: they point to the claim
 _ROUTINE = ("training", "waiting")  # who goes from one to the other tells it when it is time
-MAX_ABORTS = 5
 
 
 class LedgerWriter:
@@ -206,18 +205,9 @@ class LedgerWriter:
         self._producer.close()
 
     def _commit(self, records: Sequence[Outgoing]) -> None:
-        for attempt in range(MAX_ABORTS):
-            try:
-                self._producer.commit(records)
-            except AbortedError as err:
-                if attempt + 1 == MAX_ABORTS:
-                    raise BrokerError(
-                        f"{MAX_ABORTS} transactions in a row were aborted: {err}"
-                    ) from err
-            else:
-                if any(record.topic == STEPS.name for record in records):
-                    self._next_heartbeat = time.monotonic() + HEARTBEAT_S
-                return
+        commit(self._producer, records)
+        if any(record.topic == STEPS.name for record in records):
+            self._next_heartbeat = time.monotonic() + HEARTBEAT_S
 
 
 def _sample_refs(plan: Plan, trained: Trained) -> tuple[SampleRef, ...]:

@@ -45,7 +45,11 @@ class World:
             self.log.create(f"run.{topic.name}", PARTITIONS if topic == PROMPTS else 1)
         self.bus = MemoryBus(self.log, "run")
         self.trainer = self.bus.producer("test")
-        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 20}))
+        (folder / "config.json").write_text(
+            json.dumps(
+                {"model_type": "qwen2", "architectures": ["Q"], "max_position_embeddings": 20}
+            )
+        )
         for name, rows in (("train", ROWS), ("held_out", 4)):
             lines = [json.dumps({"prompt": f"{name} {i}", "answer": str(i)}) for i in range(rows)]
             (folder / f"{name}.jsonl").write_text("\n".join(lines))

@@ -7,7 +7,7 @@ import random
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlstreams.schemas.varint import long_bytes
@@ -20,7 +20,7 @@ from rlstreams.streams.log.done_set import (
     covered,
     decode_done,
     encode_done,
-    note_of,
+    tries_of,
 )
 from rlstreams.streams.log.record import Committed, Partition, Position, RawRecord
 from rlstreams.streams.log.tracker import PartitionTracker, Tracker
@@ -37,14 +37,14 @@ def make_record(*offsets: int) -> RawRecord:
 @given(
     low=st.integers(0, 10**12),
     gaps=st.sets(st.integers(0, 5000), max_size=400),
-    note=st.sampled_from(["", "probing 7 2"]),
+    tries=st.integers(0, 999_999),
 )
-def test_a_done_set_survives_its_text(low: int, gaps: set[int], note: str) -> None:
+def test_a_done_set_survives_its_text(low: int, gaps: set[int], tries: int) -> None:
     """What is written is what is read, whatever the pattern."""
     done = {low + gap for gap in gaps}
-    text = encode_done(low, done, note)
+    text = encode_done(low, done, tries)
     assert decode_done(low, text) == done
-    assert note_of(text) == note
+    assert tries_of(text) == tries
     assert decode_done(low, text + "\0") == done
 
 
@@ -74,21 +74,8 @@ def test_foreign_metadata_is_refused(text: str) -> None:
         decode_done(0, text)
     tracker = PartitionTracker(Committed(offset=7, metadata=text))
     assert "no done set" in tracker.problem
-    assert 7 == tracker.low
+    assert (7, 0) == (tracker.after().offset, tracker.tries)
     assert not covered(Committed(offset=7, metadata=text), 7)
-
-
-def test_only_the_contiguous_front_moves_the_watermark() -> None:
-    """A later record done first is in the set; the offset waits for the straggler."""
-    tracker = PartitionTracker(Committed(offset=0))
-    early, late = make_record(0), make_record(1)
-    assert tracker.deliver(early)
-    assert tracker.deliver(late)
-    tracker.advance(3)  # a marker at 2
-    first = tracker.after([late])
-    assert (first.offset, decode_done(0, first.metadata)) == (0, {1, 2})
-    tracker.commit([late])
-    assert tracker.after([early]) == Committed(offset=3)
 
 
 def test_a_record_is_covered_only_once_its_commit_says_so() -> None:
@@ -123,30 +110,3 @@ def test_a_revoked_partition_takes_its_records_along() -> None:
     assert not tracker.holds(record)
     assert tracker.take(Polled(assigned={P: Committed(offset=0)}), {P: 0}) == []
     assert not tracker.holds(record)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_crashes_at_any_commit_lose_and_double_nothing(data: st.DataObject) -> None:
-    """Whatever finishes in whatever order, and wherever it restarts, each record is done once."""
-    num_records = data.draw(st.integers(1, 40))
-    kinds = [data.draw(st.booleans()) for _ in range(num_records)]  # False: a marker
-    committed, outputs = Committed(offset=0), []
-    for _ in range(data.draw(st.integers(1, 6))):
-        tracker = PartitionTracker(committed)
-        reach = data.draw(st.integers(committed.offset, num_records))
-        work = []
-        for offset in range(committed.offset, reach):
-            record = make_record(offset)
-            if kinds[offset] and tracker.deliver(record):
-                work.append(record)
-        tracker.advance(reach)
-        data.draw(st.randoms()).shuffle(work)
-        for record in work[: data.draw(st.integers(0, len(work)))]:
-            committed = tracker.after([record])
-            tracker.commit([record])
-            outputs.append(record.offsets[0])
-    assert len(outputs) == len(set(outputs))
-    for offset in range(num_records):
-        if kinds[offset]:
-            assert (offset in outputs) == covered(committed, offset)

@@ -1,4 +1,4 @@
-"""A partition's tracker under any order of deliveries, commits, notes, deaths and clean ends."""
+"""A partition's tracker under any order of deliveries, commits, tries, deaths and clean ends."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlstreams.streams.log.done_set import MAX_CHARACTERS, covered, note_of
-from rlstreams.streams.log.probing import Probing
+from rlstreams.streams.log.done_set import MAX_CHARACTERS, covered, tries_of
 from rlstreams.streams.log.record import Committed, Position, RawRecord
-from rlstreams.streams.log.tracker import PartitionTracker
+from rlstreams.streams.log.tracker import ISOLATING_TRIES, PartitionTracker
 
 
 class TrackerMachine(RuleBasedStateMachine):
-    """The model: which offsets are records, which of them have an output, what note is due."""
+    """The model: which offsets are records, which have an output, how many tries are due."""
 
     def __init__(self) -> None:
         super().__init__()
         self.log: list[bool] = []  # by offset: a record, or a marker
         self.outputs: list[int] = []
         self.committed = Committed(offset=0)
-        self.tries: dict[int, int] = {}  # by record, as noted last while it was unfinished
+        self.tries = 0  # of the oldest unfinished record
         self.start()
 
     def start(self) -> None:
+        self.inherited = self.tries
         self.tracker = PartitionTracker(self.committed)
         self.work: dict[int, RawRecord] = {}
         self.next = self.committed.offset
@@ -44,29 +44,39 @@ class TrackerMachine(RuleBasedStateMachine):
         self.next = end
         self.tracker.advance(end)
 
-    @precondition(lambda self: self.work)
-    @rule(data=st.data(), on_probation=st.booleans())
-    def finish(self, data: st.DataObject, on_probation: bool) -> None:
-        offsets = data.draw(st.sets(st.sampled_from(sorted(self.work)), min_size=1))
-        finished = [self.work.pop(offset) for offset in sorted(offsets)]
-        self.committed = self.tracker.after(finished, on_probation=on_probation)
-        self.tracker.commit(finished, on_probation=on_probation)
-        self.outputs += sorted(offsets)
-        for offset in offsets:
-            self.tries.pop(offset, None)
-
-    @precondition(lambda self: self.work)
+    @precondition(lambda self: self.work and not self.tracker.is_noted)
     @rule()
-    def try_the_first(self) -> None:
-        """What a probing worker does before it begins its first record."""
-        first = min(self.work)
-        note = Probing(first, self.tries.get(first, 0) + 1)
-        self.committed = self.tracker.after((), note)
-        self.tracker.note(note)
-        self.tries = {first: note.tries}
+    def note(self) -> None:
+        """What a worker commits before it begins its first record."""
+        self.committed = self.tracker.after((), self.tracker.inherited + 1)
+        self.tracker.note()
+        self.tries += 1
+
+    @precondition(lambda self: self.work and self.tracker.is_noted)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        offsets = data.draw(st.sets(st.sampled_from(sorted(self.work)), min_size=1))
+        if min(self.work) in offsets:
+            self.tries = ISOLATING_TRIES if self.tracker.is_isolated else 0
+            self.inherited = max(0, self.tries - 1)
+        finished = [self.work.pop(offset) for offset in sorted(offsets)]
+        self.committed = self.tracker.after(finished)
+        self.tracker.commit(finished)
+        self.outputs += sorted(offsets)
+
+    @rule()
+    def end_isolation(self) -> None:
+        self.tracker.is_isolated = False
 
     @rule()
     def die(self) -> None:
+        self.start()
+
+    @rule()
+    def leave(self) -> None:
+        """Alive: with the tries of predecessors alone."""
+        self.committed = self.tracker.after((), self.tracker.inherited)
+        self.tries = self.inherited
         self.start()
 
     @invariant()
@@ -77,10 +87,8 @@ class TrackerMachine(RuleBasedStateMachine):
                 assert (offset in self.outputs) == covered(self.committed, offset)
 
     @invariant()
-    def the_note_stays_with_its_record(self) -> None:
-        found = Probing.parse(note_of(self.committed.metadata))
-        for offset, tries in self.tries.items():
-            assert Probing(offset, tries) == found
+    def the_tries_stay_with_their_record(self) -> None:
+        assert tries_of(self.committed.metadata) == self.tries
 
     @invariant()
     def metadata_is_short(self) -> None:

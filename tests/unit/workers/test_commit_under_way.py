@@ -40,16 +40,18 @@ class Held:
 
 
 class SlowProducer(MemoryProducer):
-    """What it starts is under way until a test lets it go on."""
+    """Outputs that it starts are under way until a test lets them go on."""
 
     held: list[Held]
 
-    def start(  # type: ignore[override]
+    def start(
         self,
         records: Sequence[Outgoing],
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: Any = None,
-    ) -> Held:
+    ) -> Any:
+        if not records:  # a note
+            return super().start(records, consumed, consumer)
         self.held.append(Held(lambda: self.commit(records, consumed, consumer)))
         return self.held[-1]
 
@@ -109,7 +111,7 @@ def test_nothing_is_polled_until_it_has_ended() -> None:
 
 
 def test_an_abort_is_told_when_it_has_ended_and_sent_again() -> None:
-    """And so is what finished meanwhile; alone, until it is known which record is at fault."""
+    """And so is what finished meanwhile."""
     log, stage, bus, loop = started("0/0", "0/1")
     log.fail_next_commit("run.rollout.0", Fault.BEFORE)
     stage.released = ["0/0"]
@@ -120,9 +122,6 @@ def test_an_abort_is_told_when_it_has_ended_and_sent_again() -> None:
     turn_until(loop, lambda: len(bus.held) == 2)
     assert outputs(log) == []
     bus.held[1].go_on()
-    turn_until(loop, lambda: len(bus.held) == 3)
-    assert outputs(log) == ["0/0"]
-    bus.held[2].go_on()
     turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
 
 
@@ -164,9 +163,9 @@ class Telling(HeldStage):
         return told
 
 
-def test_what_is_announced_meanwhile_goes_out_before_what_finished_meanwhile() -> None:
+def test_what_is_announced_meanwhile_goes_out_with_what_finished_meanwhile() -> None:
     """A trajectory may name a load that was announced while the last transaction was under way."""
-    _, stage, bus, loop = started("0/0", "0/1", stage=(telling := Telling()))
+    log, stage, bus, loop = started("0/0", "0/1", stage=(telling := Telling()))
     stage.released = ["0/0"]
     turn_until(loop, lambda: len(bus.held) == 1)
     telling.to_tell = [outgoing(WORKER_EVENTS, factories.worker_report())]
@@ -174,6 +173,9 @@ def test_what_is_announced_meanwhile_goes_out_before_what_finished_meanwhile() -
     loop.turn()
     bus.held[0].go_on()
     turn_until(loop, lambda: len(bus.held) == 2)
+    assert len(read(bus, WORKER_EVENTS.name)) == 0
+    bus.held[1].go_on()
+    turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
     assert len(read(bus, WORKER_EVENTS.name)) == 1
 
 
@@ -212,7 +214,7 @@ class Parting(HeldStage):
 
     is_closed = False
 
-    def farewell(self) -> Sequence[Outgoing]:
+    def last_report(self) -> Sequence[Outgoing]:
         return [outgoing(WORKER_EVENTS, factories.worker_report())]
 
     def close(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rlstreams.streams.log.done_set import note_of
+from rlstreams.streams.log.done_set import tries_of
 from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.consumer import MemoryGroupConsumer
 from rlstreams.streams.memory.log import Fault, MemoryLog
-from rlstreams.workers.loop import probation
+from rlstreams.workers.loop import stage
 from rlstreams.workers.loop.stage import StageLoop
 from tests.logs import made_log
 from tests.unit.workers.test_stage import HeldStage, issue, make_loop, read
@@ -21,8 +21,8 @@ NUM = 8  # partitions, with three samples each
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One suspect after the other is begun without a wait."""
-    monkeypatch.setattr(probation, "PATIENCE_S", 0.0)
+    """In isolation one record after the other is begun without a wait."""
+    monkeypatch.setattr(stage, "PATIENCE_S", 0.0)
 
 
 class Crew:
@@ -56,8 +56,7 @@ class Crew:
     def tries(self) -> dict[int, int]:
         """As noted, by partition."""
         found = self.bus.committed("rollout", PROMPTS.name)
-        notes = {p.number: note_of(at.metadata) for p, at in found.items()}
-        return {number: int(note.split()[-1]) for number, note in notes.items() if note}
+        return {p.number: tries_of(at.metadata) for p, at in found.items()}
 
 
 def test_workers_that_join_one_after_another_cost_no_sample_anything() -> None:
@@ -67,7 +66,6 @@ def test_workers_that_join_one_after_another_cost_no_sample_anything() -> None:
         crew.joins()
     assert [] == read(crew.bus, DEAD_LETTERS.name)
     assert dict.fromkeys(range(NUM), 1) == crew.tries()
-    assert not any(loop._probation.is_active for loop in crew.loops)
 
 
 def test_a_death_is_not_forgotten_when_its_partition_moves_on() -> None:
@@ -91,7 +89,7 @@ def test_an_aborted_parting_leaves_the_note_and_the_partition_goes() -> None:
     crew.joins()
     assert {1, 2} == set(crew.tries().values())
     moved = [Partition(PROMPTS.name, n) for n, tries in crew.tries().items() if tries == 2]
-    assert set(moved) <= crew.loops[1]._tracker.partitions
+    assert all(partition in crew.loops[1]._consumer.positions() for partition in moved)
 
 
 def test_a_worker_that_is_fenced_while_it_parts_ends() -> None:

@@ -14,8 +14,10 @@ from rlstreams.streams.log.errors import FencedError, OutcomeUnknownError
 from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.memory.consumer import MemoryGroupConsumer
 from rlstreams.streams.memory.log import Fault, MemoryLog
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop import stage as stage_module
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from tests import factories
@@ -48,13 +50,13 @@ class HeldStage:
     def give_up(self, partitions: Set[Partition]) -> None:
         """A test releases what it likes; what went is dropped behind the stage."""
 
-    def probing(self, raw: RawRecord, tries: int) -> None:
+    def isolating(self, raw: RawRecord, tries: int) -> None:
         """Nothing to report."""
 
     def announcements(self) -> Sequence[Outgoing]:
         return []
 
-    def farewell(self) -> Sequence[Outgoing]:
+    def last_report(self) -> Sequence[Outgoing]:
         return []
 
     @property
@@ -270,3 +272,25 @@ def test_two_members_share_the_work_and_a_lost_partition_takes_its_results_along
         turns(first)
         turns(second)
     assert outputs(log) == ["0/0", "0/1"]
+
+
+def test_after_two_deaths_records_are_begun_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one when the one before is committed, or has taken long; other partitions wait."""
+    log = make_log()
+    issue(log, "0/0", "0/1", "0/2", "0/3")
+    for _ in range(2):
+        loop = make_loop(log, HeldStage())
+        turns(loop)
+        assert isinstance(loop._consumer, MemoryGroupConsumer)
+        loop._consumer.expel()
+    issue(log, "1/0", partition=1)
+    held = HeldStage()
+    loop = make_loop(log, held)
+    turns(loop)
+    assert list(held.begun) == ["0/0"]
+    held.released = ["0/0"]
+    turn_until(loop, lambda: list(held.begun) == ["0/1"])
+    turns(loop)
+    assert list(held.begun) == ["0/1"]
+    monkeypatch.setattr(stage_module, "PATIENCE_S", 0.0)
+    turn_until(loop, lambda: list(held.begun) == ["0/1", "0/2", "0/3", "1/0"])

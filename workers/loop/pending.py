@@ -1,0 +1,213 @@
+"""Finished work of a stage on its way into transactions; one bad record never blocks the rest.
+
+A transaction takes everything that is ready, and runs in the background; what finishes meanwhile
+waits for the next one. An aborted transaction is sent again after a pause; after MAX_ABORTS in a
+row the process ends. If the broker says that one of the records can never be written, those of that
+transaction travel alone, and the one that is refused again becomes a dead letter (`transaction`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from rlstreams.streams.log.bus import Commit, GroupConsumer, Producer
+from rlstreams.streams.log.errors import AbortedError, BrokerError, RefusedError
+from rlstreams.streams.log.record import Outgoing, Partition, RawRecord
+from rlstreams.streams.log.tracker import Tracker
+
+COMMIT_BYTES = 64_000_000  # of one transaction; one larger record travels alone
+MAX_ABORTS = 5  # in a row, before the process gives up and starts again
+ABORT_PAUSE_S = 0.05  # doubles with every abort in a row
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: every sample is one, and that costs 0.4 us
+class Finished:
+    """One input that is done with, and what came of it; not changed afterwards."""
+
+    raw: RawRecord
+    outputs: tuple[Outgoing, ...] = ()
+    num_bytes: int = field(init=False)  # of the outputs; summed once, asked several times
+
+    def __post_init__(self) -> None:
+        outputs = self.outputs
+        self.num_bytes = len(outputs[0]) if len(outputs) == 1 else sum(map(len, outputs))
+
+
+# The dead letter that takes the place of refused outputs: (input, why, with the input's bytes).
+SetAside = Callable[[RawRecord, str, bool], Finished]
+
+
+@dataclass(frozen=True, slots=True)
+class _Transaction:
+    commit: Commit
+    batch: Sequence[Finished]  # the front of what is ready
+    num_announced: int
+    begun: Collection[Partition]
+
+
+class PendingCommits:
+    """Commits announcements, tries and finished records through one producer.
+
+    Args:
+        tracker: of the records that are finished here.
+        set_aside: makes the dead letter of a record whose outputs cannot be written.
+    """
+
+    def __init__(
+        self, producer: Producer, consumer: GroupConsumer, tracker: Tracker, set_aside: SetAside
+    ) -> None:
+        self._producer = producer
+        self._consumer = consumer
+        self._tracker = tracker
+        self._set_aside = set_aside
+        self._announced: list[Outgoing] = []
+        self._ready: list[Finished] = []
+        self._under_way: _Transaction | None = None
+        self._num_alone = 0  # records, from the front, that travel alone: one was refused
+        self._num_refused = 0  # times, the first record, alone
+        self._num_aborts = 0  # in a row
+        self._not_before_s = 0.0
+        self.num_bytes = 0  # of what is ready
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a transaction is under way: nothing may poll until `settle` says True."""
+        return self._under_way is not None
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether finished records wait, or are under way."""
+        return bool(self._ready)
+
+    def add(self, finished: Sequence[Finished]) -> None:
+        """To be committed with the next transaction."""
+        self._ready += finished
+        self.num_bytes += sum(done.num_bytes for done in finished)
+
+    def announce(self, records: Sequence[Outgoing]) -> None:
+        """Records that are not about an input, to be committed no later than what is ready now."""
+        self._announced += records
+
+    def start(self, begun: Collection[Partition] = (), *, is_due: bool = True) -> bool:
+        """Start a transaction of all that is there and still ours; `settle` says when it is over.
+
+        Args:
+            begun: partitions whose oldest record is to be begun next: our try is committed first.
+            is_due: whether finished records alone are worth a transaction now.
+
+        Returns:
+            Whether it has finished records, and no more are left.
+        """
+        has_more = bool(self._announced or begun)
+        if not (has_more or (self._ready and is_due)) or time.monotonic() < self._not_before_s:
+            return False
+        self._keep_ours()
+        batch = [] if self._num_alone and has_more else self._first_batch()
+        if not (batch or has_more):
+            return False
+        outputs = [*self._announced, *(output for done in batch for output in done.outputs)]
+        positions = self._tracker.after([done.raw for done in batch], begun)
+        try:
+            commit = self._producer.start(outputs, positions, self._consumer)
+        except AbortedError as err:
+            self._count_abort(err)
+            return False
+        self._under_way = _Transaction(commit, batch, len(self._announced), begun)
+        return bool(batch) and len(batch) == len(self._ready)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Whether nothing is under way, after at most `timeout_s`; what an abort left stays.
+
+        Raises:
+            BrokerError: the broker refused for a reason that lies in no record, or nothing but
+                aborts came MAX_ABORTS times.
+            FencedError, OutcomeUnknownError: final for this process.
+        """
+        sent = self._under_way
+        if sent is None:
+            return True
+        if not sent.commit.wait(timeout_s):
+            return False
+        self._under_way = None
+        try:
+            sent.commit.result()
+        except RefusedError as err:
+            self._refused(sent, err)
+        except AbortedError as err:
+            # Nothing of it happened. The next poll tells whether the partitions are ours still.
+            self._count_abort(err)
+        else:
+            self._succeeded(sent)
+        return True
+
+    def _first_batch(self) -> list[Finished]:
+        """As many of the ready records as one transaction takes."""
+        if self._num_alone:
+            return self._ready[:1]
+        if self.num_bytes <= COMMIT_BYTES:
+            return self._ready[:]
+        size = 0
+        for index, done in enumerate(self._ready):
+            size += done.num_bytes
+            if index and size > COMMIT_BYTES:
+                return self._ready[:index]
+        return self._ready[:]
+
+    def _keep_ours(self) -> None:
+        """A revoked partition's work is dropped: its new owner does it."""
+        ready = [done for done in self._ready if self._tracker.holds(done.raw)]
+        if len(ready) != len(self._ready):
+            self._ready, self._num_refused = ready, 0
+            self.num_bytes = sum(done.num_bytes for done in ready)
+
+    def _succeeded(self, sent: _Transaction) -> None:
+        self._tracker.commit([done.raw for done in sent.batch], sent.begun)
+        self._num_aborts = 0
+        del self._announced[: sent.num_announced]
+        if sent.batch:
+            del self._ready[: len(sent.batch)]
+            self.num_bytes -= sum(done.num_bytes for done in sent.batch)
+            self._num_alone = max(0, self._num_alone - len(sent.batch))
+            self._num_refused = 0
+
+    def _refused(self, sent: _Transaction, err: RefusedError) -> None:
+        if not sent.batch:
+            raise err
+        if not self._num_alone:
+            self._num_alone = len(sent.batch)
+            return
+        raw = sent.batch[0].raw
+        self._num_refused += 1
+        if self._num_refused > 2:
+            raise BrokerError(f"not even a dead letter for {raw.position} can be written: {err}")
+        # With the record's bytes or, if those are refused as well, without.
+        self._ready[0] = self._set_aside(raw, str(err), self._num_refused == 1)
+        self.num_bytes = sum(done.num_bytes for done in self._ready)
+
+    def _count_abort(self, err: AbortedError) -> None:
+        self._num_aborts += 1
+        self._not_before_s = time.monotonic() + ABORT_PAUSE_S * 2**self._num_aborts
+        if self._num_aborts >= MAX_ABORTS:
+            raise BrokerError(
+                f"{self._num_aborts} transactions in a row were aborted: {err}"
+            ) from err
+
+
+def commit(producer: Producer, records: Sequence[Outgoing]) -> None:
+    """One transaction of a role without inputs, sent again while it is aborted; none if empty.
+
+    Raises:
+        BrokerError: it was aborted MAX_ABORTS times.
+    """
+    for attempt in range(MAX_ABORTS):
+        if attempt:
+            time.sleep(ABORT_PAUSE_S * 2**attempt)
+        try:
+            producer.commit(records)
+        except AbortedError as err:
+            error = err
+        else:
+            return
+    raise BrokerError(f"{MAX_ABORTS} transactions in a row were aborted: {error}") from error

@@ -1,0 +1,85 @@
+"""What is to be issued next: groups that were torn, dropped or are new, and evaluations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from rlstreams.schemas.events import NO_VERSION, Prompt
+from rlstreams.streams.ledger import Ledger
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.dataset.order import Order
+from rlstreams.workers.prompts.issue import PlannedGroup
+from rlstreams.workers.prompts.issued import Issued
+from rlstreams.workers.prompts.pacing import evaluation_due, room
+from rlstreams.workers.prompts.replacing import Replacements
+
+GROUPS_PER_COMMIT = 64
+
+
+class Plan:
+    """Reads the folds of `steps`, `prompts` and `dead-letters`; the worker commits what it says.
+
+    Args:
+        issued: all of the topic as this process found it.
+        num_rows: of the training data.
+        num_held_out: rows to evaluate on; 0: none.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ledger: Ledger,
+        issued: Issued,
+        replacements: Replacements,
+        *,
+        num_rows: int,
+        num_held_out: int,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._issued = issued
+        self._replacements = replacements
+        self._order = Order(config.run.seed, num_rows)
+        self._torn = issued.settle(self._order)
+        limit = config.prompts.evaluate_rows or num_held_out
+        self._held_out_rows = range(min(limit, num_held_out))
+
+    def torn(self) -> Sequence[Prompt]:
+        """What a torn transaction left out of groups that are still open; before all else, once."""
+        self._issued.forget(self._ledger.is_closed, self._order)
+        return [p for p in self._torn if not self._ledger.is_closed(int(p.group_id))]
+
+    def groups(self) -> Sequence[PlannedGroup]:
+        """The groups to issue now: rows that a tear left out, replacements, the training order."""
+        num = room(
+            self._ledger,
+            self._issued.num_groups,
+            self._config.max_open_groups,
+            self._config.trainer.groups_per_step,
+        )
+        numbers = self._issued.numbers(min(num, GROUPS_PER_COMMIT))
+        # Left-out rows come first, so that numbers go on in the order of positions.
+        groups = self._in_order(numbers, self._issued.left_out)
+        groups += self._replacements.planned(numbers[len(groups) :], self._issued.replaced)
+        groups += self._in_order(numbers[len(groups) :], itertools.count(self._issued.position))
+        return groups
+
+    def evaluation(self) -> tuple[int, Sequence[int]]:
+        """The version to evaluate now, and the held-out rows that are still to be issued for it."""
+        last, done = self._issued.evaluated_version, self._issued.evaluated_rows
+        whole = done.issuperset(self._held_out_rows)
+        every = self._config.prompts.evaluate_every
+        version = evaluation_due(self._ledger, every, last if whole else last - 1)
+        if version is None:
+            return NO_VERSION, ()
+        issued = done if version == last else frozenset[int]()
+        return version, [row for row in self._held_out_rows if row not in issued]
+
+    def _in_order(self, numbers: Sequence[int], positions: Iterable[int]) -> list[PlannedGroup]:
+        """Groups under these numbers for what stands at these positions, as far as both go."""
+        groups = []
+        for number, position in zip(numbers, positions, strict=False):
+            epoch, row = self._order.at(position)
+            groups.append(PlannedGroup(number=number, row=row, dataset_epoch=epoch))
+        return groups
