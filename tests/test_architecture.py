@@ -101,13 +101,13 @@ FENCES: Mapping[str, tuple[str, ...]] = {
     "datasets": ("rlstreams.workers.dataset.sources",),
     "reasoning_gym": (
         "rlstreams.workers.dataset.sources",
-        "rlstreams.workers.rollout.child_judges",
+        "rlstreams.workers.rollout.child_verifiers",
     ),
     "prometheus_client": ("rlstreams.show.metrics.prometheus",),
     "faust": ("rlstreams.show.monitor",),
     "tensorboard": (),  # behind torch's writer
-    "math_verify": ("rlstreams.workers.rollout.child_judges",),
-    "jsonschema": ("rlstreams.workers.rollout.child_judges",),
+    "math_verify": ("rlstreams.workers.rollout.child_verifiers",),
+    "jsonschema": ("rlstreams.workers.rollout.child_verifiers",),
 }
 
 

@@ -10,8 +10,8 @@ from rlstreams.cli.arguments import add_config, examples, whole
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
-    from rlstreams.workers.rollout.reward import Verifier
-    from rlstreams.workers.rollout.sampling import Turns
+    from rlstreams.workers.rollout.turns import Turns
+    from rlstreams.workers.sandbox.reward import Verifier
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,7 +56,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print it all; 1 if an answer could not be judged."""
     from rlstreams.workers.config.load import load
-    from rlstreams.workers.rollout.make_verifier import make_verifier
+    from rlstreams.workers.rollout.verifiers import make_verifier
 
     config = load(args.config, args.overrides)
     with make_verifier(config.reward) as verifier:  # first: what is wrong with it shows at once
@@ -92,7 +92,7 @@ def _rows(config: RunConfig, verifier: Verifier, args: argparse.Namespace) -> in
     from rlstreams.start.trial.sample import Trial
     from rlstreams.start.trial.show import row_lines, summary
     from rlstreams.workers.model.base import EngineError
-    from rlstreams.workers.rollout.make_environment import make_turns
+    from rlstreams.workers.rollout.turns import make_turns
 
     def turns(vocab_size: int) -> Turns | None:
         return make_turns(config, vocab_size=vocab_size, note=print)

@@ -45,8 +45,8 @@ from rlstreams.workers.engines.served.wire import GenerateRequest
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.model.tokenizer import Tokenizer
-from rlstreams.workers.rollout.make_verifier import make_verifier
 from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.weights.channel import Pulled, WeightChannel
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer

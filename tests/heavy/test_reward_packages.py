@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlstreams.workers.config.data import GymSection
-from rlstreams.workers.rollout.reward import RewardError
-from tests.processes.rollout.test_judges import rewards, verifier
+from rlstreams.workers.sandbox.reward import RewardError, Sample
+from tests.processes.rollout.test_verifiers import rewards, verifier
 from tests.unit.problems.rows import problems
 
 
@@ -19,7 +19,7 @@ def test_math_verify_compares_mathematics() -> None:
     """Forms of one number and of one expression are the same."""
     cases = [(r"so $\frac{1}{2}$", "0.5"), (r"\boxed{(x+1)^2}", "x^2+2x+1"), ("7", "8")]
     assert [1.0, 1.0, 0.0] == rewards(verifier("math-verify"), cases)
-    with pytest.raises(RewardError, match=r"child_judges\.py:\d+: .* '' is no mathematics"):
+    with pytest.raises(RewardError, match=r"child_verifiers\.py:\d+: .* '' is no mathematics"):
         rewards(verifier("math-verify"), [("7", "")])
 
 
@@ -35,5 +35,5 @@ def test_a_gym_scores_its_own_rows(
         for row in map(rows.row, range(3)):
             for said, right in ((row.answer, 1.0), (f"<answer>{row.answer}</answer>", 1.0)):
                 metadata = json.loads(row.metadata)
-                assert right == one.judge("?", said, row.answer, metadata, "stop").reward
-            assert 1.0 > one.judge("?", "no", row.answer, metadata, "stop").reward
+                assert right == one.judge(Sample("?", said, row.answer, metadata)).reward
+            assert 1.0 > one.judge(Sample("?", "no", row.answer, metadata)).reward

@@ -34,13 +34,14 @@ from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.prompts.worker import PromptsWorker
 from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.worker import make_worker as make_rollout
+from rlstreams.workers.sandbox.reward import Verifier
 from rlstreams.workers.trainer.intake.admission import Admission
 from rlstreams.workers.trainer.intake.intake import Intake
 from rlstreams.workers.trainer.intake.payloads import Payloads
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests import factories
 from tests.integration import stranger
-from tests.unit.roles.stand import EXAMPLE, LengthVerifier, make_prompt
+from tests.unit.roles.stand import EXAMPLE, length, make_prompt
 
 DEADLINE_S = 240.0
 # Topics of which a role commits the position of each record: what strangers left there.
@@ -107,7 +108,7 @@ class Site:
         engine = FakeEngine(slots=8)
         sampler = Sampler(
             engine=engine,
-            verifier=LengthVerifier(),
+            verifier=Verifier(length, require_stop=False),
             tokenizer=Tokenizer.load(self.config.model.path),
             sampling=Sampling(max_new_tokens=4),
             max_attempts=2,

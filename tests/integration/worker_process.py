@@ -23,8 +23,9 @@ from rlstreams.workers.loop.context import Context
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.sampling import Sampler
 from rlstreams.workers.rollout.worker import make_worker as make_rollout
+from rlstreams.workers.sandbox.reward import Verifier
 from rlstreams.workers.weights.file import FileWeightChannel
-from tests.unit.roles.stand import LengthVerifier
+from tests.unit.roles.stand import length
 
 FREEZE = "freeze:"
 
@@ -81,7 +82,7 @@ def _make(config: RunConfig, bus: Bus, role: str, step_s: float) -> runtime.Role
     engine = FakeEngine(slots=config.rollout.slots, step_s=step_s)
     sampler = Sampler(
         engine=engine,
-        verifier=LengthVerifier(),
+        verifier=Verifier(length, require_stop=False),
         tokenizer=Tokenizer.load(config.model.path),
         sampling=Sampling(max_new_tokens=config.rollout.max_new_tokens),
         max_attempts=config.rollout.max_attempts,

@@ -168,28 +168,27 @@ def _prompts(context: Context) -> Role:
 def _rollout(context: Context) -> Role:
     from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.model.tokenizer import Tokenizer
-    from rlstreams.workers.rollout.make_environment import make_turns
-    from rlstreams.workers.rollout.make_verifier import make_verifier
-    from rlstreams.workers.rollout.sampling import Sampler, judging_threads, sampling_of
+    from rlstreams.workers.rollout.sampling import Sampler, sampling_of
+    from rlstreams.workers.rollout.turns import make_turns
+    from rlstreams.workers.rollout.verifiers import make_verifier
     from rlstreams.workers.rollout.worker import make_worker
 
     config = context.config.rollout
     log = get_log(context.role, context.worker, context.instance)
     engine = _engine(context)
+
+    def note(what: str) -> None:
+        log.warning("user_code", what=what)
+
     sampler = Sampler(
         engine=engine,
-        verifier=make_verifier(context.config.reward),
+        verifier=make_verifier(context.config.reward, note),
         tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
         sampling=sampling_of(config),
         evaluation=sampling_of(context.config.evaluation),
-        turns=make_turns(
-            context.config,
-            vocab_size=engine.vocab_size,
-            note=lambda what: log.warning("environment", what=what),
-        ),
+        turns=make_turns(context.config, vocab_size=engine.vocab_size, note=note),
         max_attempts=config.max_attempts,
         deadline_s=config.sample_deadline_s,
-        judging=judging_threads(context.config.reward.num_at_once),
     )
     return make_worker(context, context.bus, engine, _channel(context), sampler)
 

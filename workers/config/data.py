@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import not_negative, positive
-from rlstreams.workers.config.options import Option
+from rlstreams.workers.config.user_code import Option
 
 HUB, GYM = "hf:", "gym:"  # what begins a name that is no path
 

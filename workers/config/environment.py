@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import not_negative, positive
-from rlstreams.workers.config.options import Option
+from rlstreams.workers.config.user_code import Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

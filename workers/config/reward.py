@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import not_negative, positive
-from rlstreams.workers.config.options import Option
+from rlstreams.workers.config.user_code import Option
 
 SUM = "sum"
 ENVIRONMENT = "environment"  # its numbers are the rewards
@@ -76,8 +76,3 @@ class RewardSection:
         names = [part.label for part in self.parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"reward.parts: two are called {twice[0]!r}; give each a `name`")
-
-    @property
-    def num_at_once(self) -> int:
-        """Most judgements that one worker waits for at a time."""
-        return self.processes * self.concurrency * max(1, len(self.parts))

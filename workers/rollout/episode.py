@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlstreams.workers.engines.base import FinishReason, GeneratedSegment, Int32s
-from rlstreams.workers.rollout.reward import Judgement
+from rlstreams.workers.sandbox.reward import Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

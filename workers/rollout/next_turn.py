@@ -19,7 +19,8 @@ import numpy as np
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.engines.base import Int32s
 from rlstreams.workers.model.tokenizer import Tokenizer
-from rlstreams.workers.rollout.environment import EpisodeError, Message, Says
+from rlstreams.workers.sandbox.environment import Message, Says
+from rlstreams.workers.sandbox.user_code import UserCodeError
 
 _ASKED: list[Message] = [{"role": "user", "content": "QUESTION"}]
 _ASKED_AGAIN: list[Message] = [
@@ -99,7 +100,7 @@ class NextTurn:
 
         Raises:
             ConfigError: a chat whose template is not fit for several turns.
-            EpisodeError: an answer that is no text, that the template does not take as it should,
+            UserCodeError: an answer that is no text, that the template does not take as it should,
                 that makes no token, or one outside of the vocabulary.
         """
         if is_chat:
@@ -107,13 +108,13 @@ class NextTurn:
         try:
             ids = self._chat(says, sampled) if is_chat else self._text(says)
         except _REFUSALS as err:
-            raise EpisodeError(
+            raise UserCodeError(
                 f"the environment's answer {_brief(says)} cannot be a turn: {err}"
             ) from err
         if not ids:
-            raise EpisodeError(f"the environment's answer {_brief(says)} makes no tokens")
+            raise UserCodeError(f"the environment's answer {_brief(says)} makes no tokens")
         if max(ids) >= self._vocab_size:
-            raise EpisodeError(
+            raise UserCodeError(
                 f"the environment's answer holds token {max(ids)}, and the model knows "
                 f"{self._vocab_size}: the tokenizer is not the model's"
             )
@@ -121,7 +122,7 @@ class NextTurn:
 
     def _text(self, says: Says) -> list[int]:
         if not isinstance(says.content, str):
-            raise EpisodeError(
+            raise UserCodeError(
                 "the environment answered with messages, and the prompt is text: return text, or "
                 'set data.chat = "always"'
             )

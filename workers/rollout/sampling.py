@@ -14,9 +14,7 @@ import asyncio
 import itertools
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,18 +30,11 @@ from rlstreams.workers.engines.base import (
 )
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.tokenizer import Tokenizer
-from rlstreams.workers.rollout.environment import (
-    Ends,
-    Environment,
-    Episode,
-    LostEpisodeError,
-    PolicyTurn,
-    Says,
-    SuspectEpisodeError,
-)
 from rlstreams.workers.rollout.episode import EnvironmentSegment, Played, Progress, Turn, turn_of
-from rlstreams.workers.rollout.next_turn import NextTurn
-from rlstreams.workers.rollout.reward import Judgement, Verifier
+from rlstreams.workers.rollout.turns import Turns
+from rlstreams.workers.sandbox.environment import Ends, Episode, PolicyTurn, Says
+from rlstreams.workers.sandbox.reward import Judgement, Sample, Verifier
+from rlstreams.workers.sandbox.user_code import LostCallError, SuspectCallError
 
 MOST_PER_TOKEN = 32  # characters; text has about 4
 
@@ -59,15 +50,6 @@ class Rollout:
     finished_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """What samples of several turns need."""
-
-    environment: Environment
-    next_turn: NextTurn
-    max_turns: int
-
-
 def sampling_of(section: RolloutSection) -> Sampling:
     """What an engine is asked for."""
     return Sampling(
@@ -76,11 +58,6 @@ def sampling_of(section: RolloutSection) -> Sampling:
         top_k=section.top_k,
         max_new_tokens=section.max_new_tokens,
     )
-
-
-def judging_threads(num_at_once: int = 4) -> ThreadPoolExecutor:
-    """A thread for each judgement that may be waited for; they are started as they are needed."""
-    return ThreadPoolExecutor(max_workers=num_at_once, thread_name_prefix="judge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +72,6 @@ class Sampler:
     turns: Turns | None = None  # None: a sample is one answer
     max_attempts: int
     deadline_s: float
-    # Its own: answers that wait for a slow verifier must not hold up a pull, which needs a thread.
-    judging: ThreadPoolExecutor = field(default_factory=judging_threads)
 
     async def roll_out(self, prompt: Prompt) -> Rollout:
         """Generate and judge one sample.
@@ -104,7 +79,7 @@ class Sampler:
         Raises:
             PromptTooLongError: no room for an answer.
             EngineError: the engine failed `max_attempts` times; the last failure.
-            EpisodeError: the environment failed, or its process ended as often while a step of
+            UserCodeError: the environment failed, or its process ended as often while a step of
                 this sample was one of several in it.
             TimeoutError: not finished within `deadline_s`.
             RewardError: the verifier failed.
@@ -121,20 +96,18 @@ class Sampler:
         )
 
     async def _judged(self, prompt: Prompt, played: Played) -> Judgement:
-        judge = partial(
-            self.verifier.judge,
-            prompt.text,
-            played.last.text,
-            prompt.answer,
-            json.loads(prompt.metadata or "{}"),
-            played.last.finish_reason,
-            played.last.token_ids,
-            played.transcript,
+        last = played.last
+        return await self.verifier.verify(
+            Sample(
+                prompt.text,
+                last.text,
+                prompt.answer,
+                json.loads(prompt.metadata or "{}"),
+                last.finish_reason,
+                last.token_ids,
+                played.transcript,
+            )
         )
-        # Two changes of thread cost more than a judgement that does not wait.
-        if not self.verifier.waits:
-            return judge()
-        return await asyncio.get_running_loop().run_in_executor(self.judging, judge)
 
     async def generate(self, prompt: Prompt) -> tuple[int, Played]:
         """The attempt that succeeded, and what was said; raises as `roll_out` does."""
@@ -148,11 +121,11 @@ class Sampler:
                         return attempt, await self._play(prompt, attempt, progress)
                     except PromptTooLongError:
                         raise
-                    except (EngineError, SuspectEpisodeError):
+                    except (EngineError, SuspectCallError):
                         num_failed += 1
                         if num_failed == self.max_attempts:
                             raise
-                    except LostEpisodeError as err:  # not charged: the deadline is its bound
+                    except LostCallError as err:  # not charged: the deadline is its bound
                         lost = f"; attempt {attempt} was lost: {err}"
         except TimeoutError:
             raise TimeoutError(

@@ -26,10 +26,10 @@ from rlstreams.workers.loop.validation import check_prompt
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.policy.pulls import PullLog
 from rlstreams.workers.policy.view import PolicyFollower
-from rlstreams.workers.rollout.environment import EpisodeError
-from rlstreams.workers.rollout.reward import RewardError
 from rlstreams.workers.rollout.sampling import Rollout, Sampler
 from rlstreams.workers.rollout.trajectory import trajectory_of
+from rlstreams.workers.sandbox.reward import RewardError
+from rlstreams.workers.sandbox.user_code import UserCodeError
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 
 PULL_RETRY_S = 1.0
@@ -145,7 +145,6 @@ class RolloutStage:
         if self._sampler.turns is not None:
             self._sampler.turns.environment.close()
         self._loop.close()
-        self._sampler.judging.shutdown(wait=False, cancel_futures=True)
         self._sampler.verifier.close()
         self._follower.close()
 
@@ -244,7 +243,7 @@ class RolloutStage:
             (PromptTooLongError, "prompt_too_long"),
             (EngineError, "engine"),
             (RewardError, "reward"),
-            (EpisodeError, "environment"),
+            (UserCodeError, "environment"),
             (TimeoutError, "deadline"),
         ]
         reason = next((name for kind, name in reasons if isinstance(error, kind)), None)

@@ -13,9 +13,9 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
 from rlstreams.workers.prompts.issue import text_of
-from rlstreams.workers.rollout.make_environment import make_environment
-from rlstreams.workers.rollout.make_verifier import make_verifier
-from rlstreams.workers.rollout.reward import STOP, RewardError
+from rlstreams.workers.rollout.turns import make_environment
+from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.sandbox.reward import RewardError, Sample
 
 
 def data_checks(
@@ -74,7 +74,7 @@ def verifier_check(config: RunConfig) -> Check:
     with make_verifier(config.reward) as verifier:
         try:
             judged = verifier.judge(
-                text_of(row.prompt), row.answer, row.answer, json.loads(row.metadata), STOP
+                Sample(text_of(row.prompt), row.answer, row.answer, json.loads(row.metadata))
             )
         except RewardError as err:
             raise ConfigError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.engines.base import FinishReason
 from rlstreams.workers.rollout.episode import Played
-from rlstreams.workers.rollout.reward import Judgement, RewardError, Verifier
+from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,15 @@ def judged(verifier: Verifier, row: Row, prompt: str, played: Played) -> Complet
     judgement, rejected, last = played.judgement, "", played.last
     try:
         judgement = judgement or verifier.judge(
-            prompt,
-            last.text,
-            row.answer,
-            json.loads(row.metadata),
-            last.finish_reason,
-            last.token_ids,
-            played.transcript,
+            Sample(
+                prompt,
+                last.text,
+                row.answer,
+                json.loads(row.metadata),
+                last.finish_reason,
+                last.token_ids,
+                played.transcript,
+            )
         )
     except RewardError as err:
         rejected = str(err)

@@ -21,7 +21,7 @@ from rlstreams.workers.dataset.open import first_rows
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.prompts.issue import text_of
 from rlstreams.workers.rollout.episode import answered
-from rlstreams.workers.rollout.reward import Verifier
+from rlstreams.workers.sandbox.reward import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,11 @@ from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.prompts.issue import prompt_of
-from rlstreams.workers.rollout.environment import EpisodeError
 from rlstreams.workers.rollout.episode import Played
-from rlstreams.workers.rollout.reward import Verifier
-from rlstreams.workers.rollout.sampling import Sampler, Turns
+from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.rollout.turns import Turns
+from rlstreams.workers.sandbox.reward import Verifier
+from rlstreams.workers.sandbox.user_code import UserCodeError
 
 
 class Trial:
@@ -140,7 +141,7 @@ class Trial:
     async def _answer(self, prompt: Prompt) -> Played | Exception:
         try:
             return (await self._sampler.generate(prompt))[1]
-        except (EngineError, EpisodeError, TimeoutError) as err:  # what a run would set aside
+        except (EngineError, UserCodeError, TimeoutError) as err:  # what a run would set aside
             return err
 
     def _judged(self, row: Row, prompt: Prompt, answer: Played | Exception) -> Completion:

@@ -10,7 +10,7 @@ from rlstreams.start.doctor.model import read_model
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.nearest import meant, meant_path
-from rlstreams.workers.rollout.make_verifier import make_verifier
+from rlstreams.workers.rollout.verifiers import make_verifier
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
 

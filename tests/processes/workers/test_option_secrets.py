@@ -10,11 +10,11 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import check_secrets, load, load_with_origins, resolved_json
-from rlstreams.workers.rollout.environment import Ends
-from rlstreams.workers.rollout.make_environment import make_environment
-from rlstreams.workers.rollout.make_verifier import make_verifier
-from rlstreams.workers.rollout.reward import Judgement
-from tests.processes.rollout.games import begin, drive, turn
+from rlstreams.workers.rollout.turns import make_environment
+from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.sandbox.environment import Ends
+from rlstreams.workers.sandbox.reward import Judgement, Sample
+from tests.processes.sandbox.games import begin, drive, turn
 from tests.unit.roles.stand import EXAMPLE
 
 GRADE = """
@@ -60,7 +60,7 @@ def test_a_verifier_is_called_with_what_its_options_name(code: Path) -> None:
     config = load([EXAMPLE, path])
     assert "sk-123" not in resolved_json(config)
     with make_verifier(config.reward) as verifier:
-        assert 1.0 == verifier.judge("1+1=", "sk-123!", "2", {}, "stop").reward
+        assert 1.0 == verifier.judge(Sample("1+1=", "sk-123!", "2", {})).reward
 
 
 def test_each_part_of_a_sum_has_secrets_of_its_own(code: Path) -> None:
@@ -73,7 +73,7 @@ def test_each_part_of_a_sum_has_secrets_of_its_own(code: Path) -> None:
     config = load([EXAMPLE, path])
     assert f"file:{code / 'hint.txt'}" == config.reward.parts[0].options["hint"]
     with make_verifier(config.reward) as verifier:
-        assert 1.0 == verifier.judge("1+1=", "sk-123!", "2", {}, "stop").reward
+        assert 1.0 == verifier.judge(Sample("1+1=", "sk-123!", "2", {})).reward
 
 
 def test_an_environment_is_made_with_what_its_options_name(code: Path) -> None:

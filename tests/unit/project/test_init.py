@@ -23,8 +23,8 @@ from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.open import first_rows
-from rlstreams.workers.rollout.make_verifier import make_verifier
-from rlstreams.workers.rollout.reward import STOP
+from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.sandbox.reward import Sample
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,7 +43,7 @@ def project(folder: Path, *words: str) -> RunConfig:
 
 def reward_of(config: RunConfig, completion: str, answer: str) -> float:
     with make_verifier(config.reward) as verifier:
-        return verifier.judge("", completion, answer, {}, STOP).reward
+        return verifier.judge(Sample("", completion, answer, {})).reward
 
 
 def test_a_project_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,8 +22,8 @@ from rlstreams.workers.engines.fake import FakeEngine, fake_weights
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Role
 from rlstreams.workers.model.tokenizer import Tokenizer
-from rlstreams.workers.rollout.reward import Judgement, RewardError, Transcript
 from rlstreams.workers.rollout.sampling import Sampler
+from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
 from rlstreams.workers.weights.file import FileWeightServer
 from tests import factories
 from tests.logs import made_log
@@ -105,39 +105,18 @@ def make_prompt(group_id: str, sample: int, group_size: int, **changes: Any) -> 
     return factories.prompt(**(values | changes))
 
 
-class LengthVerifier:
+async def length(sample: Sample) -> Judgement:
     """One point per character; refuses the answer "refuse"."""
-
-    waits = False
-
-    def judge(
-        self,
-        prompt: str,
-        completion: str,
-        answer: str,
-        metadata: object,
-        finish_reason: str,
-        token_ids: Sequence[int] = (),
-        transcript: Transcript = (),
-    ) -> Judgement:
-        if answer == "refuse":
-            raise RewardError("verifier.py:7 refused")
-        return Judgement(reward=float(len(completion)), parts={"length": float(len(completion))})
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def __enter__(self) -> LengthVerifier:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    if sample.answer == "refuse":
+        raise RewardError("verifier.py:7 refused")
+    num = float(len(sample.completion))
+    return Judgement(reward=num, parts={"length": num})
 
 
 def make_sampler(stand: Stand, engine: FakeEngine, *, max_new_tokens: int = 6) -> Sampler:
     return Sampler(
         engine=engine,
-        verifier=LengthVerifier(),
+        verifier=Verifier(length, require_stop=False),
         tokenizer=Tokenizer.load(stand.config.model.path),
         sampling=Sampling(max_new_tokens=max_new_tokens),
         max_attempts=2,

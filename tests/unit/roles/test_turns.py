@@ -18,18 +18,12 @@ from rlstreams.workers.engines.base import PauseMode, SampleRequest
 from rlstreams.workers.engines.fake import EOS, MAX_TOKENS, FakeEngine
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.validation import check_trajectory
-from rlstreams.workers.rollout.environment import (
-    Ends,
-    EpisodeError,
-    LostEpisodeError,
-    PolicyTurn,
-    Says,
-    SuspectEpisodeError,
-)
 from rlstreams.workers.rollout.next_turn import NextTurn
-from rlstreams.workers.rollout.reward import Judgement
-from rlstreams.workers.rollout.sampling import Turns
+from rlstreams.workers.rollout.turns import Turns
 from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.sandbox.environment import Ends, PolicyTurn, Says
+from rlstreams.workers.sandbox.reward import Judgement
+from rlstreams.workers.sandbox.user_code import LostCallError, SuspectCallError, UserCodeError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
 
@@ -247,7 +241,7 @@ def test_an_environment_that_fails_costs_its_sample(tmp_path: Path) -> None:
 
     def reply(name: str, turn: PolicyTurn) -> Says | Ends:
         if name.startswith("1/"):
-            raise EpisodeError("environment game.py:7 raised KeyError: '\ud800'")
+            raise UserCodeError("environment game.py:7 raised KeyError: '\ud800'")
         return hint_once(name, turn)
 
     stand, environment = Stand(tmp_path), Scripted(reply)
@@ -269,10 +263,10 @@ def test_an_environment_that_fails_costs_its_sample(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "num_lost", "num_begun"),
-    [(SuspectEpisodeError, 1, 2), (SuspectEpisodeError, 2, 2), (LostEpisodeError, 5, 6)],
+    [(SuspectCallError, 1, 2), (SuspectCallError, 2, 2), (LostCallError, 5, 6)],
 )
 def test_a_lost_state_begins_the_sample_anew(
-    tmp_path: Path, kind: type[LostEpisodeError], num_lost: int, num_begun: int
+    tmp_path: Path, kind: type[LostCallError], num_lost: int, num_begun: int
 ) -> None:
     """From the prompt; only one that may be to blame runs out of attempts, and is set aside."""
 

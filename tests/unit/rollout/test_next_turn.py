@@ -10,8 +10,9 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.tokenizer import Tokenizer
-from rlstreams.workers.rollout.environment import EpisodeError, Says
 from rlstreams.workers.rollout.next_turn import NextTurn
+from rlstreams.workers.sandbox.environment import Says
+from rlstreams.workers.sandbox.user_code import UserCodeError
 from tests.unit.roles.stand import EXAMPLE
 
 MODEL = EXAMPLE.parent / "demo/model"
@@ -152,14 +153,14 @@ def test_a_template_may_begin_the_thought_of_an_answer(tmp_path: Path) -> None:
 )
 def test_what_cannot_follow_a_text_is_refused(tmp_path: Path, says: Says, told: str) -> None:
     """Nothing at all, and messages."""
-    with pytest.raises(EpisodeError, match=told):
+    with pytest.raises(UserCodeError, match=told):
         next_turn(tmp_path).tokens(says, [EOS], is_chat=False)
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_a_text_that_is_not_unicode_is_refused(tmp_path: Path, is_chat: bool) -> None:
     """Half of a surrogate pair has no tokens; the error itself can be written down."""
-    with pytest.raises(EpisodeError, match=r"answer '1.ud800' cannot be a turn") as raised:
+    with pytest.raises(UserCodeError, match=r"answer '1.ud800' cannot be a turn") as raised:
         next_turn(tmp_path).tokens(Says("1\ud800"), [EOS], is_chat=is_chat)
     str(raised.value).encode()
 
@@ -185,7 +186,7 @@ def test_a_role_that_changes_what_was_said_is_refused_where_it_is_first_returned
     made = next_turn(tmp_path, STRIPS, "tool")
     made.check_template()
     says = Says([{"role": "tool", "content": "1"}, {"role": "user", "content": "2"}])
-    with pytest.raises(EpisodeError, match="think>"):
+    with pytest.raises(UserCodeError, match="think>"):
         made.tokens(says, [EOS], is_chat=True)
     assert len(made.tokens(Says("1"), [EOS], is_chat=True)) > 0
 
@@ -214,14 +215,14 @@ def test_messages_that_the_template_cannot_take_cost_their_own_sample(
     """It raises, or writes what was said before in another way: the template itself is fit."""
     made = next_turn(tmp_path, template)
     made.check_template()
-    with pytest.raises(EpisodeError, match=told):
+    with pytest.raises(UserCodeError, match=told):
         made.tokens(Says([message]), [EOS], is_chat=True)
 
 
 def test_a_token_that_the_model_does_not_know_is_refused(tmp_path: Path) -> None:
     """A tokenizer may know more tokens than the model."""
     made = NextTurn(tokenizer(tmp_path, CHATML), "tool", vocab_size=10)
-    with pytest.raises(EpisodeError, match=r"holds token \d+, and the model knows 10"):
+    with pytest.raises(UserCodeError, match=r"holds token \d+, and the model knows 10"):
         made.tokens(Says("99"), [EOS], is_chat=False)
 
 

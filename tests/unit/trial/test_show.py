@@ -17,7 +17,7 @@ from rlstreams.up.live.visible import visible
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.row import Row
-from rlstreams.workers.rollout.reward import Judgement
+from rlstreams.workers.sandbox.reward import Judgement
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"

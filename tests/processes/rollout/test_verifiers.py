@@ -10,8 +10,8 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.reward import RewardPart, RewardSection
-from rlstreams.workers.rollout.make_verifier import make_verifier
-from rlstreams.workers.rollout.reward import Judgement, RewardError, Verifier
+from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
 
 
 def verifier(name: str, parts: tuple[RewardPart, ...] = (), **options: Any) -> Verifier:
@@ -21,12 +21,50 @@ def verifier(name: str, parts: tuple[RewardPart, ...] = (), **options: Any) -> V
 def rewards(one: Verifier, cases: list[tuple[str, str]], **metadata: Any) -> list[float]:
     """Of completions with answers."""
     with one:
-        return [one.judge("?", said, wanted, metadata, "stop").reward for said, wanted in cases]
+        return [one.judge(Sample("?", said, wanted, metadata)).reward for said, wanted in cases]
 
 
-def test_exact_may_ignore_case() -> None:
-    """Only if asked."""
-    assert [0.0] == rewards(verifier("exact"), [("Paris", "paris")])
+@pytest.mark.parametrize(
+    ("completion", "answer", "reward"),
+    [
+        ("12,21", "21", 1.0),
+        ("~24", "21", 0.0),
+        ("~21", "21", 1.0),
+        ("12 , 21", "21", 1.0),
+        ("the sum is 21.", "21", 1.0),
+        ("It is...21", "21.0", 1.0),
+        ("-3", "-3", 1.0),
+        ("10-3", "3", 1.0),
+        ("x=.5", "0.5", 1.0),
+        ("21,", "21", 1.0),
+        ("none", "21", 0.0),
+        ("", "0", 0.0),
+    ],
+)
+def test_numeric_compares_the_last_number(completion: str, answer: str, reward: float) -> None:
+    """The last number decides, whatever stands before it."""
+    assert [reward] == rewards(verifier("numeric"), [(completion, answer)])
+
+
+def test_an_unfinished_answer_earns_nothing() -> None:
+    """What max_new_tokens cut earns 0 although its last number is right."""
+    cut = Sample("?", "21", "21", {}, "length")
+    for require_stop, reward in ((True, 0.0), (False, 1.0)):
+        with make_verifier(RewardSection(verifier="numeric", require_stop=require_stop)) as one:
+            assert reward == one.judge(cut).reward
+
+
+def test_the_bound_holds_for_every_verifier() -> None:
+    """A weight can make too much of an honest number."""
+    parts = (RewardPart(verifier="numeric", weight=1e10),)
+    with pytest.raises(RewardError, match=r"got 10000000000\.0"):
+        rewards(verifier("sum", parts), [("14", "15"), ("15", "15")])
+
+
+def test_exact_ignores_white_space_around_and_case_if_asked() -> None:
+    """Equality is of the stripped texts."""
+    cases = [(" a b\n", "a b"), ("ab", "a b"), ("Paris", "paris")]
+    assert [1.0, 0.0, 0.0] == rewards(verifier("exact"), cases)
     assert [1.0] == rewards(verifier("exact", ignore_case=True), [("Paris ", "paris")])
 
 
@@ -72,7 +110,7 @@ def test_json_schema_judges_structure(tmp_path: Path) -> None:
     for options in ({"schema": schema}, {"schema_file": str(tmp_path / "s.json")}, {}):
         assert [1.0, 1.0, 0.0, 0.0] == rewards(verifier("json-schema", **options), cases)
     with verifier("json-schema", schema=schema) as one:
-        assert Judgement(reward=0.0, parts={"parsed": 0.0}) == one.judge("", "no", "", {}, "stop")
+        assert Judgement(reward=0.0, parts={"parsed": 0.0}) == one.judge(Sample("", "no", "", {}))
 
 
 def test_a_sum_weighs_its_parts(tmp_path: Path) -> None:
@@ -87,18 +125,20 @@ def test_a_sum_weighs_its_parts(tmp_path: Path) -> None:
         RewardPart(verifier=f"{file}:short", weight=0.5, options={"most": 3}),
     )
     with verifier("sum", parts) as one:
-        judged = one.judge("?", "12", "12", {}, "stop")
+        judged = one.judge(Sample("?", "12", "12", {}))
     assert Judgement(reward=1.5, parts={"right": 1.0, "short": 1.0, "short/length": 2.0}) == judged
     with verifier("sum", parts) as one, pytest.raises(RewardError, match=r"part 'right': .*'many'"):
-        one.judge("?", "12", "many", {}, "stop")
+        one.judge(Sample("?", "12", "many", {}))
 
 
 @pytest.mark.parametrize(
     ("make", "told"),
     [
+        (lambda: verifier("exactly"), r"reward\.verifier must be one of exact, numeric"),
+        (lambda: verifier("file.py:"), r"reward\.verifier must be one of exact, numeric"),
         (lambda: verifier("numeric", tolerence=1.0), r"has no option 'tolerence'; it has"),
         (lambda: verifier("numeric", tolerance="1"), r"option tolerance must be a float, got '1'"),
-        (lambda: verifier("pattern", pat="x"), r"cannot be called with .* the options pat by"),
+        (lambda: verifier("pattern", pat="x"), r"cannot be called with \(prompt, .*, pat\)"),
         (lambda: verifier("sum"), r"parts are for `sum`, and it needs at least one"),
         (lambda: verifier("exact", (RewardPart(verifier="exact"),)), r"parts are for `sum`"),
         (lambda: RewardPart(verifier="sum"), r"reward\.parts\.verifier must not be `sum`"),

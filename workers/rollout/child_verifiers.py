@@ -1,6 +1,6 @@
 """Verifiers that may hang or need an extra library: they run like user functions.
 
-Loaded by path in a child process (`verifier_process.py`), so this file imports nothing of ours.
+Loaded by path in a child process (`sandbox/program.py`), so this file imports nothing of ours.
 Each is called with (prompt, completion, answer, metadata) and its options by keyword.
 """
 

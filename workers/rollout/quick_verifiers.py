@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 
-from rlstreams.workers.rollout.reward import Judgement, Metadata, RewardError
+from rlstreams.workers.sandbox.reward import RewardError
 
 # A sign counts only where no number stands before it: the last number of "10-3" is 3.
 _NUMBER = re.compile(r"(?:(?<![0-9.])[-+])?(?:[0-9]+(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)")
@@ -14,26 +14,17 @@ _SAID = re.compile(r"(?i:answer)(?:\s*(?i:is)\b)?[\s:*(]*([A-Z])\b|\\boxed\{\s*\
 _LETTER = re.compile(r"\b([A-Z])\b")
 
 
-def exact(
-    prompt: str, completion: str, answer: str, metadata: Metadata, *, ignore_case: bool = False
-) -> Judgement:
+def exact(completion: str, answer: str, *, ignore_case: bool = False) -> float:
     """1 if completion and answer are equal but for white space around them."""
-    del prompt, metadata
     said, wanted = completion.strip(), answer.strip()
     if ignore_case:
         said, wanted = said.casefold(), wanted.casefold()
-    return Judgement(reward=float(said == wanted))
+    return float(said == wanted)
 
 
 def numeric(
-    prompt: str,
-    completion: str,
-    answer: str,
-    metadata: Metadata,
-    *,
-    tolerance: float = 0.0,
-    thousands: bool = False,
-) -> Judgement:
+    completion: str, answer: str, *, tolerance: float = 0.0, thousands: bool = False
+) -> float:
     """1 if the completion's last number is the answer.
 
     Args:
@@ -43,7 +34,6 @@ def numeric(
     Raises:
         RewardError: the answer is not a number.
     """
-    del prompt, metadata
     if thousands:
         completion, answer = (re.sub(r"(?<=\d),(?=\d{3}\b)", "", t) for t in (completion, answer))
     try:
@@ -54,13 +44,11 @@ def numeric(
         raise RewardError(f"verifier numeric: the row's answer {answer!r} is not a number")
     numbers = _NUMBER.findall(completion)
     if not numbers:
-        return Judgement(reward=0.0)
-    return Judgement(reward=float(abs(Decimal(numbers[-1]) - wanted) <= Decimal(str(tolerance))))
+        return 0.0
+    return float(abs(Decimal(numbers[-1]) - wanted) <= Decimal(str(tolerance)))
 
 
-def choice(
-    prompt: str, completion: str, answer: str, metadata: Metadata, *, letters: str = "ABCDEFGHIJ"
-) -> Judgement:
+def choice(completion: str, answer: str, *, letters: str = "ABCDEFGHIJ") -> float:
     """1 if the letter that the completion decides for is the answer's.
 
     That is the last one called the answer or boxed, else the last that stands alone.
@@ -71,7 +59,6 @@ def choice(
     Raises:
         RewardError: the answer is none of them.
     """
-    del prompt, metadata
     wanted = answer.strip().strip("().").upper()
     if len(wanted) != 1 or wanted not in letters:
         raise RewardError(
@@ -79,11 +66,11 @@ def choice(
         )
     said = [a or b for a, b in _SAID.findall(completion)] or _LETTER.findall(completion)
     chosen = [letter for letter in said if letter in letters]
-    return Judgement(reward=float(bool(chosen) and chosen[-1] == wanted))
+    return float(bool(chosen) and chosen[-1] == wanted)
 
 
-# Called with (prompt, completion, answer, metadata); keyword arguments are options.
-JUDGES: Mapping[str, Callable[..., Judgement]] = {
+# Called with (completion, answer); keyword arguments are options.
+QUICK_VERIFIERS: Mapping[str, Callable[..., float]] = {
     "exact": exact,
     "numeric": numeric,
     "choice": choice,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlstreams.workers.rollout.user_environment import UserEnvironment
-from rlstreams.workers.rollout.user_verifier import Function
-from tests.processes.rollout.games import PLAIN, World
+from rlstreams.workers.sandbox.environment import EXTRA, UserEnvironment
+from rlstreams.workers.sandbox.user_code import UserCode
+from tests.processes.sandbox.games import PLAIN, World
 
 
 @pytest.fixture
@@ -22,8 +22,9 @@ def world(tmp_path: Path) -> Iterator[World]:
         file = tmp_path / "game.py"
         file.write_text(source)
         values = {"timeout_s": 60.0, "processes": 1, "concurrency": 8, "memory_mb": 300}
-        code = Function(name="Game", file=str(file), **{**values, **changes})
-        made.append(UserEnvironment(code, must_reward=must_reward))
+        values |= changes
+        code = UserCode(name="Game", kind="class", file=str(file), extra=EXTRA, **values)
+        made.append(UserEnvironment(code, must_reward=must_reward, note=lambda _: None))
         return made[-1]
 
     yield make

@@ -1,20 +1,29 @@
-"""From the configuration's `[environment]` to what a sampler needs for several turns."""
+"""What samples of several turns need, by the configuration's `[environment]`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
-from rlstreams.workers.config.options import resolved
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.user_code import located, resolved
 from rlstreams.workers.model.folder import eos_ids_of
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.next_turn import NextTurn
-from rlstreams.workers.rollout.sampling import Turns
-from rlstreams.workers.rollout.user_environment import UserEnvironment
-from rlstreams.workers.rollout.user_verifier import Function, located
+from rlstreams.workers.sandbox.environment import EXTRA, Environment, UserEnvironment
+from rlstreams.workers.sandbox.user_code import UserCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """The environment, what stands between two turns, and how many there are at most."""
+
+    environment: Environment
+    next_turn: NextTurn
+    max_turns: int
 
 
 def make_turns(
@@ -24,30 +33,25 @@ def make_turns(
 
     Args:
         vocab_size: of the engine.
-        note: told what went wrong after a sample was over, for the log.
+        note: told what went wrong beside samples, for the log.
 
     Raises:
         ConfigError: a class that cannot be loaded, or a chat template that is not fit for several
             turns.
+        DeadlineError: the system has no process for user code.
         TokenizerError: there is no usable tokenizer.
     """
     section, data = config.environment, config.data
     if not section.name:
         return None
-    tokenizer = Tokenizer(
-        model_folder(config.model.path), template=data.template, options=data.template_options
-    )
-    next_turn = NextTurn(
-        tokenizer,
-        section.role,
-        vocab_size=vocab_size,
-        eos_ids=eos_ids_of(model_folder(config.model.path)),
-    )
+    folder = model_folder(config.model.path)
+    tokenizer = Tokenizer(folder, template=data.template, options=data.template_options)
+    eos_ids = eos_ids_of(folder)
+    next_turn = NextTurn(tokenizer, section.role, vocab_size=vocab_size, eos_ids=eos_ids)
     if data.is_always_chat:
         next_turn.check_template()
-    return Turns(
-        environment=make_environment(config, note), next_turn=next_turn, max_turns=section.max_turns
-    )
+    environment = make_environment(config, note)
+    return Turns(environment=environment, next_turn=next_turn, max_turns=section.max_turns)
 
 
 def make_environment(
@@ -61,10 +65,12 @@ def make_environment(
             f"environment.name must be `file.py:Class` or `module:Class`, got {section.name!r}"
         )
     file, module, name = found
-    code = Function(
+    code = UserCode(
         name=name,
+        kind="class",
         file=file,
         module=module,
+        extra=EXTRA,
         options=resolved(section.options, "environment.options."),
         timeout_s=section.timeout_s,
         memory_mb=section.memory_mb,

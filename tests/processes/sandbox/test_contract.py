@@ -1,0 +1,260 @@
+"""Contract of the sandbox: what user code of every kind may do, and what that costs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rlstreams.streams.log.errors import ConfigError, DeadlineError
+from rlstreams.workers.sandbox import process, program
+from rlstreams.workers.sandbox.reward import Judgement
+from tests.contract.polling import within
+from tests.processes.sandbox.either import ERRORS, LINE, SOURCES, Either
+
+ROOT = Path(__file__).parents[3]
+KINDS = list(SOURCES)
+DETACHED = (
+    "int(subprocess.Popen(['setsid', 'sh', '-c', 'echo $$; exec sleep 3600'], "
+    "stdout=subprocess.PIPE).stdout.readline())"
+)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def one(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Either]:
+    """For calls that cost no process."""
+    with Either(tmp_path_factory.mktemp("one"), request.param) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "parts"),
+    [
+        ("0.5", 0.5, {}),
+        ("True, {'n': 3}", 1.0, {"n": 3.0}),
+        ("{'a': 0.25, 'b': 0.5}", 0.75, {"a": 0.25, "b": 0.5}),
+        ("{'reward': 2, 'b': 0.5}", 2.0, {"b": 0.5}),
+    ],
+)
+def test_numbers_and_parts(one: Either, text: str, reward: float, parts: dict[str, float]) -> None:
+    """Parts without a `reward` are summed."""
+    assert Judgement(reward=reward, parts=parts) == one.ask(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", rf"user\.py:{LINE}: code raised ZeroDivisionError: division"),
+        ("bytearray(1 << 30)", rf"user\.py:{LINE}: code raised MemoryError"),
+        ("float('nan')", "returned nan of type float"),
+        ("(1, {'x': None})", "part 'x' is None of type NoneType"),
+        ("{'x': 1, 'y': 'a'}", "part 'y' is 'a' of type str"),
+        ("{}", r"returned {} of type dict; wanted a finite number, {part: number}, or \("),
+        ("1e39", r"the reward must be finite and within 1e\+09 of 0, got 1e\+39"),
+        ("(0.0, {'speed': -1.7e308})", r"part 'speed' of the reward must be .* got -1.7e\+308"),
+        ("{'n' * (1 << 26): 1}", r"returned 67,\d+,\d+ bytes; the limit is 67,108,864"),
+    ],
+)
+def test_what_is_no_answer_costs_its_own_sample(one: Either, text: str, message: str) -> None:
+    """The error names file and line, or the value; the process goes on."""
+    with pytest.raises(ERRORS, match=message) as raised:
+        one.ask(text)
+    assert str(one.file) in str(raised.value) or "the reward must" in message or "speed" in message
+    assert 1.0 == one.ask("1").reward
+
+
+def test_what_user_code_prints_is_no_answer(one: Either, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither lines that look like one nor bytes that are no text; it goes to the worker's log."""
+    text = '[print(\'{"id": 1, "ends": {}}\', flush=True), os.write(1, bytes(range(256)))] and 0.5'
+    assert 0.5 == one.ask(text).reward
+    assert "" == capfd.readouterr().out
+
+
+def test_a_call_that_hangs_costs_itself_alone(tmp_path: Path, kind: str) -> None:
+    """Its line is in the message; the next call is answered."""
+    hang = "asyncio.sleep(3600)" if kind.startswith("async") else "time.sleep(3600)"
+    place = rf"it is at .*user\.py:{LINE}$"
+    with Either(tmp_path, kind, timeout_s=0.5) as one:
+        with pytest.raises(ERRORS, match=rf"gave no answer within 0\.5 s: {place}"):
+            one.ask(hang)
+        assert 1.0 == one.ask("1").reward
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("os._exit(9)", "died with status 9$"),
+        ("sys.exit('no licence')", "died with status 1; it last printed: no licence$"),
+        ("os.kill(os.getpid(), 11)", "died of SIGSEGV$"),
+        (f"os._exit({program.OUT_OF_MEMORY})", "needs more than memory_mb = 300$"),
+        ("os.write(int(sys.argv[1]), b'[1]\\n') and time.sleep(3600)", "sent what is no answer"),
+    ],
+)
+def test_a_process_that_ends_is_replaced(
+    tmp_path: Path, kind: str, text: str, message: str
+) -> None:
+    """How it ended is in the message, and where the code stands."""
+    with Either(tmp_path, kind) as one:
+        with pytest.raises(ERRORS, match=rf"user\.py:\d+: .* {message}"):
+            one.ask(text)
+        assert 1.0 == one.ask("1").reward
+
+
+def test_a_call_that_does_not_let_go_ends_its_process(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It blocks the loop of all others, or what would break it off."""
+    monkeypatch.setattr(process, "CANCEL_S", 0.1)
+    block = "__import__('signal').pthread_sigmask(0, range(1, 32)) and 0 or time.sleep(3600)"
+    with Either(tmp_path, kind, timeout_s=0.5) as one:
+        with pytest.raises(ERRORS, match=r"gave no answer within 0\.5 s"):
+            one.ask(block)
+        assert 1.0 == one.ask("1").reward
+
+
+@pytest.mark.parametrize("kind", ["async function", "async class"])
+def test_calls_of_an_async_def_wait_side_by_side(tmp_path: Path, kind: str) -> None:
+    """Each waits until all are there: one after the other, none would ever end."""
+    with Either(tmp_path, kind) as one:
+        assert [Judgement(reward=1.0)] * 16 == one.ask_all(["meet(16)"] * 16)
+
+
+def test_answers_are_not_mixed_up(tmp_path: Path, kind: str) -> None:
+    """Of calls that overlap, over two processes."""
+    texts = [f"time.sleep(0.002) or {number}" for number in range(16)]
+    with Either(tmp_path, kind, processes=2) as one:
+        found = one.ask_all(texts)
+        assert [Judgement(reward=float(number)) for number in range(16)] == found
+
+
+def test_the_memory_limit_where_the_kernel_sets_none(tmp_path: Path) -> None:
+    """The fallback: a thread that watches the peak."""
+    code = (
+        "from program import limit_memory\nimport time\n"
+        "limit_memory(100, by_kernel=False)\nx = b'x' * (150 << 20)\ntime.sleep(3600)"
+    )
+    folder = Path(program.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, timeout=120, check=False)
+    assert program.OUT_OF_MEMORY == done.returncode
+
+
+def has_ended(pid: int) -> Callable[[], bool | None]:
+    def look() -> bool | None:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except FileNotFoundError:
+            return True
+        return stat.rpartition(")")[2].split()[0] == "Z" or None
+
+    return look
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descendants are found by /proc")
+@pytest.mark.parametrize("text", ["os.getpid()", DETACHED])
+def test_all_that_it_started_ends_when_it_is_closed(tmp_path: Path, kind: str, text: str) -> None:
+    """Also what runs in a session of its own; then nothing is answered any more."""
+    with Either(tmp_path, kind) as one:
+        pid = int(one.ask(text).reward)
+        assert not has_ended(pid)()
+    within(30, has_ended(pid), f"the end of process {pid}")
+    with pytest.raises(ERRORS, match="is closed"):
+        one.ask("1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descendants are found by /proc")
+def test_all_that_it_started_ends_when_the_worker_is_killed(tmp_path: Path, kind: str) -> None:
+    """By the process itself, which sees its link close."""
+    worker = (
+        "import sys, time, pathlib\n"
+        "from tests.processes.sandbox.either import Either\n"
+        "one = Either(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
+        "print(int(one.ask(sys.argv[3]).reward), flush=True)\ntime.sleep(3600)"
+    )
+    command = [sys.executable, "-c", worker, str(tmp_path), kind, DETACHED]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        pid = int(running.stdout.readline())
+        assert not has_ended(pid)()
+        os.kill(running.pid, signal.SIGKILL)
+    within(30, has_ended(pid), f"the end of process {pid}")
+
+
+def test_a_system_without_room_for_a_process_is_an_error_in_words(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start one that a supervisor tries again, later one of the sample; it recovers."""
+    monkeypatch.setattr(process, "NUM_TRIES", 2)
+    monkeypatch.setattr(process, "PAUSE_S", 0.0)
+    message = r"user\.py:code has no process: in 2 tries, 0 s apart, none could be started: .*Errno"
+
+    def no_room(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as system:
+        system.setattr(process.subprocess, "Popen", no_room)
+        with pytest.raises(DeadlineError, match=message):
+            Either(tmp_path, kind)
+    with Either(tmp_path, kind) as one:
+        with pytest.raises(ERRORS, match="died"):
+            one.ask("os._exit(3)")
+        with monkeypatch.context() as system:
+            system.setattr(process.subprocess, "Popen", no_room)
+            with pytest.raises(ERRORS, match=message):
+                one.ask("1")
+        assert 1.0 == one.ask("1").reward
+
+
+@pytest.mark.parametrize("kind", ["function", "class"])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("-", r"there is no file .*user\.py"),
+        ("\nx = (", r"user\.py:2: SyntaxError: '\(' was never closed"),
+        ("\nimport not_there", r"user\.py:2: ModuleNotFoundError: .*; install it into /"),
+        ("code = 3", r"user\.py has no \w+ 'code' \(that is 3, which cannot be called\)"),
+        ("import os; os._exit(3)", r"user\.py:code cannot be loaded: it died with status 3"),
+    ],
+)
+def test_code_that_cannot_be_loaded_is_refused(
+    tmp_path: Path, kind: str, source: str, message: str
+) -> None:
+    """At the start, with file and line."""
+    with pytest.raises(ConfigError, match=message):
+        Either(tmp_path, kind, source)
+
+
+_INIT = "class code:\n    def __init__(self, *a): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "message"),
+    [
+        ("function", "def cde(): pass", r"no function 'code' \(it has: cde; did you mean 'cde'\?"),
+        ("function", "def code(a): pass", r"py:1: code\(a\) cannot be called with \(prompt, comp"),
+        ("function", "def code(a): pass", r"`def code\(prompt, completion, answer, metadata\):`"),
+        ("class", "class cde: pass", r"no class 'code' \(it has: cde; did you mean 'cde'\?"),
+        ("class", "def code(a): pass", r"must be a class with a method `step\(self, completion\)`"),
+        ("class", _INIT, r"must be a class with a method `step\(self, completion\)`"),
+        ("class", "class code:\n    def step(self, a): pass", r"`def __init__\(self, prompt, answ"),
+        ("class", _INIT + "    def step(self, a, b): pass", r"py:3: code\.step.* \(completion\):"),
+    ],
+)
+def test_code_that_cannot_be_called_is_refused(
+    tmp_path: Path, kind: str, source: str, message: str
+) -> None:
+    """At the start, with how to write it."""
+    with pytest.raises(ConfigError, match=message):
+        Either(tmp_path, kind, source)

@@ -1,0 +1,159 @@
+"""Verifiers by configuration: named ones, user code, weighted sums."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.nearest import meant
+from rlstreams.workers.config.reward import ENVIRONMENT, SUM, RewardSection
+from rlstreams.workers.config.user_code import Option, located, resolved
+from rlstreams.workers.rollout.quick_verifiers import QUICK_VERIFIERS
+from rlstreams.workers.sandbox.reward import Judge, Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.user_code import UserCode
+from rlstreams.workers.sandbox.verifier import EXTRA, UserVerifier
+
+_IN_CHILD = Path(__file__).with_name("child_verifiers.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InChild:
+    """A verifier of ours that runs in a child process."""
+
+    function: str
+    package: str = ""  # that it needs, as it is imported
+    extra: str = ""  # of ours that installs it
+
+
+CHILD_VERIFIERS: Mapping[str, _InChild] = {
+    "pattern": _InChild(function="pattern"),
+    "math-verify": _InChild(function="math_verify", package="math_verify", extra="math"),
+    "reasoning-gym": _InChild(function="reasoning_gym", package="reasoning_gym", extra="gym"),
+    "json-schema": _InChild(function="json_schema", package="jsonschema", extra="json-schema"),
+}
+
+
+def make_verifier(section: RewardSection, note: Callable[[str], None] = lambda _: None) -> Verifier:
+    """The verifier that the configuration names, ready to judge.
+
+    Args:
+        note: told what went wrong beside samples, for the log.
+
+    Raises:
+        ConfigError: an unknown name or option, a reference to a secret that is not there, a package
+            that is not installed, or a file or function that cannot be loaded.
+        DeadlineError: the system has no process for user code.
+    """
+    with ExitStack() as stack:
+
+        def judge_of(verifier: str, options: Mapping[str, Option], field: str) -> Judge:
+            values = resolved(options, f"{field} {verifier!r}, option ")
+            if verifier in QUICK_VERIFIERS:
+                return _quick(QUICK_VERIFIERS[verifier], values, f"{field} {verifier!r}")
+            code = _user_code(section, verifier, values, field)
+            # What is ours computes: it would fail alike.
+            attempts = 1 if verifier in CHILD_VERIFIERS else section.attempts
+            user = UserVerifier(code, field, attempts=attempts, note=note)
+            stack.callback(user.close)
+            return user
+
+        if section.verifier == SUM:
+            judge: Judge = _Sum(
+                [
+                    (part.label, part.weight, judge_of(part.verifier, part.options, field))
+                    for part in section.parts
+                    for field in [f"reward.parts {part.label!r}"]
+                ]
+            )
+        elif section.verifier == ENVIRONMENT:
+            judge = _unfinished
+        else:
+            judge = judge_of(section.verifier, section.options, "reward.verifier")
+        return Verifier(judge, require_stop=section.require_stop, close=stack.pop_all().close)
+
+
+class _Sum:
+    """A weighted sum. Each term's own number is a part, and so are its parts: `label/part`."""
+
+    def __init__(self, terms: Sequence[tuple[str, float, Judge]]) -> None:
+        """
+        Args:
+            terms: label, weight and judge of each.
+        """
+        self._terms = terms
+
+    async def __call__(self, sample: Sample) -> Judgement:
+        """One term that fails fails the sum."""
+        reward = 0.0
+        parts: dict[str, float] = {}
+        for label, weight, judge in self._terms:
+            try:
+                judged = await judge(sample)
+            except RewardError as err:
+                raise RewardError(f"part {label!r}: {err}") from err
+            reward += weight * judged.reward
+            parts[label] = judged.reward
+            parts |= {f"{label}/{name}": value for name, value in judged.parts.items()}
+        return Judgement(reward=reward, parts=parts)
+
+
+async def _unfinished(_: Sample) -> Judgement:
+    """Of a sample that ended before its environment gave a number."""
+    return Judgement(reward=0.0, parts={"unfinished": 1.0})
+
+
+def _user_code(
+    section: RewardSection, verifier: str, options: Mapping[str, Option], field: str
+) -> UserCode:
+    file = module = title = ""
+    if verifier in CHILD_VERIFIERS:
+        ours = CHILD_VERIFIERS[verifier]
+        if ours.package and importlib.util.find_spec(ours.package) is None:
+            raise ConfigError(
+                f"{field} {verifier!r} needs a package that is not installed: "
+                f"pip install 'rlstreams[{ours.extra}]'"
+            )
+        file, function, title = str(_IN_CHILD), ours.function, verifier
+    elif (found := located(verifier)) is not None:
+        file, module, function = found
+    else:
+        known = [*QUICK_VERIFIERS, *CHILD_VERIFIERS, SUM, ENVIRONMENT]
+        half = "; name its function too" if verifier.endswith(".py") else ""
+        raise ConfigError(
+            f"{field} must be one of {', '.join(known)}, or `file.py:function` or "
+            f"`module:function`, got {verifier!r}{half or meant(verifier, known)}"
+        )
+    return UserCode(
+        name=function,
+        file=file,
+        module=module,
+        extra=EXTRA,
+        title=title,
+        options=options,
+        timeout_s=section.timeout_s,
+        memory_mb=section.memory_mb,
+        processes=section.processes,
+        concurrency=section.concurrency,
+    )
+
+
+def _quick(verifier: Callable[..., float], options: Mapping[str, Option], title: str) -> Judge:
+    parameters = inspect.signature(verifier).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name, value in options.items():
+        if name not in defaults:
+            known = f"it has: {', '.join(defaults)}{meant(name, defaults)}"
+            raise ConfigError(f"{title} has no option {name!r}; {known}")
+        kind = type(defaults[name])
+        if not isinstance(value, (kind, int) if kind is float else kind):
+            raise ConfigError(f"{title}: option {name} must be a {kind.__name__}, got {value!r}")
+
+    async def judge(sample: Sample) -> Judgement:
+        return Judgement(reward=verifier(sample.completion, sample.answer, **options))
+
+    return judge

@@ -1,0 +1,1 @@
+"""User code in child processes: verifiers and environments alike."""

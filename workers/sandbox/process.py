@@ -1,0 +1,296 @@
+"""One process of user code as the worker sees it: calls go out, replies come back by number.
+
+Lives on the event loop of its `Sandbox`. `program.py` describes the lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlstreams.workers.sandbox.descendants import VARIABLE, end_descendants
+from rlstreams.workers.sandbox.program import MAX_REPLY_BYTES, OUT_OF_MEMORY
+from rlstreams.workers.sandbox.user_code import (
+    LostCallError,
+    SuspectCallError,
+    UserCode,
+    UserCodeError,
+)
+
+NUM_TRIES, PAUSE_S = 10, 1.0  # to start a process where the system has no room for one
+START_S = 60.0  # a user's file may import a large library
+WHERE_S = 0.5
+CANCEL_S = 5.0  # until a call that has missed its deadline must have let go
+_EXIT_S, _POLL_S = 1.0, 0.01  # from the end of the link to the process's
+_TAIL = 200  # characters of what it printed last
+_READY = 0  # number of the reply that nobody asked for
+_PROGRAM = Path(__file__).with_name("program.py")
+
+Reply = dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    number: int
+    reply: asyncio.Future[Reply]
+    runs_code: bool = True  # else it only asks about another call
+    was_alone: bool = True  # in its process, all the time
+
+
+class _Output(asyncio.Protocol):
+    """What user code prints: passed on to the worker's standard error, the end of it kept."""
+
+    def __init__(self) -> None:
+        self.tail = b""
+
+    def data_received(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, data)
+        self.tail = (self.tail + data)[-4 * _TAIL :]
+
+
+class Process:
+    """A process that has user code loaded; made by `started`."""
+
+    def __init__(self, code: UserCode) -> None:
+        self._code = code
+        self.timeout_s = code.timeout_s
+        self.broken = ""
+        """Why it answers no more; empty: it does."""
+        self.place = ""
+        """`file:line` of the code, once it is loaded."""
+        self.open: set[str] = set()
+        """What was placed here and has not left."""
+        self.is_async = False
+        self.wants: frozenset[str] = frozenset()
+        """Which of `code.extra` it takes."""
+        self._cancels = False  # a call that hangs can be broken off
+        self.room = 1
+        """Calls at a time."""
+        self._has_room = asyncio.Semaphore(1)
+        self._numbers = itertools.count(_READY)
+        self._sent = _READY
+        self._calls: dict[int, _Call] = {}
+        self._ready = self._awaited(runs_code=False)
+        self._is_ended = False
+
+    @classmethod
+    async def started(cls, code: UserCode) -> Process:
+        """A process with the code loaded; tried for again where the system has no room for one.
+
+        Raises:
+            LostCallError: there was no room `NUM_TRIES` times, `PAUSE_S` apart; says what lacked.
+            UserCodeError: the code cannot be loaded.
+        """
+        for number in itertools.count(1):
+            self = cls(code)
+            try:
+                await self._launch()
+                break
+            except OSError as err:
+                if number >= NUM_TRIES:
+                    raise LostCallError(
+                        f"{code} has no process: in {number} tries, {PAUSE_S:g} s apart, none "
+                        f"could be started: {err}"
+                    ) from None
+            await asyncio.sleep(PAUSE_S)
+        try:
+            await self._load()
+        except BaseException:
+            await self.end("is closed")
+            raise
+        return self
+
+    async def call(self, request: Mapping[str, Any], *, needs_room: bool = True) -> Reply:
+        """Send a call once there is room for it; the reply, within the code's `timeout_s`.
+
+        A call that misses its deadline is broken off where that is possible; one that does not let
+        go ends the process, and with it what else it held. Whoever gives up waiting leaves the
+        call's room taken until it is over.
+
+        Raises:
+            LostCallError: the process ended because of another call, or before this was sent.
+            SuspectCallError: it ended because of one of several calls, this one among them.
+            UserCodeError: the call hangs, says where; or it ended the process, says how it died.
+        """
+        if needs_room:
+            await self._has_room.acquire()
+        task = asyncio.get_running_loop().create_task(self._ask(request, self.timeout_s))
+
+        def end(task: asyncio.Task[Reply]) -> None:
+            if needs_room:
+                self._has_room.release()
+            if not task.cancelled():
+                task.exception()  # seen: nobody may wait for it any more
+
+        task.add_done_callback(end)
+        return await asyncio.shield(task)
+
+    async def end(self, reason: str) -> None:
+        """Kill it and all that it started; what waits for it fails with `reason`."""
+        self._break(reason, is_ended=True)
+        if self._is_ended:  # by now its number may be another process's
+            return
+        self._is_ended = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM of a zombie
+            os.killpg(self._process.pid, signal.SIGKILL)
+        end_descendants(self._mark)  # those in sessions of their own
+        self._writer.close()
+        await self._exited()
+        self._output.close()
+
+    async def last_call(self, request: Mapping[str, Any], timeout_s: float) -> None:
+        """A call whose deadline ends the process; its outcome counts no more."""
+        with contextlib.suppress(UserCodeError):
+            await asyncio.wait({self._send(request).reply}, timeout=timeout_s)
+
+    async def _launch(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno())]
+        self._mark = secrets.token_hex(8)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(theirs)
+            stack.callback(ours.close)
+            # Its own session: Ctrl-C is not for it, and what it starts can be killed with it.
+            self._process = subprocess.Popen(  # noqa: ASYNC220  (milliseconds, on its own loop)
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True, env={**os.environ, VARIABLE: self._mark},
+            )  # fmt: skip
+            stack.callback(self._process.wait)
+            stack.callback(self._process.kill)
+            reader, self._writer = await asyncio.open_connection(
+                sock=ours, limit=2 * MAX_REPLY_BYTES
+            )
+            stack.callback(self._writer.close)
+            self._output, self._printed = await asyncio.get_running_loop().connect_read_pipe(
+                _Output, self._process.stdout
+            )
+            stack.pop_all()
+            theirs.close()
+        # Not as an argument: it may hold secrets, and those are for all to see.
+        self._writer.write(self._code.spec().encode() + b"\n")
+        self._reading = asyncio.get_running_loop().create_task(self._read(reader))
+
+    async def _load(self) -> None:
+        done, _ = await asyncio.wait({self._ready.reply}, timeout=START_S)
+        if self.broken or not done:
+            why = self.broken or f"gave no answer within {START_S:g} s"
+            raise UserCodeError(f"{self._code} cannot be loaded: it {why}")
+        reply = self._ready.reply.result()
+        if "error" in reply:
+            raise UserCodeError(str(reply["error"]))
+        self.place = str(reply["ready"])
+        self.is_async, self._cancels = bool(reply["is_async"]), bool(reply["cancels"])
+        self.wants = frozenset(reply["wants"])
+        self.room = self._code.concurrency if self.is_async else 1
+        self._has_room = asyncio.Semaphore(self.room)
+
+    async def _ask(self, request: Mapping[str, Any], timeout_s: float) -> Reply:
+        call = self._send(request)
+        await asyncio.wait({call.reply}, timeout=timeout_s)
+        if call.reply.done():
+            return call.reply.result()
+        told = f"gave no answer within {timeout_s:g} s{await self._whereabouts(call.number)}"
+        if not (self._cancels and await self._probe({"cancel": call.number}, CANCEL_S)):
+            await self.end(f"was ended because another call {told} and did not let go")
+        raise self._error(UserCodeError, told)
+
+    def _send(self, request: Mapping[str, Any], *, runs_code: bool = True) -> _Call:
+        if self.broken:
+            raise self._error(LostCallError, self.broken)
+        call = self._awaited(runs_code=runs_code)
+        self._writer.write(json.dumps({"id": call.number, **request}).encode() + b"\n")
+        return call
+
+    def _awaited(self, *, runs_code: bool) -> _Call:
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        # Seen, also where nobody waits any more.
+        reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
+        call = _Call(next(self._numbers), reply, runs_code)
+        if runs_code:
+            for other in [other for other in self._calls.values() if other.runs_code]:
+                call.was_alone = other.was_alone = False
+        self._calls[call.number] = call
+        self._sent = call.number
+        return call
+
+    async def _whereabouts(self, number: int) -> str:
+        """`: it is at file:line` while it can say; a call deep in a library cannot."""
+        place = (await self._probe({"where": number}, WHERE_S)).get("where")
+        return f": it is at {place}" if place else ""
+
+    async def _probe(self, request: Mapping[str, Any], timeout_s: float) -> Reply:
+        """The reply to a question about another call; empty: there is none in time."""
+        with contextlib.suppress(UserCodeError):
+            call = self._send(request, runs_code=False)
+            await asyncio.wait({call.reply}, timeout=timeout_s)
+            if call.reply.done():
+                return call.reply.result()
+        return {}
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand out replies until the link closes."""
+        reason = ""
+        try:
+            while line := await reader.readline():
+                self._hand_out(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            reason = "sent what is no answer: user code has written to the link of its process"
+        except OSError:
+            pass
+        self._break(reason or await self._death())
+        await self.end(self.broken)
+
+    def _hand_out(self, reply: Reply) -> None:
+        number = reply["id"]
+        call = self._calls.pop(number, None)
+        if call is not None:
+            if not call.reply.done():
+                call.reply.set_result(reply)
+        elif type(number) is not int or not _READY <= number <= self._sent:
+            raise ValueError(number)
+
+    def _break(self, reason: str, *, is_ended: bool = False) -> None:
+        self.broken = self.broken or reason
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            kind = UserCodeError if call.was_alone else SuspectCallError
+            if not call.reply.done():
+                kind = LostCallError if is_ended else kind
+                call.reply.set_exception(self._error(kind, self.broken))
+
+    def _error(self, kind: type[UserCodeError], reason: str) -> UserCodeError:
+        called = self._code.name if self._code.kind == "function" else "step"
+        return kind(f"{self.place}: {called} {reason}")
+
+    async def _death(self) -> str:
+        status = await self._exited()
+        if status is None:
+            return "closed its link"
+        if status == OUT_OF_MEMORY and self._code.memory_mb:
+            return f"needs more than memory_mb = {self._code.memory_mb}"
+        died = f"of {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        await asyncio.sleep(_POLL_S)  # its last words may be read later than its end
+        lines = self._printed.tail.decode(errors="replace").strip()[-_TAIL:]
+        return f"died {died}" + (f"; it last printed: {lines}" if lines else "")
+
+    async def _exited(self) -> int | None:
+        """The process's status; None: it runs on."""
+        for _ in range(round(_EXIT_S / _POLL_S)):
+            if self._process.poll() is not None:
+                break
+            await asyncio.sleep(_POLL_S)
+        return self._process.returncode

@@ -1,0 +1,56 @@
+"""User code that a sandbox runs, and how a call of it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlstreams.workers.config.user_code import Option
+
+
+class UserCodeError(Exception):
+    """User code raised, hung, died or answered nonsense; names the place."""
+
+
+class LostCallError(UserCodeError):
+    """A call, or the state that it needs, is gone, and another attempt may fare better."""
+
+
+class SuspectCallError(LostCallError):
+    """Its process ended, and this call was one of several that may have been the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode:
+    """A function, or a class whose objects are stepped, and how it is called."""
+
+    name: str
+    kind: Literal["function", "class"] = "function"
+    file: str = ""  # absolute path, or empty ...
+    module: str = ""  # ... and the name of a module
+    extra: tuple[str, ...] = ()  # parameters that are filled in where the code has them
+    options: Mapping[str, Option] = field(default_factory=dict)
+    timeout_s: float = 10.0
+    memory_mb: int = 0
+    processes: int = 2
+    concurrency: int = 1  # calls at a time in a process, if it is asynchronous
+    title: str = ""  # for messages; empty: made from the others
+
+    def __str__(self) -> str:
+        return self.title or f"{self.file or self.module}:{self.name}"
+
+    def spec(self) -> str:
+        """What its process is given, as JSON: see `program.py`."""
+        return json.dumps(
+            {
+                "kind": self.kind,
+                "file": self.file,
+                "module": self.module,
+                "name": self.name,
+                "extra": self.extra,
+                "options": dict(self.options),
+                "memory_mb": self.memory_mb,
+            }
+        )
