@@ -51,7 +51,8 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="A,B",
         help="targets: rollout, logprob, trainer, prompts, broker, server (the model servers that "
-        "rollout workers start; they are killed, never suspended); default: all that exist",
+        "rollout workers start; they are killed, never suspended), up (itself, which then starts "
+        "again with --resume); default: all that exist",
     )
     parser.add_argument(
         "--every",

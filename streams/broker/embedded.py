@@ -85,14 +85,15 @@ class EmbeddedBroker:
         self._heap_mb = heap_mb
         self._say = say
         self._extra = dict(settings)
+        self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> BrokerState:
         """Start and wait until it serves. Port 0: the folder's last port, or a free one.
 
         Raises:
-            ConfigError: the folder or the port is in use; names who or which.
-            BrokerError: a jar or Java is missing, or the broker ended at once; carries the last
-                lines of its log.
+            ConfigError: the folder is in use; names by whom.
+            BrokerError: the port is in use, a jar or Java is missing, or the broker ended at once;
+                carries the last lines of its log.
             DeadlineError: not ready after 90 s; it was stopped.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,6 +113,7 @@ class EmbeddedBroker:
                 self._fence_dead(java, state, lock_fd)
             log_start = self._log_size()
             child = self._spawn((*java, "kafka.Kafka", str(self._settings)), lock_fd)
+            self._child = child
             with _killed_on_error(child):
                 state = BrokerState(**{**asdict(state), "pid": child.pid})
                 self._write_state(state)
@@ -130,6 +132,11 @@ class EmbeddedBroker:
         if not (state and state.pid and self._lock.is_held()):
             return None
         return state if _is_alive(state.pid) else None  # else a start holds the lock, just begun
+
+    @property
+    def last_status(self) -> int | None:
+        """How the broker that this object started last ended, negative: by a signal; or None."""
+        return None if self._child is None else self._child.poll()
 
     def coming(self, begin_s: float) -> BrokerState | None:
         """The living broker, or the one that somebody starts anew; None if nobody does.
@@ -218,7 +225,7 @@ class EmbeddedBroker:
         last = self._read_state()
         port = self._port or (last.port if last and is_free(last.port) else free_port())
         if not is_free(port):
-            raise ConfigError(
+            raise BrokerError(
                 f"broker.port {port} is in use on {HOST} by another program; "
                 "choose another one, or 0 for a free one"
             )

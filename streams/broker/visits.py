@@ -93,8 +93,11 @@ def owned(broker: Broker) -> Iterator[State]:
         with visits.turn():
             os.close(fd)
             if (last := broker.status()) is not None:  # its keeper may have started another
-                visits.mark(last.pid)
-            _stop_unvisited(broker, visits)
+                try:
+                    visits.mark(last.pid)
+                    _stop_unvisited(broker, visits)
+                except OSError:  # a full disk: it is stopped without a mark, whoever looks
+                    broker.stop()
 
 
 def _bootstrap_of_another(broker: Broker) -> str:

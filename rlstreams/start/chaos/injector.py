@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import signal
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.start.chaos.journal import BrokerOutage, Conclude, Injection, Journal, Wakeup
-from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind, injected_by_step
+from rlstreams.start.chaos.journal import (
+    BrokerOutage,
+    Conclude,
+    Injection,
+    Journal,
+    Struck,
+    Wakeup,
+)
+from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind, injected_by_step
 from rlstreams.start.chaos.progress_deadline import ProgressDeadline
 from rlstreams.start.chaos.servers import kill_server
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.child import Child
 from rlstreams.up.supervisor.fault_hook import FaultTargets
-from rlstreams.up.supervisor.fleet import Worker
+from rlstreams.up.supervisor.fleet import Exited, Worker
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import Ended
@@ -25,6 +35,16 @@ if TYPE_CHECKING:
 PATIENCE_S = 10.0  # a victim that does not run for so long has its turn later
 SUCCESSOR_S = 60.0  # longest sleep beyond the planned one, so that the successor is at work
 FAULTS_PER_STEP = 4  # by time alone; more would stop the run by themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Doomed:
+    """Whose successor is to be killed too."""
+
+    fault: Fault
+    worker: Worker | None  # None: the broker
+    instance: str  # that was killed first
+    since_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +60,8 @@ class FaultInjector:
     Args:
         faults: in the order in which they strike.
         stall_s: see `ProgressDeadline`.
+        before: what an `up` that was killed as planned left; this one goes on with its plan.
+        state_file: where that is left; without one `up` itself cannot be struck.
         is_periodic: times count from the first step, and a fault whose time would come after the
             last one does not happen; else it strikes at its share of the steps.
     """
@@ -51,12 +73,21 @@ class FaultInjector:
         conclude: Conclude,
         *,
         is_periodic: bool = False,
+        before: Struck | None = None,
+        state_file: Path | None = None,
     ) -> None:
         self._is_periodic = is_periodic
-        self.journal = Journal(
-            planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
+        self._before = before
+        self._state_file = state_file
+        self.journal = (
+            before.journal
+            if before is not None
+            else Journal(
+                planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
+            )
         )
-        self._left = deque(faults)
+        self._left = deque(faults if before is None else before.left)
+        self._doomed: list[_Doomed] = []
         self._deadline = ProgressDeadline(stall_s)
         self._conclude = conclude
         self._sleepers: list[_Sleeper] = []
@@ -70,7 +101,7 @@ class FaultInjector:
     def enter(self, targets: FaultTargets) -> None:
         """See `FaultHook`."""
         self._targets = targets
-        self._first_step = targets.watcher.step
+        self._first_step = targets.watcher.step if self._before is None else self._before.first_step
         self._struck_s = time.monotonic()
 
     def tick(self, *, is_running: bool) -> None:
@@ -83,6 +114,10 @@ class FaultInjector:
             self._wake(sleeper, now_s)
         if not is_running:
             return
+        for doomed in list(self._doomed):
+            if self._kill_successor(doomed, targets, now_s):
+                self._doomed.remove(doomed)
+                self._deadline.renew()
         if self._deadline.check(targets, self.journal):
             self._num_since_step = 0
         if self._left and self._is_due(self._left[0], targets, now_s):
@@ -124,7 +159,21 @@ class FaultInjector:
             self._left.rotate(-1)
             self._due_since_s = 0.0
 
+    @property
+    def exits_before(self) -> Sequence[Exited]:
+        """Ends that an `up` before this one saw."""
+        return () if self._before is None else self._before.exits
+
+    @property
+    def num_killed_before(self) -> int:
+        """Processes that were killed under it."""
+        return 0 if self._before is None else self._before.num_killed
+
     def _inject(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        if fault.role == UP:
+            return self._inject_up(fault, targets)
+        if fault.kind is FaultKind.SEVERAL:
+            return self._inject_several(fault, targets)
         if fault.role == BROKER:
             return self._inject_broker(fault, targets)
         if fault.role == SERVER:
@@ -137,10 +186,12 @@ class FaultInjector:
         if child is None or any(s.child is child for s in self._sleepers):
             return None
         injection = self._record(fault, child.spec.instance, targets)
-        if fault.kind in (FaultKind.KILL, FaultKind.POINT):
+        if fault.kind in (FaultKind.KILL, FaultKind.POINT, FaultKind.AGAIN):
             if not targets.fleet.kill(worker, fault.crash_at):
                 return None
             targets.watcher.killed(worker.name)
+            if fault.kind is FaultKind.AGAIN:
+                self._doom(injection, worker)
             return injection
         if targets.fleet.sleep(worker) is None:
             return None
@@ -158,12 +209,11 @@ class FaultInjector:
         if keeper is None or any(s.worker is None for s in self._sleepers):
             return None
         injection = self._record(fault, "", targets)
-        if fault.kind is FaultKind.KILL:
-            if not keeper.kill():
+        if fault.kind in (FaultKind.KILL, FaultKind.AGAIN):
+            if not self._kill_broker(targets, injection.at_s):
                 return None
-            self._killed_broker_s = injection.at_s
-            self._silent_since_s = self._silent_since_s or injection.at_s
-            targets.watcher.killed(BROKER)
+            if fault.kind is FaultKind.AGAIN:
+                self._doom(injection, None)
         elif keeper.signal(signal.SIGSTOP):
             self._sleepers.append(_Sleeper(injection=injection, worker=None, child=None))
         else:
@@ -171,6 +221,81 @@ class FaultInjector:
         # Who was in the middle of a commit may end with its outcome unknown, or fenced.
         targets.fleet.excuse_all("ended after the broker was struck as asked")
         return injection
+
+    def _kill_broker(self, targets: FaultTargets, at_s: float) -> bool:
+        if targets.broker is None or not targets.broker.kill():
+            return False
+        self._killed_broker_s = at_s
+        self._silent_since_s = self._silent_since_s or at_s
+        targets.watcher.killed(BROKER)
+        return True
+
+    def _doom(self, injection: Injection, worker: Worker | None) -> None:
+        self._doomed.append(
+            _Doomed(
+                fault=injection.fault,
+                worker=worker,
+                instance=injection.instance,
+                since_s=injection.at_s,
+            )
+        )
+
+    def _kill_successor(self, doomed: _Doomed, targets: FaultTargets, now_s: float) -> bool:
+        """Whether that is done: the successor has its age, and was killed."""
+        if doomed.worker is None:
+            keeper = targets.broker
+            assert keeper is not None, "the broker was killed before"
+            seen_s = keeper.last_death_seen_s
+            is_due = seen_s > doomed.since_s and now_s - seen_s >= doomed.fault.again_s
+            return is_due and self._kill_broker(targets, now_s)
+        child = doomed.worker.child
+        if child is None or child.spec.instance == doomed.instance:
+            return False
+        is_due = now_s - child.started_s >= doomed.fault.again_s
+        return is_due and targets.fleet.kill(doomed.worker)
+
+    def _inject_several(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        """All at one instant; who sleeps is left alone."""
+        roles = {fault.role, *fault.others}
+        asleep = {id(s.child) for s in self._sleepers}
+        if BROKER in roles and any(s.worker is None for s in self._sleepers):
+            return None
+        workers = [
+            w for w in targets.fleet.workers if w.role in roles and id(w.child) not in asleep
+        ]
+        first = next((w.child for w in workers if w.name == fault.victim and w.child), None)
+        injection = self._record(fault, first.spec.instance if first else "", targets)
+        if BROKER in roles and self._kill_broker(targets, injection.at_s):
+            targets.fleet.excuse_all("ended after the broker was struck as asked")
+        struck = [worker for worker in workers if targets.fleet.kill(worker)]
+        for worker in struck:
+            targets.watcher.killed(worker.name)
+        return injection if struck else None
+
+    def _inject_up(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        """The end of this process, once its plan is written down; nobody may be asleep, for nobody
+        else would wake him."""
+        if self._state_file is None or self._sleepers or self._doomed or targets.fleet.num_replaced:
+            return None
+        injection = self._record(fault, "", targets)
+        self._left.popleft()
+        self.journal.injections.append(injection)
+        children = [worker.child for worker in targets.fleet.workers if worker.child]
+        num_killed = targets.fleet.num_killed + self.num_killed_before + 1
+        struck = Struck(
+            journal=self.journal,
+            left=tuple(self._left),
+            first_step=self._first_step,
+            exits=(*self.exits_before, *targets.fleet.exits),
+            num_killed=num_killed + (len(children) if fault.others else 0),
+        )
+        self._state_file.write_bytes(pickle.dumps(struck))
+        if BROKER in fault.others and targets.broker is not None:
+            targets.broker.kill()
+        for child in children if fault.others else ():
+            child.signal(signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("SIGKILL is not survived")
 
     def _record(self, fault: Fault, instance: str, targets: FaultTargets) -> Injection:
         return Injection(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rlstreams.start.chaos.plan import Fault
 from rlstreams.streams.log.bus import Bus
 from rlstreams.up.supervisor.fault_hook import FaultTargets
+from rlstreams.up.supervisor.fleet import Exited
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import Ended
@@ -55,6 +56,17 @@ class Journal:
     wakeups: list[Wakeup]
     broker_deaths_s: list[float]  # from each SIGKILL of the broker to its detection
     broker_outages: list[BrokerOutage]  # of the broker; two never overlap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """What is left of an `up` that was killed as planned, for the one that goes on."""
+
+    journal: Journal
+    left: Sequence[Fault]
+    first_step: int
+    exits: Sequence[Exited]
+    num_killed: int
 
 
 # What to say at the end; see `FaultHook.conclude`.

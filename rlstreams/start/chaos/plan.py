@@ -16,11 +16,13 @@ from rlstreams.streams.log.crash_points import CrashPoint
 
 BROKER = "broker"
 SERVER = "server"  # the model server that a rollout worker started, not the worker
+UP = "up"  # the supervisor itself, which is started again with --resume
 ROLES = ("rollout", "logprob", "trainer", "prompts")
 # Around the session timeout of the embedded broker (4 s) and the transaction timeout (30 s).
 SHORT_STOP_S = (2.0, 8.0)
 LONG_STOP_S = (24.0, 39.0)
 LONG_SHARE = 0.15
+MAX_AGAIN_S = 6.0  # a successor dies at this age, at most: while it starts, or just behind that
 MAX_COUNT = 40  # a crash point is passed this often, at most, before it strikes
 MAX_SWEEP_COUNT = 3  # the same where every point is to strike once
 
@@ -29,6 +31,8 @@ class FaultKind(StrEnum):
     """What is done to a process."""
 
     KILL = "kill"  # SIGKILL
+    AGAIN = "kill again"  # SIGKILL, and to the successor while it starts
+    SEVERAL = "several"  # SIGKILL to several roles at one instant
     STOP = "stop"  # SIGSTOP, later SIGCONT; nobody takes its place
     ZOMBIE = "zombie"  # SIGSTOP, a successor starts, SIGCONT
     POINT = "crash point"  # SIGKILL, and the successor dies at a crash point
@@ -45,12 +49,14 @@ class Fault:
     kind: FaultKind
     wait_s: float  # after the fault before, or after the start
     stop_s: float = 0.0  # shortest time between SIGSTOP and SIGCONT
+    again_s: float = 0.0  # age of a successor at which it is killed too
+    others: Sequence[str] = ()  # roles that are killed at the same instant, all workers of each
     crash_at: str = ""  # as `rlstreams.streams.log.crash_points.arm_from` reads it
 
     @property
     def victim(self) -> str:
         """`{role}-{ordinal}`, or the broker."""
-        return self.role if self.role == BROKER else f"{self.role}-{self.ordinal}"
+        return self.role if self.role in (BROKER, UP) else f"{self.role}-{self.ordinal}"
 
     @property
     def told(self) -> str:
@@ -58,6 +64,9 @@ class Fault:
         until = ", or until its successor is at work" if self.kind is FaultKind.ZOMBIE else ""
         return {
             FaultKind.KILL: f"SIGKILL to {self.victim}",
+            FaultKind.AGAIN: f"SIGKILL to {self.victim}, and to its successor after "
+            f"{self.again_s:.1f} s",
+            FaultKind.SEVERAL: f"SIGKILL to {', '.join((self.victim, *self.others))} at once",
             FaultKind.STOP: f"SIGSTOP to {self.victim} for {self.stop_s:.1f} s",
             FaultKind.ZOMBIE: f"SIGSTOP to {self.victim} for {self.stop_s:.1f} s{until}",
             FaultKind.POINT: f"SIGKILL to {self.victim}, and to its successor at {self.crash_at}",
@@ -91,7 +100,7 @@ def sweep(seed: int, space: FaultSpace, prefixes: Sequence[str] = ("",)) -> Sequ
     """
     draw = random.Random(seed)
     faults: list[Fault] = []
-    for role in sorted(space.counts.keys() - {BROKER, SERVER}):
+    for role in sorted(space.counts.keys() - {BROKER, SERVER, UP}):
         for point in points_of(role):
             if not point.startswith(tuple(prefixes)):
                 continue
@@ -142,14 +151,26 @@ def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fa
         wait_s=space.every_s * (1.0 if space.is_periodic else share),
         stop_s=_stop_s(draw, space.max_stop_s) if is_stop else 0.0,
         crash_at=_crash_at(draw, role) if kind is FaultKind.POINT else "",
+        again_s=draw.uniform(0.0, MAX_AGAIN_S) if kind is FaultKind.AGAIN else 0.0,
+        others=_others(draw, role, space) if kind is FaultKind.SEVERAL else (),
     )
+
+
+def _others(draw: random.Random, role: str, space: FaultSpace) -> Sequence[str]:
+    """Who is killed with the victim: of `up` everybody, else at least one more role."""
+    others = sorted(space.counts.keys() - {role, SERVER, UP})
+    if role == UP or not others:
+        return tuple(others)
+    return tuple(sorted(draw.sample(others, draw.randint(1, len(others)))))
 
 
 def _kind(draw: random.Random, role: str, *, has_points: bool) -> FaultKind:
     if role == SERVER:
         return FaultKind.KILL  # one that hangs is a test of its keeper
-    weights = {FaultKind.KILL: 5, FaultKind.STOP: 2}
-    if role != BROKER:
+    weights = {FaultKind.KILL: 5, FaultKind.SEVERAL: 2 if role != UP else 5}
+    if role != UP:
+        weights |= {FaultKind.STOP: 2, FaultKind.AGAIN: 3}
+    if role not in (BROKER, UP):
         weights |= {FaultKind.ZOMBIE: 2, FaultKind.POINT: 3 if has_points else 0}
     return draw.choices(list(weights), list(weights.values()))[0]
 

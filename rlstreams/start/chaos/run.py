@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlstreams.start.chaos.injector import FaultInjector
-from rlstreams.start.chaos.journal import Journal
+from rlstreams.start.chaos.journal import Journal, Struck
 from rlstreams.start.chaos.outputs import read_outputs
 from rlstreams.start.chaos.plan import (
     BROKER,
     ROLES,
     SERVER,
+    UP,
     Fault,
     FaultSpace,
     plan,
@@ -22,6 +25,7 @@ from rlstreams.start.chaos.plan import (
     sweep,
 )
 from rlstreams.start.chaos.report import machine
+from rlstreams.start.chaos.survivor import survived
 from rlstreams.start.chaos.sweep import Sweep
 from rlstreams.start.chaos.verdict import RunObservations, report
 from rlstreams.streams.log.bus import Bus
@@ -65,7 +69,8 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     )
     faults = _faults(options, space)
     _check_writable(options.json_file)
-    started_s, before = time.monotonic(), machine()
+    started_s, made_on = time.monotonic(), machine()
+    before: Struck | None = None
 
     def conclude(
         bus: Bus, ended: Ended, status: int, journal: Journal, targets: FaultTargets
@@ -79,12 +84,12 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
             RunObservations(
                 run=up_options.config.run.id,
                 seed=options.seed,
-                machine=before,
+                machine=made_on,
                 seconds=seconds,
                 now_s=started_s + seconds,
                 journal=journal,
-                exits=targets.fleet.exits,
-                num_killed=ended.num_killed,
+                exits=(*(before.exits if before else ()), *targets.fleet.exits),
+                num_killed=ended.num_killed + (before.num_killed if before else 0),
                 outputs=read_outputs(bus),
                 state=targets.watcher.state.run,
                 audit=ended.audit,
@@ -103,7 +108,20 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     stall_s = up_options.config.deadlines.stall_s
     if options.sweep:
         return up(up_options, Sweep(faults, stall_s, conclude))
-    return up(up_options, FaultInjector(faults, stall_s, conclude, is_periodic=options.is_periodic))
+    state_file: Path | None = None
+    if any(fault.role == UP for fault in faults):
+        state_file = Path(tempfile.mkdtemp(prefix="rlstreams-chaos-")) / "struck"
+        status = survived(state_file)
+        if status is not None:
+            return status
+        if state_file.exists():
+            before = pickle.loads(state_file.read_bytes())
+            up_options = replace(up_options, is_resumed=True)
+    hook = FaultInjector(
+        faults, stall_s, conclude,
+        is_periodic=options.is_periodic, before=before, state_file=state_file,
+    )  # fmt: skip
+    return up(up_options, hook)
 
 
 def _faults(options: ChaosOptions, space: FaultSpace) -> Sequence[Fault]:
@@ -151,6 +169,7 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
         )
     else:
         counts[BROKER] = 1
+    counts[UP] = 1
     if config.rollout.engine == "builtin":
         others[SERVER] = "the built-in engine samples in the worker's process: strike rollout"
     elif config.engine.urls:
@@ -158,8 +177,8 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
     else:
         counts[SERVER] = config.rollout.workers
     for role in roles:
-        if role not in (*ROLES, BROKER, SERVER):
-            names = ", ".join((*ROLES, BROKER, SERVER))
+        if role not in (*ROLES, BROKER, SERVER, UP):
+            names = ", ".join((*ROLES, BROKER, SERVER, UP))
             raise ConfigError(f"--roles names {role!r}; there are: {names}")
         if role in others:
             raise ConfigError(f"--roles names the {role}, but {others[role]}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlstreams.start.chaos.journal import Injection, Journal
 from rlstreams.start.chaos.outputs import Outputs
-from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind
+from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind
 from rlstreams.start.chaos.report import ChaosReport, Redone, Spread, Zombies
 from rlstreams.streams.audit.report import AuditReport, BreachKind
 from rlstreams.streams.views.feed import RunState
@@ -20,7 +20,8 @@ from rlstreams.workers.loop.runtime import Exit
 # A woken zombie that lives longer has not noticed. Time in which the broker was struck down does
 # not count: whoever owns its id by now, nobody else can tell it.
 ZOMBIE_END_S = 30.0
-_DEATHS = (FaultKind.KILL, FaultKind.POINT, FaultKind.ZOMBIE)
+_KILLS = (FaultKind.KILL, FaultKind.POINT, FaultKind.AGAIN, FaultKind.SEVERAL)
+_DEATHS = (*_KILLS, FaultKind.ZOMBIE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,7 @@ def _deaths(observed: RunObservations) -> Iterator[tuple[str, str, int]]:
 def _recovery(observed: RunObservations) -> dict[str, Spread]:
     times: defaultdict[str, list[float]] = defaultdict(list)
     for victim, instance, died_ms in _deaths(observed):
-        if victim == BROKER:
+        if victim in (BROKER, UP):
             next_ms = observed.outputs.next_of_role("rollout", died_ms)
         elif _role(victim) == SERVER:
             next_ms = observed.outputs.loaded_ms(victim.replace(SERVER, "rollout"), died_ms)
@@ -210,7 +211,7 @@ def _detection(observed: RunObservations) -> dict[str, Spread]:
     ends = {e.instance: e.seen_s for e in observed.exits}
     times: defaultdict[str, list[float]] = defaultdict(list)
     for injection in observed.journal.injections:
-        is_kill = injection.fault.kind in (FaultKind.KILL, FaultKind.POINT)
+        is_kill = injection.fault.kind in _KILLS
         if is_kill and injection.instance in ends:
             times[injection.fault.role].append(ends[injection.instance] - injection.at_s)
     times[BROKER] += observed.journal.broker_deaths_s

@@ -6,8 +6,10 @@ and reads no clock; keys are the supervisor's business, the view only names them
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import TracebackType
+from typing import TextIO, cast
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -18,6 +20,7 @@ from rich.text import Text
 
 from rlstreams.streams.views.feed import StepPoint, ViewState
 from rlstreams.up.live.input import LiveInput, ProcessInfo, TopicLag
+from rlstreams.up.live.output import Drawing, Output
 from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
 from rlstreams.up.live.visible import visible
 from rlstreams.up.live.words import KillMark, clock, over
@@ -132,17 +135,26 @@ def _step_line(point: StepPoint, given: LiveInput) -> str:
 class LiveView:
     """Draws on a terminal, prints lines elsewhere. Use it in a `with` block.
 
-    Once the terminal is gone it prints lines too, from there on.
+    What is drawn may be older than what is: a terminal that is halted is not waited for.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
-        self._was_terminal = self._console.file.isatty()
+        self._output = sys.stdout if isinstance(sys.stdout, Output) else None
+        drawing = cast(TextIO, Drawing(self._output)) if self._output else None
+        self._console = console or Console(file=drawing)
         self._live = (
-            Live(console=self._console, screen=True, auto_refresh=False)
+            Live(
+                console=self._console,
+                screen=True,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             if self._console.is_terminal
             else None
         )
+        if self._live is None and console is None:
+            self._console = Console(force_terminal=False)  # lines are in the log file too
         self._lines = PlainLines()
 
     def __enter__(self) -> LiveView:
@@ -165,20 +177,16 @@ class LiveView:
 
     def update(self, given: LiveInput) -> None:
         """Show this now."""
-        lines = tuple(self._lines.new(given))
-        if self._live is not None and self._was_terminal and not self._console.file.isatty():
-            self._leave_screen(self._live)
-        if self._live is not None:
-            self._live.update(Screen(given), refresh=True)
+        lines = tuple(visible(line) for line in self._lines.new(given))
+        if self._live is None:
+            for line in lines:
+                self._console.print(Text(line), soft_wrap=True)
             return
-        for line in lines:
-            self._console.print(Text(visible(line)), soft_wrap=True)
-
-    def _leave_screen(self, live: Live) -> None:
-        self._live = None
-        self._console.quiet = True  # there is nothing to restore
-        live.stop()
-        self._console = Console(force_terminal=False)
+        if self._output is not None:
+            self._output.note("".join(f"{line}\n" for line in lines))
+            if self._output.is_behind:
+                return
+        self._live.update(Screen(given), refresh=True)
 
 
 __all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen", "TopicLag"]

@@ -17,34 +17,50 @@ from typing import Self
 
 from rlstreams.streams.broker.embedded import START_S, EmbeddedBroker
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, StreamsError
+from rlstreams.up.supervisor.cause import is_about_room, is_full
 
 CHECK_S = 1.0
 AGAIN_S = 0.2
-QUICK_S = 60.0  # a broker that lived shorter than this failed quickly
-QUICK_LIMIT = 3
-RETURN_S = START_S + 10.0  # a dead broker serves again within this, or the keeper gives up
+QUICK_S = 60.0  # a broker that ended by itself and lived shorter than this failed quickly
+QUICK_LIMIT = 5
+BACK_OFF_S = 0.5  # doubles with every failure in a row
+LONGEST_BACK_OFF_S = 15.0
+RETURN_S = START_S + 10.0  # one start, at most
+SIGNALLED = 128  # plus the signal: how a JVM ends that was asked to
+CLOSE_S = 60.0  # longer than the part of a start that cannot be cut short
 
 
 class BrokerKeeper:
     """Starts the broker again when it died; gives up when that does not help. Use in a `with`.
 
-    The thread tells nobody: `tick` does, in the thread of whoever owns `say`.
+    A start that fails counts as a quick failure, as does a broker that ends by itself soon; one
+    that is killed while it serves does not. The thread tells nobody: `tick` does, in the thread of
+    whoever owns `say`.
+
+    Args:
+        room_s: how long room on a full disk is waited for; 0: for ever.
     """
 
     def __init__(
-        self, broker: EmbeddedBroker, say: Callable[[str], None], check_s: float = CHECK_S
+        self,
+        broker: EmbeddedBroker,
+        say: Callable[[str], None],
+        check_s: float = CHECK_S,
+        room_s: float = 0.0,
     ) -> None:
         self._broker = broker
         self._say = say
         self._check_s = check_s
-        self._num_quick = 0
+        self._room_s = room_s
+        self._num_failures = 0  # in a row
+        self._full_since_s: float | None = None
         self._was_killed_by_us = False
-        self._is_starting = False
         self._lock = threading.Lock()  # over looking and killing, never over a start
         self._news: deque[str] = deque()
         self._problem: Exception | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="broker-keeper", daemon=True)
+        self.is_away = False  # it died, and does not serve yet
         self.started_s = time.monotonic()  # since when it serves, or did until it died
         self.last_death_seen_s = 0.0  # monotonic
 
@@ -58,12 +74,16 @@ class BrokerKeeper:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """A start that is under way is ended: nobody else would stop that broker."""
         self._over.set()
-        # A start that has begun is waited for: nobody else would stop that broker.
-        self._thread.join(RETURN_S)
+        until_s = time.monotonic() + CLOSE_S
+        self._thread.join(AGAIN_S)
+        while self._thread.is_alive() and time.monotonic() < until_s:
+            self.kill()
+            self._thread.join(AGAIN_S)
 
     def kill(self) -> bool:
-        """SIGKILL, by somebody's wish; False if none runs."""
+        """SIGKILL, by somebody's wish, also to one that starts; False if none runs."""
         with self._lock:
             is_sent = self._send(SIGKILL)
             self._was_killed_by_us = self._was_killed_by_us or is_sent
@@ -78,7 +98,7 @@ class BrokerKeeper:
         """Say what happened; never waits.
 
         Raises:
-            BrokerError: the broker's disk is full, or it dies again and again.
+            BrokerError: no room on its disk in time, or it fails again and again.
             StreamsError: it cannot start.
         """
         while self._news:
@@ -87,7 +107,7 @@ class BrokerKeeper:
             raise self._problem
 
     def _send(self, number: Signals) -> bool:
-        state = None if self._is_starting else self._broker.status()
+        state = self._broker.status()
         if state is None:
             return False
         try:
@@ -99,40 +119,82 @@ class BrokerKeeper:
     def _keep(self) -> None:
         while not self._over.wait(self._check_s):
             try:
-                if self._died():
-                    self._restart()
+                if self._broker.status() is None:
+                    self._bring_back()
             except (StreamsError, OSError) as err:
                 self._problem = err
                 return
 
-    def _died(self) -> bool:
-        """Whether it did, and is worth another start."""
-        now_s = time.monotonic()
-        with self._lock:
-            if self._broker.status() is not None:
-                return False
-            self._is_starting = True
-            was_killed, self._was_killed_by_us = self._was_killed_by_us, False
-        self.last_death_seen_s = now_s
-        tail = self._broker.log_tail()
-        if self._broker.died_of_full_disk():
-            raise BrokerError(f"the disk under {self._broker.folder} is full:\n{tail}")
-        is_quick = now_s - self.started_s < QUICK_S and not was_killed
-        self._num_quick = self._num_quick + 1 if is_quick else 0
-        if self._num_quick >= QUICK_LIMIT:
-            raise BrokerError(f"the broker died {QUICK_LIMIT} times in a row:\n{tail}")
-        return True
-
-    def _restart(self) -> None:
+    def _bring_back(self) -> None:
+        """Start it until it serves, or has failed too often."""
+        died_s = self.last_death_seen_s = time.monotonic()
+        self.is_away = True
+        lived_s = died_s - self.started_s
+        if lived_s >= QUICK_S:
+            self._num_failures = 0
+        delay_s = 0.0
+        if self._ended_by_itself() and (lived_s < QUICK_S or self._broker.died_of_full_disk()):
+            delay_s = self._failed(f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}")
         self._news.append("the broker died; starting it again")
-        state = self._broker.start()
-        self.started_s = time.monotonic()
-        self._is_starting = False
-        took_s = self.started_s - self.last_death_seen_s
+        while not self._over.wait(delay_s):
+            try:
+                state = self._broker.attach_or_start()
+            except (StreamsError, OSError) as err:
+                if self._over.is_set():
+                    return
+                delay_s = self._failed(f"its start failed: {err}")
+                continue
+            self.started_s = time.monotonic()
+            self.is_away = False
+            self._full_since_s = None
+            self._news.append(
+                f"the broker died; started again, it serves {state.bootstrap} as before "
+                f"(after {self.started_s - died_s:.0f} s)"
+            )
+            return
+
+    def _ended_by_itself(self) -> bool:
+        """Whether nobody killed it, as far as is known."""
+        with self._lock:
+            by_us, self._was_killed_by_us = self._was_killed_by_us, False
+        status = self._broker.last_status
+        return not by_us and status is not None and 0 <= status <= SIGNALLED
+
+    def _failed(self, why: str) -> float:
+        """Note a failure; the pause before the next start.
+
+        Raises:
+            BrokerError: it was one too many, or the disk has been full for too long.
+        """
+        with self._lock:
+            by_us, self._was_killed_by_us = self._was_killed_by_us, False
+        if by_us:
+            return 0.0
+        now_s = time.monotonic()
+        self._num_failures += 1
+        doubled = 2.0 ** (min(self._num_failures, 9) - 1)
+        delay_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * doubled)
+        if is_about_room(why) or is_full(self._broker.folder):
+            since_s = self._full_since_s = self._full_since_s or now_s
+            if 0 < self._room_s <= now_s - since_s:
+                raise BrokerError(
+                    f"the disk under {self._broker.folder} is full, and there was no room for "
+                    f"{now_s - since_s:.0f} s: {why}"
+                )
+            limit = f", at most {self._room_s:g} s" if self._room_s else ""
+            self._news.append(
+                f"the disk under {self._broker.folder} is full: the broker waits for room{limit}; "
+                f"again in {delay_s:g} s"
+            )
+            return delay_s
+        if self._num_failures >= QUICK_LIMIT:
+            raise BrokerError(f"the broker failed {QUICK_LIMIT} times in a row; the last: {why}")
+        first = why.splitlines()[0]
         self._news.append(
-            f"the broker died; started again, it serves {state.bootstrap} as before "
-            f"(after {took_s:.0f} s)"
+            f"the broker failed ({self._num_failures} of {QUICK_LIMIT}), {first} again in "
+            f"{delay_s:g} s"
         )
+        return delay_s
 
 
 def outlasting(attempt: Callable[[], None], keeper: BrokerKeeper | None) -> None:
@@ -143,7 +205,7 @@ def outlasting(attempt: Callable[[], None], keeper: BrokerKeeper | None) -> None
         keeper: None: the broker is not ours, and one attempt is all.
 
     Raises:
-        StreamsError: the keeper gave up, or the attempt fails `RETURN_S` after its first failure.
+        StreamsError: the keeper gave up, or the attempt fails `RETURN_S` after the broker's return.
     """
     until_s = 0.0
     while True:
@@ -151,10 +213,12 @@ def outlasting(attempt: Callable[[], None], keeper: BrokerKeeper | None) -> None
             attempt()
         except (BrokerError, DeadlineError):
             now_s = time.monotonic()
-            until_s = until_s or now_s + RETURN_S
-            if keeper is None or now_s > until_s:
+            if keeper is None:
                 raise
             keeper.tick()
+            until_s = now_s + RETURN_S if keeper.is_away or not until_s else until_s
+            if now_s > until_s:
+                raise
             time.sleep(AGAIN_S)
         else:
             return

@@ -74,6 +74,7 @@ class Child:
     def __init__(self, spec: ChildSpec, process: Process, pipe_fd: int) -> None:
         self.spec = spec
         self.started_s = time.monotonic()
+        self.log_start = 0  # bytes of the log before it
         self._process = process
         self._pipe_fd = pipe_fd  # our end: the child drains when it closes
 

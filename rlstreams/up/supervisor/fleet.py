@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlstreams.up.supervisor.cause import is_about_room, is_full, last_error
 from rlstreams.up.supervisor.child import Child, ChildSpec, Spawner, log_tail
-from rlstreams.up.supervisor.restart import Action, Decision, RestartPolicy
+from rlstreams.up.supervisor.restart import Action, Death, Decision, RestartPolicy, described
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
 
@@ -28,6 +29,9 @@ class ProcessProgress(Protocol):
     def committed(self, instance: str) -> bool:
         """Whether it committed anything of its work."""
 
+    def has_started(self, instance: str) -> bool:
+        """Whether it reported that it does more than to start."""
+
     def owns_run(self, instance: str) -> bool:
         """Whether the newest trainer's claim is its."""
 
@@ -42,12 +46,12 @@ class ProcessProgress(Protocol):
 class Worker:
     """A place in the fleet, taken by one process after another."""
 
-    def __init__(self, role: str, ordinal: int, log: Path) -> None:
+    def __init__(self, role: str, ordinal: int, log: Path, room_s: float = 0.0) -> None:
         self.role = role
         self.ordinal = ordinal
         self.name = f"{role}-{ordinal}"
         self.log = log
-        self.policy = RestartPolicy(self.name, f"{role}.{ordinal}")
+        self.policy = RestartPolicy(self.name, f"{role}.{ordinal}", room_s)
         self.child: Child | None = None
         self.restart_at_s: float | None = None
         self.num_starts = 0
@@ -86,7 +90,11 @@ class Failure:
 
 
 class Fleet:
-    """The workers. `tick` often; it never waits."""
+    """The workers. `tick` often; it never waits.
+
+    Args:
+        room_s: how long a worker that found the disk full waits for room; 0: for ever.
+    """
 
     def __init__(
         self,
@@ -96,6 +104,7 @@ class Fleet:
         *,
         progress: ProcessProgress,
         say: Callable[[str], None],
+        room_s: float = 0.0,
     ) -> None:
         self._spawner = spawner
         self._config = folder / "config.json"
@@ -104,7 +113,7 @@ class Fleet:
         self._logs = folder / LOGS
         self._logs.mkdir(parents=True, exist_ok=True)
         self.workers = [
-            Worker(role, ordinal, self._logs / f"{role}-{ordinal}.log")
+            Worker(role, ordinal, self._logs / f"{role}-{ordinal}.log", room_s)
             for role in DRAIN_ORDER
             for ordinal in range(counts.get(role, 0))
         ]
@@ -231,7 +240,9 @@ class Fleet:
             reaped=tuple(worker.reaped[-RECENT:]),
             crash_at=worker.crash_at.pop(0) if worker.crash_at else "",
         )
+        log_start = worker.log.stat().st_size if worker.log.exists() else 0
         worker.child = self._spawner.spawn(spec)
+        worker.child.log_start = log_start
         worker.num_starts += 1
 
     def _reap(self, worker: Worker, now_s: float) -> None:
@@ -240,6 +251,7 @@ class Fleet:
         if child is None or status is None:
             return
         worker.child = None
+        cause = "" if status == Exit.DONE else last_error(worker.log, child.log_start)
         worker.last_status = status
         instance = child.spec.instance
         if status != Exit.FENCED:  # a fenced one had a rival, who may own the run
@@ -250,8 +262,9 @@ class Fleet:
             self.num_killed += 1
         self._note_exit(child, now_s, worker.excuse, died_at)
         if not self.is_draining:
-            decision = self._decide(worker, status, now_s, child)
-            self._follow(worker, decision, status, now_s)
+            self._follow(worker, self._decide(worker, status, now_s, child, cause), status, now_s)
+        elif status > 0:
+            self._say(f"{worker.name} {described(status)} while it drained: {cause or 'no error'}")
 
     def _note_exit(
         self,
@@ -276,20 +289,28 @@ class Fleet:
             )
         )
 
-    def _decide(self, worker: Worker, status: int, now_s: float, child: Child) -> Decision:
-        policy = worker.policy
+    def _decide(
+        self, worker: Worker, status: int, now_s: float, child: Child, cause: str
+    ) -> Decision:
+        policy, instance = worker.policy, child.spec.instance
         if status == Exit.DONE and not self._may_leave(worker):
             return policy.left(status)
         if status == Exit.OWNER_ALIVE and any(map(self._progress.owns_run, worker.reaped)):
             return policy.owner_gone(status)
         if worker.excuse and status not in (Exit.DONE, Exit.OWNER_ALIVE, Exit.CONFIG):
-            return policy.excused(status, worker.excuse)
-        return policy.ended(
-            status,
-            now_s=now_s,
+            return policy.excused(status, f"{worker.excuse}: {cause}" if cause else worker.excuse)
+        is_disk_full = is_about_room(cause)
+        if not is_disk_full and status > 0 and is_full(self._logs):  # its error had no room either
+            is_disk_full, cause = True, f"{cause}; the disk under {self._logs} is full".lstrip("; ")
+        death = Death(
+            status=status,
             uptime_s=now_s - child.started_s,
-            committed=self._progress.committed(child.spec.instance),
+            committed=self._progress.committed(instance),
+            has_started=self._progress.has_started(instance),
+            cause=cause,
+            is_disk_full=is_disk_full,
         )
+        return policy.ended(death, now_s)
 
     def _may_leave(self, worker: Worker) -> bool:
         """Whether a good end is in order; that of a trainer before its target drains the run."""

@@ -15,7 +15,13 @@ from rlstreams.workers.loop.runtime import Exit
 FENCED_PAUSE_S = 3.0
 FENCED_WINDOW_S = 600.0
 QUICK_LIMIT = 3
-BACK_OFF_S = 0.5  # doubles with every quick failure in a row
+BACK_OFF_S = 0.5  # doubles with every death in a row that nothing was committed before
+LONGEST_BACK_OFF_S = 15.0
+OWNER_S = 60.0  # for a trainer of an `up` that was killed to drain
+# What the kernel sends a process for its own mistake; any other signal comes from somebody else.
+_OWN_MISTAKES = {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS,
+}  # fmt: skip
 
 
 class Action(StrEnum):
@@ -35,18 +41,38 @@ class Decision:
     delay_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A process that ended, and what is known of it."""
+
+    status: int  # exit status, or minus the number of the signal
+    uptime_s: float  # for people
+    committed: bool  # something of its work, since it started
+    has_started: bool = False  # it reported that it does more than to start
+    cause: str = ""  # its last error, in a line
+    is_disk_full: bool = False
+
+
 class RestartPolicy:
     """The memory of one worker's failures.
 
     A failure is quick if the worker committed nothing since it started: what works for a while and
-    fails is started again for ever, what never works is given up.
+    fails is started again for ever, what never works is given up. Who was killed, or crashed
+    once it had started, did not fail: the limit on a run without a step is for those.
+
+    Args:
+        room_s: how long room on a full disk is waited for; 0: for ever.
     """
 
-    def __init__(self, worker: str, transactional_id: str) -> None:
+    def __init__(self, worker: str, transactional_id: str, room_s: float = 0.0) -> None:
         self._worker = worker
         self._transactional_id = transactional_id
+        self._room_s = room_s
         self._fenced_at_s: float | None = None
-        self._num_quick = 0
+        self._owned_since_s: float | None = None
+        self._full_since_s: float | None = None
+        self._num_deaths = 0  # in a row, with nothing committed
+        self._num_quick = 0  # of them, failures
 
     def excused(self, status: int, why: str) -> Decision:
         """We ended the worker, e.g. `why` = "was killed as asked": no failure of its own."""
@@ -63,28 +89,52 @@ class RestartPolicy:
         reason = f"{self._worker} {described(status)}, but that one has ended"
         return Decision(action=Action.RESTART, reason=reason, delay_s=BACK_OFF_S)
 
-    def ended(self, status: int, *, now_s: float, uptime_s: float, committed: bool) -> Decision:
-        """Decide.
+    def ended(self, death: Death, now_s: float) -> Decision:
+        """Decide; `now_s` is of any monotonic clock."""
+        status = death.status
+        how = f"{self._worker} {described(status)} after {death.uptime_s:.1f} s"
+        how += f": {death.cause}" if death.cause else ""
+        if status in (Exit.DONE, Exit.CONFIG):
+            action = Action.DONE if status == Exit.DONE else Action.STOP
+            return Decision(action=action, reason=how)
+        if status in (Exit.FENCED, Exit.OWNER_ALIVE):
+            return (self._fenced if status == Exit.FENCED else self._owned)(how, now_s)
+        self._owned_since_s = None
+        if death.committed:
+            self._num_deaths = self._num_quick = 0
+            self._full_since_s = None
+            return Decision(action=Action.RESTART, reason=how)
+        self._num_deaths += 1
+        return self._full(how, now_s) if death.is_disk_full else self._failed(how, death)
 
-        Args:
-            status: exit status, or minus the number of the signal.
-            now_s: any monotonic clock.
-            uptime_s: for people.
-            committed: whether it committed anything of its work since it started.
-        """
-        how = f"{self._worker} {described(status)} after {uptime_s:.1f} s"
-        if status == Exit.DONE:
-            return Decision(action=Action.DONE, reason=how)
-        if status == Exit.FENCED:
-            return self._fenced(how, now_s)
-        if status in (Exit.OWNER_ALIVE, Exit.CONFIG):
-            return Decision(action=Action.STOP, reason=how)
-        self._num_quick = 0 if committed else self._num_quick + 1
+    def _failed(self, how: str, death: Death) -> Decision:
+        self._full_since_s = None
+        if death.status > 0 or (not death.has_started and -death.status in _OWN_MISTAKES):
+            self._num_quick += 1
         if self._num_quick >= QUICK_LIMIT:
             reason = f"{how}, the {QUICK_LIMIT}rd time in a row without committing anything"
             return Decision(action=Action.STOP, reason=reason)
-        delay_s = BACK_OFF_S * 2 ** (self._num_quick - 1) if self._num_quick else 0.0
+        return self._again(how)
+
+    def _again(self, how: str) -> Decision:
+        delay_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2 ** (min(self._num_deaths, 9) - 1))
         return Decision(action=Action.RESTART, reason=how, delay_s=delay_s)
+
+    def _full(self, how: str, now_s: float) -> Decision:
+        self._full_since_s = since_s = self._full_since_s or now_s
+        waited_s = now_s - since_s
+        if 0 < self._room_s <= waited_s:
+            reason = f"{how}; there was no room on the disk for {waited_s:.0f} s"
+            return Decision(action=Action.STOP, reason=reason)
+        limit = f", at most {self._room_s - waited_s:.0f} s" if self._room_s else ""
+        return self._again(f"{how}; waiting for room on the disk{limit}")
+
+    def _owned(self, how: str, now_s: float) -> Decision:
+        """The owner may be of an `up` that was killed: it drains, and is gone in a while."""
+        self._owned_since_s = self._owned_since_s or now_s
+        if now_s - self._owned_since_s >= OWNER_S:
+            return Decision(action=Action.STOP, reason=how)
+        return Decision(action=Action.RESTART, reason=how, delay_s=FENCED_PAUSE_S)
 
     def _fenced(self, how: str, now_s: float) -> Decision:
         before, self._fenced_at_s = self._fenced_at_s, now_s

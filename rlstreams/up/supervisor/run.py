@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.up.live.screen import ProcessInfo
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.drain import SAY_S, Drain
@@ -55,15 +56,32 @@ class Supervisor:
         self._fleet.start()
         self._watcher.phase = "running"
         while self._drain is None or not self._drain.is_over:
-            self._watcher.poll()
-            if self._broker is not None:
-                self._broker.tick()
+            self._poll()
             self._fleet.tick()
             self._advance()
             if self._hook is not None:
                 self._hook.tick(is_running=self._is_running)
             self._watcher.draw([_info(worker) for worker in self._fleet.workers])
         return self.outcome
+
+    def _poll(self) -> None:
+        """What is new in the topics, and of the broker.
+
+        Raises:
+            StreamsError: the broker is gone for good; while it is only away, nothing is new.
+        """
+        keeper = self._broker
+        if keeper is None:
+            self._watcher.poll()
+            return
+        keeper.tick()
+        if keeper.is_away:  # whoever is in a commit, or starts without it, may end
+            self._fleet.excuse_all("ended while the broker was away")
+        try:
+            self._watcher.poll()
+        except (BrokerError, DeadlineError):
+            if not keeper.is_away:
+                raise
 
     @property
     def _is_running(self) -> bool:

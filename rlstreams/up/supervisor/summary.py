@@ -16,25 +16,34 @@ from rlstreams.up.supervisor.fault_hook import Ended, Outcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure
 from rlstreams.up.supervisor.next_commands import model_lines, next_commands
 
+_RESUMABLE = {
+    Outcome.COMPLETE: "",
+    Outcome.DRAINED: "; --resume goes on",
+    Outcome.FAILED: "; nothing that was committed is lost, --resume goes on once that is cured",
+}
+
 
 def summarize(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> int:
-    """Write the report and print the summary; 0 only if complete and the audit found nothing."""
-    written = _report(ended, state, decode)
+    """Write the report and print the summary; 0 if the run did not fail and its audit is clean."""
+    try:
+        written = _report(ended, state, decode)
+        told = [f"report: {written.page}", f"curve:  {written.curve}"]
+    except OSError as err:  # a full disk ends no summary
+        told = [f"report: not written, {err}"]
     show(
         *failure_lines(ended.failure),
         *accuracy_lines(state.evaluation),
         ended.audit.line(ended.num_killed),
         *redone_lines(state.run.redone),
         *(() if ended.audit.ok else (ended.audit.text(),)),
-        f"run {ended.config.run.id}: {ended.outcome}",
-        f"report: {written.page}",
-        f"curve:  {written.curve}",
+        f"run {ended.config.run.id}: {ended.outcome}{_RESUMABLE[ended.outcome]}",
+        *told,
         f"logs:   {Path(ended.config.folder) / LOGS}",
         *model_lines(ended.config.folder, ended.step),
         "try next:",
         *(f"  {command}" for command in next_commands(ended)),
     )
-    return 0 if ended.outcome is Outcome.COMPLETE and ended.audit.ok else 1
+    return 0 if ended.outcome is not Outcome.FAILED and ended.audit.ok else 1
 
 
 def _report(ended: Ended, state: ViewState, decode: Callable[[Sequence[int]], str]) -> Written:

@@ -1,4 +1,4 @@
-"""The terminal of `up`: signals that end a run, single keys, lasting output."""
+"""The terminal of `up`: signals that end a run, and single keys."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from pathlib import Path
+from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any, Self, TextIO, cast
+from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP: the first one drains, the second one kills.
+    """Counts SIGINT and SIGTERM: the first one drains, the second one kills.
 
     Use it in a `with` block of the main thread; afterwards signals mean what they meant before.
-    A lost terminal sends SIGHUP several times, so after the first one it is ignored.
+    A terminal that hangs up ends `up` as it ends any program.
     """
 
     def __init__(self) -> None:
@@ -29,11 +26,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            before = signal.getsignal(number)
-            if number is signal.SIGHUP and before is signal.SIG_IGN:
-                continue  # `nohup`
-            self._before[number] = before
-            signal.signal(number, self._handle)
+            self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -43,8 +36,7 @@ class Interrupts:
         traceback: TracebackType | None,
     ) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._handle:
-                signal.signal(number, handler)
+            signal.signal(number, handler)
 
     @property
     def drains(self) -> bool:
@@ -56,10 +48,8 @@ class Interrupts:
         """Whether the run is to end at once."""
         return self._num_asked > 1
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self._num_asked += 1
-        if number == signal.SIGHUP:
-            signal.signal(number, signal.SIG_IGN)
 
 
 class Keyboard:
@@ -109,58 +99,4 @@ def _is_ours(fd: int) -> bool:
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
-        return False
-
-
-@contextmanager
-def lasting(log: Path) -> Iterator[None]:
-    """Standard output and error that go on in `log` once their terminal or pipe is gone."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, _Lasting(stream, log)) for stream in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-
-
-class _Lasting:
-    """A text stream that writes at once and never raises `OSError`."""
-
-    def __init__(self, stream: TextIO, log: Path) -> None:
-        stream.flush()
-        self._stream = stream
-        self._log = log
-        self._has_left = False
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        """As a stream does."""
-        data = text.encode(self._stream.encoding or "utf-8", "backslashreplace")
-        while data:
-            try:
-                data = data[os.write(self._stream.fileno(), data) :]
-            except BlockingIOError:
-                select.select([], [self._stream.fileno()], [])
-            except OSError:
-                if self._has_left or not self._redirect():
-                    break  # the disk is full too
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing waits."""
-
-    def _redirect(self) -> bool:
-        """The descriptor, and the other one where it leads to the same place."""
-        self._has_left = True
-        fd = self._stream.fileno()
-        with suppress(OSError):
-            self._log.parent.mkdir(exist_ok=True)
-            with self._log.open("ab", buffering=0) as log:
-                at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-                log.write(f"{at}: nobody reads on, what `up` prints is here\n".encode())
-                for other in {fd, *(std for std in (1, 2) if os.path.sameopenfile(std, fd))}:
-                    os.dup2(log.fileno(), other)
-            return True
         return False

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from rlstreams.streams.broker.visits import owned
 from rlstreams.streams.kafka.admin import apply, broker_version_warning
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms, outgoing
-from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import CONTROL, STEPS
+from rlstreams.up.live.output import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.child import make_spawner
 from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, Outcome
@@ -30,7 +31,7 @@ from rlstreams.up.supervisor.next_commands import program_name
 from rlstreams.up.supervisor.run import Supervisor
 from rlstreams.up.supervisor.run_lock import locked_run
 from rlstreams.up.supervisor.summary import show, summarize
-from rlstreams.up.supervisor.terminal import Interrupts, Keyboard, lasting
+from rlstreams.up.supervisor.terminal import Interrupts, Keyboard
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
 from rlstreams.workers.bootstrap.parts import (
@@ -64,7 +65,7 @@ class UpOptions:
 
 
 def up(options: UpOptions, hook: FaultHook | None = None) -> int:
-    """Run everything; 0 only if the run is complete and the audit finds nothing.
+    """Run everything; 0 if the run is complete, or drained as asked, and the audit finds nothing.
 
     Args:
         hook: breaks things during the run; it may change the exit status at the end.
@@ -93,10 +94,14 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             epoch = watcher.epoch
             # Nothing was changed before: it may have been refused.
             stack.enter_context(configured(config, lambda: watcher.epoch))
+            stack.enter_context(_nothing_lost(options))
             _say_running(bus, config)
-            fleet = Fleet(spawner, folder, num_workers(config), progress=watcher, say=watcher.say)
+            say, room_s = watcher.say, config.deadlines.stall_s
+            counts = num_workers(config)
+            fleet = Fleet(spawner, folder, counts, progress=watcher, say=say, room_s=room_s)
             stack.callback(fleet.close)
-            keeper = stack.enter_context(BrokerKeeper(broker, watcher.say)) if broker else None
+            keeper = BrokerKeeper(broker, say, room_s=room_s) if broker else None
+            stack.enter_context(keeper or nullcontext())
             if hook is not None:
                 hook.enter(FaultTargets(fleet=fleet, broker=keeper, watcher=watcher))
             with Interrupts() as interrupts:
@@ -115,6 +120,22 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         ended = _ended(options, outcome, fleet, watcher, audit(bus), is_claimed=is_claimed)
         status = summarize(ended, watcher.state, decode)
         return status if hook is None else hook.conclude(bus, ended, status)
+
+
+@contextmanager
+def _nothing_lost(options: UpOptions) -> Iterator[None]:
+    """Whatever ends the block before the summary is told how to go on."""
+    try:
+        yield
+    except BaseException as err:
+        go_on = f"go on with `{program_name()} {options.resume}`"
+        told = f"nothing that was committed is lost: {go_on}"
+        if isinstance(err, StreamsError):
+            err.add_note(told)
+        else:
+            with suppress(OSError):  # the terminal hung up
+                sys.stderr.write(f"{told}\n")
+        raise
 
 
 def _ended(
@@ -148,7 +169,7 @@ def _folder(config: RunConfig) -> Iterator[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked_run(folder):
         refuse_other_run(config)
-        with lasting(folder / LOGS / "up.log"):
+        with output_to(folder / LOGS / "up.log"):
             yield folder
 
 

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from rlstreams.schemas.events import (
     Event,
-    GroupsDropped,
     ScoredTrajectory,
     StepCompleted,
     StepsRedone,
@@ -41,35 +40,47 @@ POLL_S = 0.1
 DRAW_S = 0.5
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
 # What is counted before anything of it is committed, or can be had again by every new process.
-_NO_WORK = frozenset({"sampled_tokens", "fetched_records", "checkpoints"})
+_NO_WORK = frozenset({"sampled_tokens", "fetched_records", "failed_pulls", "given_up"})
 
 
 class Progress:
-    """A view: which processes have committed something of their work, or write a checkpoint."""
+    """A view: which processes have committed something of their work, or write a checkpoint.
+
+    A trainer's work is steps: it claims, redoes, saves and drops groups in every life.
+    """
 
     def __init__(self) -> None:
         self._instances: set[str] = set()
-        self._ledger = Ledger(begins_anywhere=True, on_step=self._add, on_drop=self._add)
+        self._started: set[str] = set()
         self._saving: set[str] = set()
+        self._ledger = Ledger(begins_anywhere=True, on_step=self._add)
 
     def apply(self, event: Event) -> None:
         """Take one event."""
         self._ledger.apply(event)
-        if isinstance(event, Trajectory | ScoredTrajectory) or (
-            isinstance(event, WorkerReport)
-            and any(n for name, n in event.counters.items() if name not in _NO_WORK)
+        if isinstance(event, Trajectory | ScoredTrajectory):
+            self._instances.add(event.instance)
+        if not isinstance(event, WorkerReport):
+            return
+        if event.role != "trainer" and any(
+            count for name, count in event.counters.items() if name not in _NO_WORK
         ):
             self._instances.add(event.instance)
-        if isinstance(event, WorkerReport):
-            take = self._saving.add if event.state == "saving" else self._saving.discard
-            take(event.instance)
+        if event.state != "starting":
+            self._started.add(event.instance)
+        take = self._saving.add if event.state == "saving" else self._saving.discard
+        take(event.instance)
 
-    def _add(self, event: StepCompleted | GroupsDropped, _: Position) -> None:
+    def _add(self, event: StepCompleted, _: Position) -> None:
         self._instances.add(event.instance)
 
     def committed(self, instance: str) -> bool:
         """Whether this process has."""
         return instance in self._instances
+
+    def has_started(self, instance: str) -> bool:
+        """Whether it reported that it does more than to start."""
+        return instance in self._started
 
     def is_saving(self, instance: str) -> bool:
         """Whether this process said last that it writes a checkpoint."""
@@ -217,6 +228,10 @@ class Watcher:
     def committed(self, instance: str) -> bool:
         """See `ProcessProgress`."""
         return self._progress.committed(instance)
+
+    def has_started(self, instance: str) -> bool:
+        """See `ProcessProgress`."""
+        return self._progress.has_started(instance)
 
     def owns_run(self, instance: str) -> bool:
         """See `ProcessProgress`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from rlstreams.schemas.events import Event
 from rlstreams.start.chaos import injector as module
 from rlstreams.start.chaos.injector import FaultInjector
 from rlstreams.start.chaos.journal import BrokerOutage
-from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind
+from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind
 from rlstreams.start.chaos.servers import kill_server
 from rlstreams.start.chaos.sweep import Sweep
 from rlstreams.streams.log.codec import outgoing
@@ -280,3 +281,55 @@ def test_a_sweep_arms_one_process_after_another(stage: Stage) -> None:
     assert points == [injection.fault.crash_at for injection in one.journal.injections]
     armed = [spec.crash_at for spec in stage.spawner.started if spec.role == "rollout"]
     assert [*points, ""] == armed[:3]
+
+
+def test_a_successor_is_killed_too(stage: Stage) -> None:
+    """At its age, and no other process; the broker's as well, while it starts."""
+    keeper = Keeper()
+    one = injector(fault("rollout", FaultKind.AGAIN, again_s=0.01), fault(BROKER, FaultKind.AGAIN))
+    stage.begin(one, keeper)
+    stage.until(one, lambda: len(stage.spawner.started) == 4)
+    assert 2 == stage.fleet.num_killed
+    stage.until(one, lambda: len(one.journal.injections) == 2)
+    assert [] == one.journal.broker_deaths_s
+    keeper.last_death_seen_s = time.monotonic()
+    stage.until(one, lambda: not one._doomed)
+    assert 1 == len(one.journal.broker_deaths_s)
+
+
+def test_several_roles_die_at_once(stage: Stage) -> None:
+    """One fault, all its victims."""
+    one = injector(fault("rollout", FaultKind.SEVERAL, others=("trainer",)))
+    stage.begin(one)
+    stage.until(one, lambda: len(stage.spawner.started) == 4)
+    assert (1, 2) == (len(one.journal.injections), stage.fleet.num_killed)
+
+
+def test_up_itself_is_killed_and_its_plan_goes_on(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done is written down first; whoever sleeps is waited for."""
+    killed: list[int] = []
+
+    def kill(pid: int, number: int) -> None:
+        assert number == signal.SIGKILL
+        killed.append(pid)
+        raise SystemExit
+
+    faults = [
+        fault(UP, FaultKind.SEVERAL, others=("rollout", "trainer")),
+        fault("rollout", FaultKind.KILL),
+    ]
+    file = tmp_path / "struck"
+    one = FaultInjector(faults, 0.0, lambda *_: 0, state_file=file)
+    stage.begin(one)
+    with monkeypatch.context() as patched:
+        patched.setattr(module.os, "kill", kill)
+        with pytest.raises(SystemExit):
+            stage.until(one, lambda: False)
+    struck = pickle.loads(file.read_bytes())
+    assert (faults[1:], 3, 1) == (list(struck.left), struck.num_killed, len(killed))
+    next_one = FaultInjector([], 0.0, lambda *_: 0, before=struck)
+    assert 1 == len(next_one.journal.injections)
+    next_one.enter(FaultTargets(fleet=stage.fleet, broker=None, watcher=stage.watcher))
+    stage.until(next_one, lambda: len(next_one.journal.injections) == 2)

@@ -59,6 +59,9 @@ class Log:
     def committed(self, instance: str) -> bool:
         return self._has_committed
 
+    def has_started(self, instance: str) -> bool:
+        return False
+
     def owns_run(self, instance: str) -> bool:
         return self._owns
 

@@ -27,16 +27,27 @@ class SmallBroker:
 
     def __init__(self) -> None:
         self.num_starts = 0
-        self.is_disk_full = False
+        self.ends_with: int | None = None  # instead of what really ended it
+        self.start_fails = ""
         self.may_start = threading.Event()
         self.may_start.set()
         self.start()
 
     def start(self) -> BrokerState:
         assert self.may_start.wait(WAIT_S)
+        if self.start_fails:
+            self.num_starts += 1
+            raise BrokerError(self.start_fails)
         self.process = subprocess.Popen(["sleep", "3600"])
         self.num_starts += 1
         return BrokerState(pid=self.process.pid, port=9, controller_port=8, cluster_id="c")
+
+    def attach_or_start(self) -> BrokerState:
+        return self.status() or self.start()
+
+    @property
+    def last_status(self) -> int | None:
+        return self.process.poll() if self.ends_with is None else self.ends_with
 
     def status(self) -> BrokerState | None:
         if self.process.poll() is not None:
@@ -47,7 +58,7 @@ class SmallBroker:
         return "last words"
 
     def died_of_full_disk(self) -> bool:
-        return self.is_disk_full
+        return False
 
     def die(self) -> None:
         self.process.kill()
@@ -57,7 +68,8 @@ class SmallBroker:
 @pytest.fixture(autouse=True)
 def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two attempts: a small broker is back at once."""
-    monkeypatch.setattr(broker, "AGAIN_S", CHECK_S)
+    for name in ("AGAIN_S", "BACK_OFF_S", "LONGEST_BACK_OFF_S"):
+        monkeypatch.setattr(broker, name, CHECK_S)
 
 
 @pytest.fixture
@@ -67,8 +79,10 @@ def small() -> Iterator[SmallBroker]:
     small.die()
 
 
-def kept(small: SmallBroker, say: Callable[[str], None] = lambda _: None) -> BrokerKeeper:
-    return BrokerKeeper(small, say, CHECK_S)  # type: ignore[arg-type]
+def kept(
+    small: SmallBroker, say: Callable[[str], None] = lambda _: None, room_s: float = 0.0
+) -> BrokerKeeper:
+    return BrokerKeeper(small, say, CHECK_S, room_s)  # type: ignore[arg-type]
 
 
 def until(keeper: BrokerKeeper, reached: Callable[[], object]) -> None:
@@ -105,23 +119,74 @@ def test_the_loop_goes_on_while_the_broker_starts(small: SmallBroker) -> None:
 
 
 def test_a_broker_that_never_lives_is_given_up(small: SmallBroker) -> None:
-    """Three quick deaths in a row, with its last words."""
+    """Ends by itself and starts that fail count alike; each is named, with its last words."""
+    said: list[str] = []
+    with kept(small, said.append) as keeper:
+        small.ends_with = 3
+        small.die()
+        until(keeper, lambda: small.num_starts == 2)
+        small.start_fails = "broker ended while starting (exit -9)\nlast words"
+        small.die()
+        with pytest.raises(BrokerError, match=r"failed 5 times in a row; .*-9\)\nlast words"):
+            until(keeper, lambda: False)
+    assert any("failed (3 of 5), its start failed: broker ended" in line for line in said)
+
+
+def test_a_successor_that_is_killed_too_is_followed_by_another(small: SmallBroker) -> None:
+    """A start that fails is a failure, not the end."""
+    said: list[str] = []
+    with kept(small, said.append) as keeper:
+        small.start_fails = "broker ended while starting (exit -9)"
+        small.die()
+        until(keeper, lambda: small.num_starts == 3)
+        assert keeper.is_away
+        small.start_fails = ""
+        until(keeper, lambda: not keeper.is_away)
+    assert small.status() is not None
+
+
+def test_a_broker_that_is_killed_while_it_serves_did_not_fail(small: SmallBroker) -> None:
+    """However often, and whoever did it."""
     with kept(small) as keeper:
-        for number in (2, 3):
+        for number in range(broker.QUICK_LIMIT + 2):
             small.die()
-            until(keeper, lambda number=number: small.num_starts == number)
+            until(keeper, lambda number=number: small.num_starts == 2 + number)
+            until(keeper, lambda: not keeper.is_away)
+
+
+def test_room_on_a_full_disk_is_waited_for_with_a_deadline(small: SmallBroker) -> None:
+    """More often than a failure would be borne; with room it serves again."""
+    said: list[str] = []
+    full = "broker: cannot format: No space left on device"
+    with kept(small, said.append, room_s=WAIT_S) as keeper:
+        small.start_fails = full
         small.die()
-        with pytest.raises(BrokerError, match=r"3 times in a row:\nlast words"):
+        until(keeper, lambda: small.num_starts > broker.QUICK_LIMIT + 2)
+        small.start_fails = ""
+        until(keeper, lambda: not keeper.is_away)
+    assert "is full: the broker waits for room, at most 120 s" in " ".join(said)
+    small.start_fails = full
+    with kept(small, room_s=0.05) as keeper:
+        small.die()
+        with pytest.raises(BrokerError, match=r"disk under broker is full, and there was no room"):
             until(keeper, lambda: False)
 
 
-def test_a_full_disk_is_no_matter_of_trying_again(small: SmallBroker) -> None:
-    """The first death is the last."""
-    small.is_disk_full = True
-    with kept(small) as keeper:
-        small.die()
-        with pytest.raises(BrokerError, match=r"disk under broker is full"):
-            until(keeper, lambda: False)
+def test_a_start_that_is_under_way_is_ended_with_the_run(small: SmallBroker) -> None:
+    """Nobody else would stop that broker: no `up` leaves one behind."""
+
+    class Slow(SmallBroker):
+        def attach_or_start(self) -> BrokerState:
+            state = self.start()
+            if self.process.wait(WAIT_S):  # until somebody kills it
+                raise BrokerError("broker ended while starting")
+            return state
+
+    slow = Slow()
+    with kept(slow) as keeper:
+        slow.die()
+        until(keeper, lambda: slow.num_starts == 2)
+    assert slow.status() is None
 
 
 def test_our_own_kills_do_not_count(small: SmallBroker) -> None:
@@ -159,10 +224,10 @@ def test_what_no_broker_can_cure_is_not_tried_again(small: SmallBroker) -> None:
     def unreachable() -> None:
         raise BrokerError("unreachable")
 
-    small.is_disk_full = True
     with kept(small) as keeper:
         with pytest.raises(ConfigError):
             outlasting(refused, keeper)
+        small.start_fails = "wrong"
         small.die()
-        with pytest.raises(BrokerError, match="is full"):
+        with pytest.raises(BrokerError, match="5 times in a row"):
             outlasting(unreachable, keeper)

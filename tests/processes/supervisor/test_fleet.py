@@ -130,16 +130,47 @@ def test_a_worker_that_was_drained_from_outside_comes_back(tmp_path: Path) -> No
         assert not fleet.is_done("rollout")
 
 
-def test_only_an_owner_of_another_run_of_ours_is_alive(tmp_path: Path) -> None:
-    """Status 76 ends the run, unless the owner is a process that we saw end."""
+def test_only_an_owner_of_another_run_of_ours_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 76 ends the run in the end, unless the owner is a process that we saw end."""
+    monkeypatch.setattr(restart, "OWNER_S", 0.1)
     script = "raise SystemExit(76)"
     with fleet_of(tmp_path, {"trainer": script}) as (fleet, spawner, _):
         until(fleet, lambda: fleet.failure is not None)
-        assert 1 == len(spawner.started)
+        assert 1 < len(spawner.started)
     with fleet_of(tmp_path / "ours", {"trainer": script}, Log(owns=True)) as (fleet, spawner, _):
         until(fleet, lambda: len(spawner.started) == 2)
         first, second = spawner.started
         assert (None, (first.instance,)) == (fleet.failure, second.reaped)
+
+
+_RAISES = """
+try:
+    raise OSError(28, "No space left on device", "weights/v1")
+except OSError as err:
+    import traceback
+    traceback.print_exc()
+    raise SystemExit(1)
+"""
+
+
+def test_a_death_is_told_with_its_cause(tmp_path: Path) -> None:
+    """The last error of that process alone; also of one that was killed, and of one that drains."""
+    with fleet_of(tmp_path, {"trainer": _RAISES}) as (fleet, spawner, said):
+        until(fleet, lambda: len(spawner.started) == 4)
+        assert all("[Errno 28] No space left on device: 'weights/v1'; waiting" in it for it in said)
+        assert fleet.failure is None
+        spawner.scripts["trainer"] = "raise SystemExit(1)"
+        until(fleet, lambda: len(spawner.started) == 6)
+        assert "failed (exit 1)" in said[-1]
+        assert "Errno" not in said[-1]
+        spawner.scripts["trainer"] = _RAISES
+        until(fleet, lambda: not fleet.workers[0].is_alive)
+        until(fleet, lambda: fleet.workers[0].is_alive)
+        fleet.is_draining = True
+        until(fleet, lambda: not fleet.workers[0].is_alive)
+        assert "trainer-0 failed (exit 1) while it drained: OSError: [Errno 28]" in said[-1]
 
 
 def test_a_worker_that_never_works_stops_the_run(tmp_path: Path) -> None:

@@ -32,37 +32,6 @@ def test_a_signal_is_counted_and_later_means_what_it_meant(number: signal.Signal
         signal.signal(number, before)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "kills"),
-    [
-        ((signal.SIGHUP, signal.SIGHUP, signal.SIGHUP), False),
-        ((signal.SIGHUP, signal.SIGTERM), True),
-    ],
-)
-def test_a_terminal_that_hangs_up_asks_once(numbers: list[signal.Signals], kills: bool) -> None:
-    """However often it is signalled; nor does it break off the audit later."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
-    try:
-        with Interrupts() as interrupts:
-            for number in numbers:
-                signal.raise_signal(number)
-        signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert (True, kills) == (interrupts.drains, interrupts.kills)
-
-
-def test_under_nohup_a_hang_up_is_none() -> None:
-    """Who started us so wants us to go on."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Interrupts() as interrupts:
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert not interrupts.drains
-
-
 # A shell in little: its child is in a group of its own; in the background unless it gets the
 # terminal.
 _SHELL = """
@@ -98,8 +67,6 @@ if os.WIFSTOPPED(status):
     [
         (True, "pass"),
         (False, "pass"),
-        # As `fg` and `bg` do it: the terminal goes to somebody else in between.
-        (True, "os.kill(os.getpid(), signal.SIGHUP); print('gone'); sys.stdout.flush()"),
     ],
 )
 def test_the_terminal_is_left_alone_where_it_is_not_ours(is_front: bool, middle: str) -> None:

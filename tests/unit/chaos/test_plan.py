@@ -12,6 +12,7 @@ from rlstreams.start.chaos.plan import (
     BROKER,
     ROLES,
     SERVER,
+    UP,
     FaultKind,
     FaultSpace,
     injected_by_step,
@@ -21,7 +22,7 @@ from rlstreams.start.chaos.plan import (
 )
 from rlstreams.streams.log.crash_points import CrashPoint, arm, arm_from
 
-COUNTS = {"prompts": 1, "rollout": 2, "logprob": 1, "trainer": 1, BROKER: 1}
+COUNTS = {"prompts": 1, "rollout": 2, "logprob": 1, "trainer": 1, BROKER: 1, UP: 1}
 ALL = FaultSpace(counts=COUNTS, has_points=True)
 
 
@@ -56,7 +57,7 @@ def test_faults_are_within_what_may_be_drawn(seed: int) -> None:
         assert fault.stop_s <= 6.0
         assert (fault.stop_s > 0) == (fault.kind in (FaultKind.STOP, FaultKind.ZOMBIE))
         assert fault.kind is not FaultKind.POINT
-        assert fault.role != BROKER or fault.kind is not FaultKind.ZOMBIE
+        assert fault.role not in (BROKER, UP) or fault.kind is not FaultKind.ZOMBIE
 
 
 def test_model_servers_are_only_killed_and_may_be_struck_to_the_minute() -> None:
@@ -80,6 +81,10 @@ def test_every_kind_of_fault_comes_up() -> None:
     """Kills, stops on both sides of both timeouts, zombies, crash points of every role."""
     faults = plan(0, 500, ALL)
     assert set(FaultKind) - {FaultKind.ARMED} == {fault.kind for fault in faults}
+    assert {FaultKind.KILL, FaultKind.SEVERAL} == {f.kind for f in faults if f.role == UP}
+    assert all(f.others for f in faults if f.kind is FaultKind.SEVERAL)
+    assert any(BROKER in (f.role, *f.others) for f in faults if f.kind is FaultKind.SEVERAL)
+    assert {f.kind is FaultKind.AGAIN for f in faults if f.again_s} == {True}
     stops = [fault.stop_s for fault in faults if fault.stop_s]
     assert [True] * 4 == [
         any(low < stop < high for stop in stops)

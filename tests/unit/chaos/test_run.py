@@ -28,7 +28,7 @@ THEIRS = RunConfig(broker=BrokerSection(bootstrap="127.0.0.1:9"))
 def test_all_can_be_struck_but_a_broker_that_is_not_ours() -> None:
     """With as many workers as the run has."""
     counts = {"prompts": 1, "rollout": 2, "logprob": 3, "trainer": 1}
-    assert counts | {"broker": 1} == victims(OURS, [])
+    assert counts | {"broker": 1, "up": 1} == victims(OURS, [])
     assert {"logprob": 3, "broker": 1} == victims(OURS, ["logprob", "broker"])
     assert "broker" not in victims(THEIRS, [])
 

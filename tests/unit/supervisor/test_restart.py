@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
-from rlstreams.up.supervisor.restart import Action, Decision, RestartPolicy
+from rlstreams.up.supervisor.restart import OWNER_S, Action, Death, Decision, RestartPolicy
+
+KILLS = [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP]
+CRASHES = [-signal.SIGSEGV, -signal.SIGABRT]
 
 
-def ended(policy: RestartPolicy, status: int, now_s: float = 0.0, *, committed: bool) -> Decision:
-    return policy.ended(status, now_s=now_s, uptime_s=1.0, committed=committed)
+def ended(
+    policy: RestartPolicy, status: int, now_s: float = 0.0, *, committed: bool, **more: object
+) -> Decision:
+    death = Death(status=status, uptime_s=1.0, committed=committed, **more)  # type: ignore[arg-type]
+    return policy.ended(death, now_s)
 
 
 def policy() -> RestartPolicy:
@@ -20,12 +28,18 @@ def test_done_is_done() -> None:
     assert ended(policy(), 0, committed=False).action is Action.DONE
 
 
-@pytest.mark.parametrize(("status", "words"), [(76, "another owner alive"), (78, "configuration")])
-def test_what_a_restart_cannot_cure_stops_the_run(status: int, words: str) -> None:
-    """An owner that lives and a bad configuration end the run at once, and are named."""
-    decision = ended(policy(), status, committed=True)
+def test_what_a_restart_cannot_cure_stops_the_run() -> None:
+    """A bad configuration ends the run at once, with its sentence."""
+    decision = ended(policy(), 78, committed=True, cause="ConfigError: model.path: no such folder")
     assert decision.action is Action.STOP
-    assert words in decision.reason
+    assert "configuration (exit 78) after 1.0 s: ConfigError: model.path" in decision.reason
+
+
+def test_an_owner_that_stays_ends_the_run() -> None:
+    """One of an `up` that was killed is gone when it has drained; until then it is looked for."""
+    one = policy()
+    actions = [ended(one, 76, now_s=1 + now_s, committed=False).action for now_s in (0.0, OWNER_S)]
+    assert [Action.RESTART, Action.STOP] == actions
 
 
 def test_fenced_twice_within_ten_minutes_ends_the_run() -> None:
@@ -61,6 +75,46 @@ def test_a_worker_that_committed_something_is_always_started_again() -> None:
         decision = ended(one, -9, committed=True)
         assert (decision.action, decision.delay_s) == (Action.RESTART, 0.0)
         assert "SIGKILL" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("statuses", "has_started", "action"),
+    [
+        (KILLS, False, Action.RESTART),  # of a role that starts, or that has nothing to do
+        (KILLS, True, Action.RESTART),
+        (CRASHES, True, Action.RESTART),  # somebody else may have sent it; a stall ends it if not
+        (CRASHES, False, Action.STOP),
+        ([1], True, Action.STOP),
+    ],
+)
+def test_who_was_killed_did_not_fail(
+    statuses: list[int], has_started: bool, action: Action
+) -> None:
+    """However often; each comes back later than the one before, up to a limit."""
+    one = policy()
+    found = [
+        ended(one, status, committed=False, has_started=has_started) for status in statuses * 6
+    ]
+    assert action is found[-1].action
+    if action is Action.RESTART:
+        assert found[0].delay_s < found[2].delay_s <= found[-1].delay_s <= 15.0
+
+
+def test_a_full_disk_is_waited_for_with_a_deadline() -> None:
+    """Neither a crash loop nor the third failure; then the end, with the cause in the sentence."""
+    one = RestartPolicy("trainer-0", "trainer.0", room_s=60.0)
+    cause = "OSError: [Errno 28] No space left on device"
+    found = [
+        ended(one, 1, 100.0 + now_s, committed=False, cause=cause, is_disk_full=True)
+        for now_s in (0, 5, 15, 30, 59, 60)
+    ]
+    assert [Action.RESTART] * 5 + [Action.STOP] == [decision.action for decision in found]
+    assert found[1].delay_s > found[0].delay_s
+    assert all(cause in decision.reason for decision in found)
+    assert "waiting for room on the disk, at most 1 s" in found[4].reason
+    ended(one, 1, 200.0, committed=True)
+    again = ended(one, 1, 200.0, committed=False, cause=cause, is_disk_full=True)
+    assert Action.RESTART is again.action
 
 
 def test_our_own_kill_is_no_failure() -> None:

@@ -1,0 +1,160 @@
+"""The exit status of `up`, as the table in infra/docs/operating.md has it, by real endings."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.command import ROOT, Workspace
+from tests.e2e.test_interrupted import WORDS
+
+END_S = 120.0
+PAGE = ROOT / "infra/docs/operating.md"
+NO_ROOM = "No space left on device"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    workspace = Workspace(tmp_path)
+    yield workspace
+    workspace.close()
+
+
+def documented() -> set[str]:
+    """The first column of the table under `up`."""
+    (table,) = re.findall(r"\| `up` ended with .*?\n\n", PAGE.read_text("utf-8"), re.DOTALL)
+    return {row.split("|")[1].strip() for row in table.splitlines()[2:] if row}
+
+
+def gone(workspace: Workspace) -> dict[int, str]:
+    """Who is left, a moment after the end."""
+    until_s = time.monotonic() + 90.0  # a fork server imports torch before it looks up
+    while (left := workspace.processes()) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return left
+
+
+@pytest.mark.parametrize("after_s", [1.0, 4.0, 12.0])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_as_asked(workspace: Workspace, number: signal.Signals, after_s: float) -> None:
+    """Before the roles run the signal alone ends it; from then on it drains. Nobody is left."""
+    started = workspace.start_up(*WORDS, "--trainer.steps=5000", "--no-live")
+    time.sleep(after_s)
+    started.signal(number)
+    status = started.ended_within(END_S)
+    if "run demo: drained; --resume goes on" in started.output:
+        assert 0 == status, started.output
+        assert "lost 0, trained twice 0" in started.output
+    else:
+        assert status in (-number, 128 + number), started.output
+    assert {} == gone(workspace)
+    assert {"0", "1", "78", "128 + signal"} == documented()
+
+
+def test_a_broker_that_cannot_be_used_is_one_kind(workspace: Workspace) -> None:
+    """A port that is in use, and an address where nobody listens: 1; a wrong value: 78."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        in_use = workspace.up(f"--broker.port={port}")
+        assert f"BrokerError: broker.port {port} is in use" in in_use.stdout
+    unreachable = workspace.up(f"--broker.bootstrap=127.0.0.1:{port}", "--run.id=other")
+    wrong = workspace.up("--trainer.steps=-1")
+    statuses = [done.returncode for done in (in_use, unreachable, wrong)]
+    assert [1, 1, 78] == statuses, unreachable.stdout
+    assert {} == gone(workspace)
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A disk of its own under a folder; who may not mount one cannot run these tests."""
+    folder.mkdir(parents=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+needs_mount = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.geteuid() != 0, reason="mounts a small disk: root"
+)
+FULL = (*WORDS, "--trainer.steps=5000", "--no-live", "--trainer.checkpoint_every=2")
+
+
+def wait_for(started_output: Path, words: str, limit_s: float = 120.0) -> None:
+    until_s = time.monotonic() + limit_s
+    while words not in (text := started_output.read_text("utf-8")):
+        assert time.monotonic() < until_s, text
+        time.sleep(0.1)
+
+
+@needs_mount
+def test_a_trainer_on_a_full_disk_waits_for_room(workspace: Workspace) -> None:
+    """With the cause, and not in a loop; with room again the run goes on. SIGTERM drains it."""
+    checkpoints = workspace.folder / "runs/demo/checkpoints"
+    with small_disk(checkpoints, "600k"):
+        started = workspace.start_up(*FULL)
+        wait_for(started.log, "waiting for room on the disk, at most")
+        (line,) = re.findall(r"^\[.*trainer-0 failed.*$", started.output, re.MULTILINE)[:1]
+        assert NO_ROOM in line
+        subprocess.run(["mount", "-o", "remount,size=60m", str(checkpoints)], check=True)
+        full_at = int(re.findall(r"^step +(\d+)/", started.output, re.MULTILINE)[-1])
+        started.wait_for_step(full_at + 2)
+        started.signal(signal.SIGTERM)
+        assert 0 == started.ended_within(END_S), started.output
+        assert "lost 0, trained twice 0" in started.output
+    assert {} == gone(workspace)
+
+
+@needs_mount
+def test_a_disk_that_stays_full_ends_the_run_with_its_sentence(workspace: Workspace) -> None:
+    """The whole run lies on it; the end names the disk, the way on, and leaves nobody behind."""
+    folder = workspace.folder / "full"
+    with small_disk(folder, "40m"):
+        started = workspace.start_up(*FULL, f"--run.dir={folder}/run", "--deadlines.stall_s=10")
+        started.wait_for_step(2)
+        (folder / "filler").touch()
+        subprocess.run(
+            ["dd", "if=/dev/zero", f"of={folder}/filler", "bs=64k"], check=False,
+            capture_output=True,
+        )  # fmt: skip
+        assert 1 == started.ended_within(END_S), started.output
+        assert NO_ROOM in started.output or "is full" in started.output
+        assert "nothing that was committed is lost" in started.output
+        assert "--resume" in started.output
+        assert {} == gone(workspace)
+
+
+@needs_mount
+def test_sigterm_on_a_full_disk_leaves_no_broker_behind(workspace: Workspace) -> None:
+    """Within the deadlines of a drain, whatever could be written."""
+    folder = workspace.folder / "full"
+    with small_disk(folder, "40m"):
+        started = workspace.start_up(*FULL, f"--run.dir={folder}/run", "--deadlines.stall_s=600")
+        started.wait_for_step(2)
+        (folder / "filler").touch()
+        subprocess.run(
+            ["dd", "if=/dev/zero", f"of={folder}/filler", "bs=64k"], check=False,
+            capture_output=True,
+        )  # fmt: skip
+        wait_for(started.log, "waits for room")
+        started.signal(signal.SIGTERM)
+        started.ended_within(200.0)
+        assert {} == gone(workspace)
