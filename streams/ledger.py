@@ -2,7 +2,7 @@
 
 `StepCompleted` alone is the authority on what was trained, and a claim (`TrainerStarted`) on who
 may write it. Whatever the broker let through, an event counts only if the newest claim before it is
-of its own epoch: its writer was not fenced. Of the steps of one number the first counts, if it is
+of its own epoch: its writer was not fenced. A claim counts if its epoch follows the newest one's. Of the steps of one number the first counts, if it is
 the next one. All other events are void to every reader, for all of them fold the topic here. The
 audit alone keeps a fold of its own: it checks this one.
 """
@@ -26,6 +26,7 @@ from rlstreams.schemas.events import (
     TrainerHeartbeat,
     TrainerStarted,
 )
+from rlstreams.streams.log.fencing import is_next_epoch
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
 
@@ -158,8 +159,9 @@ class Ledger:
     def _void_because(self, event: LedgerEvent) -> str:
         """Why an event does not count; empty: it does."""
         if isinstance(event, TrainerStarted):
-            is_newer = self.claim is None or event.epoch > self.epoch
-            return "" if is_newer else f"a claim of epoch {event.epoch} after one of {self.epoch}"
+            if self.claim is None or is_next_epoch(event, self.epoch, self._begins_anywhere):
+                return ""
+            return f"a claim of epoch {event.epoch} after one of {self.epoch}"
         if self.claim is None and not self._begins_anywhere:
             return "nobody has claimed the run before it"
         if self.claim is not None and event.epoch != self.epoch:
