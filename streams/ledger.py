@@ -2,9 +2,10 @@
 
 `StepCompleted` alone is the authority on what was trained, and a claim (`TrainerStarted`) on who
 may write it. Whatever the broker let through, an event counts only if the newest claim before it is
-of its own epoch: its writer was not fenced. A claim counts if its epoch follows the newest one's. Of the steps of one number the first counts, if it is
-the next one. All other events are void to every reader, for all of them fold the topic here. The
-audit alone keeps a fold of its own: it checks this one.
+of its own epoch: its writer was not fenced. A claim counts if its epoch follows the newest one's.
+Of the steps of one number the first counts, if it is the next one. All other events are void to
+every reader, for all of them fold the topic here. The audit alone keeps a fold of its own: it
+checks this one.
 """
 
 from __future__ import annotations
@@ -159,9 +160,9 @@ class Ledger:
     def _void_because(self, event: LedgerEvent) -> str:
         """Why an event does not count; empty: it does."""
         if isinstance(event, TrainerStarted):
-            if self.claim is None or is_next_epoch(event, self.epoch, self._begins_anywhere):
-                return ""
-            return f"a claim of epoch {event.epoch} after one of {self.epoch}"
+            is_next = is_next_epoch(event, self.epoch, begins_anywhere=self._begins_anywhere)
+            is_next = is_next or self.claim is None
+            return "" if is_next else f"a claim of epoch {event.epoch} after one of {self.epoch}"
         if self.claim is None and not self._begins_anywhere:
             return "nobody has claimed the run before it"
         if self.claim is not None and event.epoch != self.epoch:

@@ -41,9 +41,10 @@ class FirstRecords:
         return True
 
 
-def is_next_epoch(claim: TrainerStarted, newest: int, begins_anywhere: bool = False) -> bool:
-    """Whether a claim counts behind one of epoch `newest`: a trainer reads the ledger to its end and
-    takes the next epoch, so any other one is forged.
+def is_next_epoch(claim: TrainerStarted, newest: int, *, begins_anywhere: bool = False) -> bool:
+    """Whether a claim counts behind one of epoch `newest`.
+
+    A trainer reads the ledger to its end and takes the next epoch, so any other one is forged.
 
     Args:
         begins_anywhere: events may be left out between the two, as in a recording of some of them.

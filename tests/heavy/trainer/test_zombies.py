@@ -248,7 +248,7 @@ def test_a_trainer_ends_behind_a_claim_that_nobody_living_made(tmp_path: Path) -
     forger.commit([outgoing(STEPS, trainer_started(run="demo", epoch=2**62, instance="forged"))])
     trainer.turn()
     forger.commit([outgoing(STEPS, trainer_started(run="demo", epoch=2, instance="forged"))])
-    with pytest.raises(FencedError, match="a claim of epoch 2 .instance forged"):
+    with pytest.raises(FencedError, match="a claim of epoch 2"):
         trainer.turn()
     trainer.close()
     send(log, *(scored(group, sample, 0) for group in range(3) for sample in range(2)))
