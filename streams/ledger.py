@@ -86,6 +86,7 @@ class Ledger:
         self.claim: TrainerStarted | None = None  # the newest
         self.heartbeat: TrainerHeartbeat | None = None  # of the newest claim
         self.last_step = 0  # the newest completed step; 0 before the first
+        self.last_void_step = 0  # the newest that somebody wrote and that does not count
         self.drifted_step = 0  # the newest step whose weights a redo replaced
         self.num_drifts = 0
         self.policy_version = NO_VERSION  # the newest
@@ -107,6 +108,8 @@ class Ledger:
             return False
         if why := self._void_because(event):
             self.num_void += 1
+            if isinstance(event, StepCompleted):
+                self.last_void_step = max(self.last_void_step, event.step)
             self.newest_void = f"{type(event).__name__} at {position}: {why}"
             return False
         match event:
