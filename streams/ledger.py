@@ -2,9 +2,10 @@
 
 `StepCompleted` alone is the authority on what was trained, and a claim (`TrainerStarted`) on who
 may write it. Whatever the broker let through, an event counts only if the newest claim before it is
-of its own epoch: its writer was not fenced. Of the steps of one number the first counts, if it is
-the next one. All other events are void to every reader, for all of them fold the topic here. The
-audit alone keeps a fold of its own: it checks this one.
+of its own epoch: its writer was not fenced. A claim counts if its epoch follows the newest one's.
+Of the steps of one number the first counts, if it is the next one. All other events are void to
+every reader, for all of them fold the topic here. The audit alone keeps a fold of its own: it
+checks this one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rlstreams.schemas.events import (
     TrainerHeartbeat,
     TrainerStarted,
 )
+from rlstreams.streams.log.fencing import is_next_epoch
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import STEPS
 
@@ -84,6 +86,7 @@ class Ledger:
         self.claim: TrainerStarted | None = None  # the newest
         self.heartbeat: TrainerHeartbeat | None = None  # of the newest claim
         self.last_step = 0  # the newest completed step; 0 before the first
+        self.last_void_step = 0  # the newest that somebody wrote and that does not count
         self.drifted_step = 0  # the newest step whose weights a redo replaced
         self.num_drifts = 0
         self.policy_version = NO_VERSION  # the newest
@@ -105,6 +108,8 @@ class Ledger:
             return False
         if why := self._void_because(event):
             self.num_void += 1
+            if isinstance(event, StepCompleted):
+                self.last_void_step = max(self.last_void_step, event.step)
             self.newest_void = f"{type(event).__name__} at {position}: {why}"
             return False
         match event:
@@ -158,8 +163,9 @@ class Ledger:
     def _void_because(self, event: LedgerEvent) -> str:
         """Why an event does not count; empty: it does."""
         if isinstance(event, TrainerStarted):
-            is_newer = self.claim is None or event.epoch > self.epoch
-            return "" if is_newer else f"a claim of epoch {event.epoch} after one of {self.epoch}"
+            is_next = is_next_epoch(event, self.epoch, begins_anywhere=self._begins_anywhere)
+            is_next = is_next or self.claim is None
+            return "" if is_next else f"a claim of epoch {event.epoch} after one of {self.epoch}"
         if self.claim is None and not self._begins_anywhere:
             return "nobody has claimed the run before it"
         if self.claim is not None and event.epoch != self.epoch:

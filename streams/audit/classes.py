@@ -136,12 +136,18 @@ class Classes:
             for number in range(group.size):
                 if number not in issued:
                     add(BreachKind.MISSING_SAMPLE, f"{group.id}/{number}", detail)
-        recorded = [sample for sample in samples.values() if _is_recorded(sample)]
+        recorded = [sample for sample in samples.values() if self._is_recorded(sample)]
         for sample in recorded:
             if sample.number not in issued and sample.number >= group.size:
                 add(BreachKind.NEVER_ISSUED, sample.name, "records, but no prompt")
         if not (group.is_open or group.size or recorded):
             add(BreachKind.NEVER_ISSUED, group.id, "closed, but no prompt")
+
+    def _is_recorded(self, sample: Sample) -> bool:
+        """Whether a dead letter or a record that could be read is of it."""
+        found = {field for field in ("trajectory", "scored") if getattr(sample, field) != NOWHERE}
+        named = {field for field in found if (field, sample) in self._fold.by_headers}
+        return bool(sample.letters or found - named)
 
     def _check_numbers(self) -> None:
         """Training groups are numbered without gaps."""
@@ -234,7 +240,3 @@ def _ends_trained(sample: Sample) -> bool:
         PROMPTS.name: sample.prompt,
     }
     return any(made_of.get(topic, NOWHERE) in (place, NOWHERE) for topic, place in sample.letters)
-
-
-def _is_recorded(sample: Sample) -> bool:
-    return bool(sample.letters) or sample.trajectory != NOWHERE or sample.scored != NOWHERE

@@ -87,6 +87,7 @@ class AuditFold:
         self.unreadable = Named()
         self._origins: set[Position] = set()  # of replayed records of the small topics
         self._nameless: set[Origin] = set()  # of dead letters that name no sample
+        self.by_headers: set[tuple[str, Sample]] = set()  # stages of which no record was read
         # Scores that are not of their sample's first trajectory, by place: the sample, the place
         # that they name, their facts. And the facts of other trajectories; None: unreadable.
         self._unlike: dict[int, tuple[Sample, int, int]] = {}
@@ -256,15 +257,17 @@ class AuditFold:
     def _is_first(self, sample: Sample, raw: RawRecord, place: int) -> bool:
         """Note where the sample's first record of a topic lies; every later one is a duplicate."""
         field = FIELDS[raw.position.topic]
-        is_first = bool(getattr(sample, field) == NOWHERE)
+        is_first = bool(getattr(sample, field) == NOWHERE) or (field, sample) in self.by_headers
         if is_first:
             setattr(sample, field, place)
+            self.by_headers.discard((field, sample))
         else:
             self.duplicates.add(f"{sample.name} again at {raw.position}")
         return is_first
 
     def _by_header(self, raw: RawRecord, place: int) -> None:
-        """Note that an unreadable record is there: its header says of which sample."""
+        """Note that an unreadable record is there: its header says of which sample, as long as no
+        record whose body says so was read."""
         if raw.position.topic == TRAJECTORIES.name:
             self._others[place] = None
         text = bytes(raw.headers.get(ID_HEADER) or b"").decode("ascii", "replace")
@@ -272,8 +275,10 @@ class AuditFold:
         number = rest.partition("/")[0]
         if self.samples.group(group_id) is not None and number.isdigit():
             sample = self._sample(raw, group_id, int(number[:MAX_DIGITS]))
-            if sample is not None:
-                self._is_first(sample, raw, place)
+            field = FIELDS[raw.position.topic]
+            if sample is not None and getattr(sample, field) == NOWHERE:
+                setattr(sample, field, place)
+                self.by_headers.add((field, sample))
 
 
 def _facts(reward: float, versions: Sequence[int], hashes: Sequence[str]) -> int:

@@ -41,6 +41,17 @@ class FirstRecords:
         return True
 
 
+def is_next_epoch(claim: TrainerStarted, newest: int, *, begins_anywhere: bool = False) -> bool:
+    """Whether a claim counts behind one of epoch `newest`.
+
+    A trainer reads the ledger to its end and takes the next epoch, so any other one is forged.
+
+    Args:
+        begins_anywhere: events may be left out between the two, as in a recording of some of them.
+    """
+    return claim.epoch > newest if begins_anywhere else claim.epoch == newest + 1
+
+
 class EpochGate:
     """Tells void events from valid ones by their epoch.
 
@@ -60,8 +71,8 @@ class EpochGate:
         if epoch is None or isinstance(event, PolicyPublished):
             return True
         if isinstance(event, TrainerStarted):
-            if self.newest is not None and epoch <= self.newest:
+            if self.newest is not None and not is_next_epoch(event, self.newest):
                 return False
-            self.newest = epoch
+            self.newest = event.epoch
             return True
         return self.newest is None or bool(epoch == self.newest)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 
 from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import (
-    EVALUATE,
     TRAIN,
     DeadLetter,
     Prompt,
@@ -15,15 +13,12 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.log.codec import now_ms
-from rlstreams.streams.log.record import ID_HEADER, PURPOSE_HEADER, RawRecord
+from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.workers.loop.context import Context
 
 MAX_DETAIL = 4000  # characters
 _MAX_ID = 64  # the same; no run's id is as long, and brokers refuse a record with a long key
-# A training group's number without leading zeros, or an evaluation's version and row.
-_NAMED = re.compile(r"(0|[1-9][0-9]*|e[0-9]+-[0-9]+)/(0|[1-9][0-9]{0,8})/[0-9]+")
-_NOBODY = ("", -1)
 
 
 class Reason(StrEnum):
@@ -55,16 +50,15 @@ def dead_letter(
     """`raw`, set aside.
 
     Args:
-        sample: the decoded sample; None where the bytes could not be read, then the record's
-            headers say which sample it was, if they can.
+        sample: the decoded sample; None where the bytes could not be read: then the dead letter
+            names no sample, and closes no group, whatever the record's headers say.
         reason: a `Reason`.
         permanent: another attempt at the same row would fail alike.
     """
-    group_id, number = (sample.group_id, sample.sample) if sample else _named(raw)
     return DeadLetter(
-        group_id=group_id[:_MAX_ID],
-        sample=number,
-        purpose=sample.purpose if sample else _purpose(raw),
+        group_id=sample.group_id[:_MAX_ID] if sample else "",
+        sample=sample.sample if sample else -1,
+        purpose=sample.purpose if sample else TRAIN,
         row=sample.row if sample else -1,
         dataset_epoch=sample.dataset_epoch if sample else 0,
         replacement=sample.replacement if sample else 0,
@@ -106,13 +100,3 @@ def sample_of(event: object) -> Prompt | Trajectory | None:
     if isinstance(event, ScoredTrajectory):
         return event.trajectory
     return event if isinstance(event, Prompt | Trajectory) else None
-
-
-def _named(raw: RawRecord) -> tuple[str, int]:
-    """Group and sample that the headers name; nobody if no worker of ours would name them so."""
-    match = _NAMED.fullmatch(raw.headers.get(ID_HEADER, b"").decode("ascii", "replace"))
-    return (match.group(1), int(match.group(2))) if match else _NOBODY
-
-
-def _purpose(raw: RawRecord) -> str:
-    return EVALUATE if raw.headers.get(PURPOSE_HEADER) == EVALUATE.encode() else TRAIN

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas import SchemaTexts
-from rlstreams.schemas.events import EVALUATE, NO_VERSION, Prompt
+from rlstreams.schemas.events import EVALUATE, NO_VERSION, TRAIN, Prompt
+from rlstreams.schemas.projection import Projection
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError
-from rlstreams.streams.log.record import ID_HEADER, PURPOSE_HEADER, Partition, RawRecord
+from rlstreams.streams.log.group_ids import evaluation_id, issue_number
+from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.workers.dataset.order import Order
 from rlstreams.workers.prompts.issue import PlannedGroup
 
 POLL_S = 0.05
 MAX_POLL = 1000
-_FRAME_BYTES = 10  # of an event: marker and fingerprint
-_GROUP = re.compile(r"(0|[1-9][0-9]*)/(0|[1-9][0-9]*)/0")
-_EVALUATION = re.compile(r"e([0-9]+)-([0-9]+)/(0|[1-9][0-9]*)/0")
+_IDENTITY = Projection(Prompt, "group_id", "sample", "purpose")
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ class _Group:
 class Issued:
     """Which groups and evaluations the topic holds. Fold all of its records, then `settle`.
 
-    Records are decoded once per group or held-out row: their headers tell the rest. What no
+    Records are decoded once per group or held-out row; of the rest, three fields. What no
     `prompts` worker of this run can have written changes nothing here; a rollout worker sets it
     aside if it is no prompt at all.
 
@@ -60,7 +59,6 @@ class Issued:
         self._seed = seed
         self._schemas = schemas
         self._num_partitions = num_partitions
-        self._frames: set[bytes] = set()  # that a prompt began with
         self._groups: dict[int, _Group] = {}  # torn so far
         # Epoch and row of every group; None: it replaces another, and is no part of the order.
         self._places: dict[int, tuple[int, int] | None] = {}
@@ -79,17 +77,15 @@ class Issued:
         Raises:
             ValueError: none of this run's prompts, and nothing changed; names what is wrong.
         """
-        name = raw.headers.get(ID_HEADER, b"").decode("ascii", "replace")
-        is_evaluation = raw.headers.get(PURPOSE_HEADER) == EVALUATE.encode()
-        match = (_EVALUATION if is_evaluation else _GROUP).fullmatch(name)
-        if match is None:
-            raise ValueError(f"header {ID_HEADER} names no prompt, got {name!r}")
-        first, second = int(match.group(1)), int(match.group(2))
-        self._check_frame(raw)
-        if is_evaluation:
-            self._evaluation(first, second, int(match.group(3)), raw)
+        group_id, sample, purpose = _IDENTITY.read(raw.value, self._schemas)
+        if sample < 0:
+            raise ValueError(f"sample must be 0 or above, got {sample}")
+        if purpose == EVALUATE and (place := evaluation_id(group_id)) is not None:
+            self._evaluation(*place, sample, raw)
+        elif purpose == TRAIN and (number := issue_number(group_id)) is not None:
+            self._training(number, sample, raw)
         else:
-            self._training(first, second, raw)
+            raise ValueError(f"{group_id!r}, to {purpose}, names no group of a run")
 
     def settle(self, order: Order) -> Sequence[Prompt]:
         """End the fold: samples that a torn transaction left out, to be written again.
@@ -159,20 +155,12 @@ class Issued:
         group = self._torn_rows.get(row) if version == self.evaluated_version else None
         return [*group.missing()] if group else []
 
-    def _check_frame(self, raw: RawRecord) -> None:
-        frame = bytes(raw.value[:_FRAME_BYTES])
-        if frame not in self._frames:
-            event = decoded(raw, self._schemas).event
-            if not isinstance(event, Prompt):
-                raise ValueError(f"a {type(event).__name__}, not a Prompt")
-            self._frames.add(frame)
-
     def _training(self, number: int, sample: int, raw: RawRecord) -> None:
         group = self._groups.get(number)
         if group is None:
             if number in self._places:
                 return  # whole
-            prompt = self._prompt(raw, str(number), sample, number)
+            prompt = self._prompt(raw, number)
             group = self._groups[number] = _Group(prompt, set())
             self._note(number, prompt)
         if group.add(sample):
@@ -184,19 +172,17 @@ class Issued:
             return
         group = self._torn_rows.get(row) if is_same else None
         if group is None:
-            group = _Group(self._prompt(raw, f"e{version}-{row}", sample, row), set())
+            group = _Group(self._prompt(raw, row), set())
             self.evaluate(version, ())
             self._torn_rows[row] = group
         if group.add(sample):
             self.evaluate(version, [row])
 
-    def _prompt(self, raw: RawRecord, group_id: str, sample: int, place: int) -> Prompt:
+    def _prompt(self, raw: RawRecord, place: int) -> Prompt:
         """Of this run, in the partition of its number or row, `place`."""
         prompt = decoded(raw, self._schemas).event
-        assert isinstance(prompt, Prompt)  # its frame says so
+        assert isinstance(prompt, Prompt)  # its identity was read
         expected: list[tuple[str, object, object]] = [
-            ("group_id", group_id, prompt.group_id),
-            ("sample", sample, prompt.sample),
             ("seed", self._seed, prompt.seed),
             ("partition", place % self._num_partitions, raw.position.partition),
         ]
@@ -255,15 +241,13 @@ def find_prompt(bus: Bus, group_id: str, num_partitions: int, deadline_s: float)
     """
     partition = Partition(PROMPTS.name, int(group_id) % num_partitions)
     start = {partition: bus.beginnings(PROMPTS.name)[partition]}
-    wanted = f"{group_id}/".encode()
     for raw in _records(bus, start, deadline_s):
-        if raw.headers.get(ID_HEADER, b"").startswith(wanted):
-            try:
-                event = decoded(raw, bus.schemas()).event
-            except ValueError:
-                continue  # the very record that could not be read; a sibling names the row too
-            if isinstance(event, Prompt) and event.group_id == group_id:
-                return event
+        try:
+            event = decoded(raw, bus.schemas()).event
+        except ValueError:
+            continue
+        if isinstance(event, Prompt) and event.group_id == group_id:
+            return event
     return None
 
 

@@ -19,6 +19,7 @@ from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import tokenizer_hash
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.trainer.witnesses import check_tail
 
 if TYPE_CHECKING:
     from rlstreams.workers.model.model import Numerics
@@ -40,7 +41,7 @@ def make_claim(
 
     Raises:
         ConfigError: the run was begun with another data set, seed, model or topic table, or its
-            ledger is gone while what followed from it is there.
+            ledger, or the end of it, is gone while what followed from it is there.
     """
     config = context.config
     if ledger.claim is None:
@@ -64,7 +65,10 @@ def make_claim(
         host=host_name(),
     )
     if ledger.claim is not None:
-        check_same_run(ledger.claim, event)
+        # Not simply the newest one: a forged claim made no step, and says anything.
+        made = {fact.epoch for fact in ledger.steps.values()} | {min(ledger.claims)}
+        check_same_run(ledger.claims[max(made)], event)
+        check_tail(bus, ledger, config.run.id, context.folder)
     return event
 
 

@@ -55,7 +55,7 @@ class LedgerWriter:
         self._producer = producer
         self._epoch = epoch
         self._reporter = reporter
-        self._claim_offset = claim_offset
+        self.claim_offset = claim_offset
         self._next_heartbeat = 0.0
         self._pointed_s = 0.0
         self._told = ""
@@ -80,7 +80,7 @@ class LedgerWriter:
                 next_step=next_step,
                 detail=detail,
                 at_ms=now_ms(),
-                claim_offset=self._claim_offset,
+                claim_offset=self.claim_offset,
             )
             records.append(outgoing(STEPS, event))
         self._commit(records)

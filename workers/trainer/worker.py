@@ -11,13 +11,15 @@ from rlstreams.schemas.events import PartitionPosition, PullRequested, TrainerSt
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint, reach
+from rlstreams.streams.log.errors import FencedError
+from rlstreams.streams.log.fencing import is_next_epoch
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import POLICY_PULLS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.reporter import Reporter
-from rlstreams.workers.trainer.claim import claim
+from rlstreams.workers.trainer.claim import STEPS_PARTITION, claim
 from rlstreams.workers.trainer.expired import drop_expired
 from rlstreams.workers.trainer.facts import make_claim, versions
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
@@ -104,6 +106,7 @@ class TrainerWorker:
             routers=training.routers,
         )
         self._foreign = ForeignRecords(context.worker, bus.schemas())
+        self._steps = bus.reader({STEPS_PARTITION: self._writer.claim_offset + 1})
         pulls = Partition(POLICY_PULLS.name, 0)
         self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
 
@@ -122,6 +125,7 @@ class TrainerWorker:
         if self._state in ("redo", "waiting"):  # else something else is to come forward
             self._reporter.count(fetched_records=num_old)
         reach(CrashPoint.POLL_AFTER)
+        self._refuse_rival()
         self._drop()
         self._serve()
         self._training.check()
@@ -145,6 +149,7 @@ class TrainerWorker:
         self._server.close()
         self._intake.close()
         self._pulls.close()
+        self._steps.close()
         self._writer.close()
 
     def _live(self) -> Coroutine[None]:
@@ -311,6 +316,19 @@ class TrainerWorker:
         if done > self._num_micro_batches:
             self._reporter.count(micro_batches=done - self._num_micro_batches)
             self._num_micro_batches = done
+
+    def _refuse_rival(self) -> None:
+        """End where a later claim stands in `steps`, also one that no living trainer made and that
+        fenced nobody: what is committed behind it is void to every reader (decision 0009)."""
+        for record in self._foreign.readable(self._steps.poll(100, 0.0)):
+            event, epoch = record.event, self._ledger.epoch
+            if isinstance(event, TrainerStarted) and is_next_epoch(event, epoch):
+                raise FencedError(
+                    f"{record.position} is a claim of epoch {event.epoch} (instance "
+                    f"{event.instance}, host {event.host or 'unknown'}): what this trainer, of "
+                    f"epoch {epoch}, writes behind it is void. If no such trainer runs, the claim "
+                    "is forged, and the next start claims the run again"
+                )
 
     def _serve(self) -> None:
         for record in self._foreign.readable(self._pulls.poll(100, 0.0)):

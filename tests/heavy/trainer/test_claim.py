@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ from rlstreams.streams.log.bus import Producer, Reader
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, DeadlineError, FencedError
 from rlstreams.streams.log.record import Outgoing, Partition, RawRecord
-from rlstreams.streams.log.topics import SCORED, STEPS
+from rlstreams.streams.log.topics import SCORED, STEPS, TOPICS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
@@ -232,6 +234,41 @@ def test_a_topic_that_was_made_anew_is_refused(
     log.create(f"demo.{topic}", partitions)
     with pytest.raises(ConfigError, match=expected):
         make_trainer(log, config, "two", takeover=True)
+
+
+@pytest.mark.parametrize("witness", ["checkpoint", "policy-versions"])
+def test_a_ledger_without_its_tail_is_refused(tmp_path: Path, witness: str) -> None:
+    """The broker cuts a damaged log: what was trained behind the cut would be trained again."""
+    log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=1)
+    first = make_trainer(log, config)
+    for group in range(2):
+        send(log, *(scored(group, sample, 0) for sample in range(2)))
+        run_steps(log, first, group + 1)
+    turn_until(first, lambda: first._recovery.saved_step == 2)
+    bury(first)
+    made = replace(scored(2, 0, 2).scores[0], weight_hash=steps(log)[-1].weight_hash)
+    send(log, replace(scored(2, 0, 2), scores=(made,)))
+    ids = MemoryBus(log, "demo").topic_ids([topic.name for topic in TOPICS])
+
+    class Cut(MemoryBus):
+        def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
+            return {name: ids[name] for name in topics}
+
+    if witness != "checkpoint":
+        shutil.rmtree(tmp_path / "checkpoints")
+    if witness != "policy-versions":
+        log.create("demo.policy-versions", 1)
+    kept = [event for event in read(log, STEPS.name) if getattr(event, "step", 0) < 2]
+    log.create("demo.steps", 1)
+    bus = Cut(log, "demo")
+    bus.producer("trainer.0").commit([outgoing(STEPS, event) for event in kept])
+    told = {
+        "checkpoint": "is 1, but checkpoint 000001-00000002 is of step 2. The",
+        "policy-versions": "version 2 of step 2; samples in .* under the weights of step 2. The",
+    }
+    with pytest.raises(ConfigError, match=told[witness]):
+        make_trainer(log, config, "two", takeover=True, bus=bus)
+    assert kept == read(log, STEPS.name)
 
 
 def test_a_changed_number_of_partitions_is_refused(tmp_path: Path) -> None:

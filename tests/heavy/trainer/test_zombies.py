@@ -11,9 +11,11 @@ import pytest
 from safetensors import SafetensorError
 
 from rlstreams.schemas.events import PolicyPublished
+from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, arm
 from rlstreams.streams.log.errors import BrokerError, FencedError, OffsetGoneError
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
+from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
@@ -24,6 +26,7 @@ from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 from rlstreams.workers.trainer.worker import TrainerWorker
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import FileWeightChannel
+from tests.factories import trainer_started
 from tests.heavy.trainer.trainer_stand import (
     make_config,
     make_log,
@@ -233,6 +236,25 @@ def check_weights(log: MemoryLog) -> None:
     for event in events:
         assert hashes.get(event.policy_version, event.weight_hash) == event.weight_hash
         assert dict(channel.pull(event, WAIT_S))
+
+
+def test_a_trainer_ends_behind_a_claim_that_nobody_living_made(tmp_path: Path) -> None:
+    """It fences nobody, and voids what is written behind it; the next start claims the run again.
+    A claim of another epoch than the next counts for nobody."""
+    log, config = make_log(), make_config(tmp_path, trainer__max_staleness=3)
+    trainer = make_trainer(log, config)
+    turn_until(trainer, lambda: trainer._reporter.policy_version == 0)
+    forger = MemoryBus(log, "demo").producer("forger")
+    forger.commit([outgoing(STEPS, trainer_started(run="demo", epoch=2**62, instance="forged"))])
+    trainer.turn()
+    forger.commit([outgoing(STEPS, trainer_started(run="demo", epoch=2, instance="forged"))])
+    with pytest.raises(FencedError, match="a claim of epoch 2"):
+        trainer.turn()
+    trainer.close()
+    send(log, *(scored(group, sample, 0) for group in range(3) for sample in range(2)))
+    finish(log, config)
+    assert {3} == {step.epoch for step in steps(log)}
+    assert 3 == len(steps(log))
 
 
 def test_a_fenced_trainer_ends_with_75() -> None:

@@ -35,16 +35,17 @@ def named_6(**changes: Any) -> bytes:
 
 OURS = named_6()
 FOREIGN = {
-    "no header": Outgoing(topic=PROMPTS.name, key=b"6", value=[OURS], partition=0),
-    "a header that names no group": foreign(OURS, name=b"\xff/x"),
-    "a number with a leading zero": foreign(OURS, name=b"06/0/0"),
+    "no group": foreign(named_6(group_id="x")),
+    "a number with a leading zero": foreign(named_6(group_id="06")),
+    "a sample below 0": foreign(named_6(sample=-1)),
+    "a purpose of no run": foreign(named_6(purpose="test")),
     "not framed": foreign(b"rubbish"),
     "an unknown fingerprint": foreign(OURS[:2] + b"12345678" + OURS[10:]),
     "cut short": foreign(OURS[:-3]),
     "another kind of event": foreign(bytes_of(TRAJECTORIES, trajectory(group_id="6"))),
     "the seed of another run": foreign(named_6(seed=99)),
     "a partition that is not its number's": foreign(OURS, partition=1),
-    "a sample that is not its header's": foreign(named_6(sample=1)),
+    "not the sample of its header, and cut short": foreign(named_6(sample=1)[:-3]),
     "an evaluation of another run": foreign(
         named_6(group_id="e9-0", seed=99), name=b"e9-0/0/0", purpose=b"evaluate"
     ),

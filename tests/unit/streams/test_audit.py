@@ -190,6 +190,20 @@ def test_an_unreadable_record_still_proves_its_sample_by_its_header() -> None:
     assert (kinds(report), report.in_flight["logprob"]) == ({}, 2 * SIZE)
 
 
+def test_a_header_takes_no_samples_place() -> None:
+    """Garbage before the true record, under its name, is not its first record; nor does garbage
+    make a sample that nobody issued."""
+    log = healthy()
+    log.rollout_done.update(log.issue("6"))
+    for name in (b"6/0/0", b"999/0/0"):
+        at = log.add("trajectories", trajectory())
+        log.damaged["trajectories", at] = b"junk", {ID_HEADER: name}
+    for sample in range(SIZE):
+        log.add("trajectories", trajectory(group_id="6", sample=sample, group_size=SIZE))
+    report = log.report()
+    assert ({}, 2, 0) == (kinds(report), report.unreadable, report.duplicates)
+
+
 @pytest.mark.parametrize("bound", ["1e20", "-10000000000000000000", "Infinity", "[" * 100_000])
 def test_a_bound_of_a_stranger(bound: str) -> None:
     """The claim's configuration is text of its writer."""

@@ -52,8 +52,8 @@ class Reference:
         self.records = {topic: records(log, topic) for topic in LARGE}
         self.first: dict[str, dict[Name, int]] = {topic: {} for topic in LARGE}
         for topic, of_topic in self.records.items():
-            for offset, name, _ in of_topic:
-                self.first[topic].setdefault(name, offset)
+            for offset, name, _ in sorted(of_topic, key=lambda found: found[2] is None):
+                self.first[topic].setdefault(name, offset)  # those that can be read before others
         self.prompts, self.trajectories, self.scored = (self.first[topic] for topic in LARGE)
         self.trained: dict[Name, tuple[int, int, StepCompleted]] = {}  # offset, oldest version
         self.step_of: dict[str, int] = {}
@@ -185,7 +185,8 @@ class Reference:
         for offset, name, event in self.records["prompts"]:
             if event and self.prompts[name] == offset:
                 sizes.setdefault(name[0], event.group_size)
-        recorded = {*self.trajectories, *self.scored, *self.letters}
+        read = (name for topic in LARGE[1:] for _, name, event in self.records[topic] if event)
+        recorded = {*read, *self.letters}
         for group, size in sizes.items():
             missing = {(group, n) for n in range(size)} - set(self.prompts)
             is_short = sum(name[0] == group for name in self.prompts) < size

@@ -52,6 +52,13 @@ def test_an_event_counts_in_the_epoch_of_the_newest_claim_only() -> None:
     )
 
 
+def test_a_claim_counts_only_in_the_epoch_after_the_newest() -> None:
+    """A forged one of 2^62 would void the run for ever; a recording may leave claims out."""
+    events = [claim(1), claim(2**62), claim(3), claim(2)]
+    assert [True, False, False, True] == counts(Ledger(), *events)
+    assert [True, True, False, False] == counts(Ledger(begins_anywhere=True), *events)
+
+
 def test_the_first_of_each_step_counts_if_it_is_the_next() -> None:
     """A repeated step, one that leaves another out, and a drift of another step are void."""
     ledger = Ledger()

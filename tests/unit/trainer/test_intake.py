@@ -118,14 +118,13 @@ def test_a_foreign_record_is_set_aside_and_dooms_nobody(kind: str) -> None:
     assert ([], 1) == (site.dead(), site.intake.num_samples)
 
 
-def test_a_record_of_ours_that_was_cut_ends_its_sample() -> None:
-    """The header still names it, so the group need not wait for its deadline."""
+def test_a_header_closes_no_group() -> None:
+    """Garbage under a sample's name is set aside under none, and the true record is taken."""
     site = Site()
-    whole = outgoing(SCORED, scored(0))
-    site.sends(dataclasses.replace(whole, value=[GOOD[:-7]]))
+    site.sends(dataclasses.replace(outgoing(SCORED, scored(0)), value=[GOOD[:-7]]), scored(0))
     (letter,) = site.take()
-    assert ("7", 0, "decode") == (letter.group_id, letter.sample, letter.reason)
-    assert ["7/0"] == site.dead()
+    assert ("", -1, "decode") == (letter.group_id, letter.sample, letter.reason)
+    assert ([], 1) == (site.dead(), site.intake.num_samples)
 
 
 @pytest.mark.parametrize("group", ["abc", "007", "-1"])
@@ -185,7 +184,7 @@ def test_a_copy_is_passed_by_whatever_it_says(*, is_restarted: bool) -> None:
     site = Site()
     cut = dataclasses.replace(outgoing(SCORED, scored(0)), value=[GOOD[:-7]])
     site.sends(scored(0), scored(0, **BAD), cut)
-    assert [(0, "decode", 2)] == [(x.sample, x.reason, x.origin_offset) for x in site.take()]
+    assert [(-1, "decode", 2)] == [(x.sample, x.reason, x.origin_offset) for x in site.take()]
     if is_restarted:
         site.start(site.recorded())
         assert [] == site.take()

@@ -36,25 +36,10 @@ def raw(topic: str = PROMPTS.name, name: bytes = b"", purpose: bytes = b"train")
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        (b"17/3/0", ("17", 3)),
-        (b"e4-2/0/1", ("e4-2", 0)),
-        (b"", ("", -1)),
-        (b"abc/1/0", ("", -1)),
-        (b"017/1/0", ("", -1)),
-        (b"17/-1/0", ("", -1)),
-        (b"17/99999999999999999999/0", ("", -1)),
-        (b"\xff\xfe/1/0", ("", -1)),
-    ],
-)
-def test_bytes_that_are_no_event_are_named_by_their_headers(
-    name: bytes, told: tuple[str, int]
-) -> None:
-    """Only as a worker of ours would write them; else the letter names nobody."""
-    letter = refusal(CONTEXT, raw(name=name), None, DecodeError("rubbish"))
-    assert told == (letter.group_id, letter.sample)
+def test_bytes_that_are_no_event_name_no_sample() -> None:
+    """Whatever their headers say: else anybody could close any group."""
+    letter = refusal(CONTEXT, raw(name=b"17/3/0", purpose=b"evaluate"), None, DecodeError("junk"))
+    assert ("", -1, "train") == (letter.group_id, letter.sample, letter.purpose)
     assert ("decode", False, -1) == (letter.reason, letter.permanent, letter.row)
     assert ("rollout-1", "prompts", 2, 40) == (
         letter.worker,
@@ -63,13 +48,6 @@ def test_bytes_that_are_no_event_are_named_by_their_headers(
         letter.origin_offset,
     )
     assert (b"k", b"bytes") == (letter.key, letter.value)
-
-
-@pytest.mark.parametrize(("purpose", "told"), [(b"evaluate", "evaluate"), (b"\xff", "train")])
-def test_the_purpose_is_one_that_there_is(purpose: bytes, told: str) -> None:
-    """A header in no known encoding stops nobody."""
-    letter = refusal(CONTEXT, raw(purpose=purpose), None, DecodeError("rubbish"))
-    assert told == letter.purpose
 
 
 @pytest.mark.parametrize(
