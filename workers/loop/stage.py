@@ -24,11 +24,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Protocol
 
 from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import Event, Prompt
+from rlstreams.schemas.tensor import Buffer
 from rlstreams.streams.log.bus import Bus, Polled
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
@@ -277,26 +277,23 @@ class StageLoop:
             f"the last {tries} workers that began it died, the last of them began it alone; "
             f"{self._context.worker} did not try again"
         )
-        return self._dead(raw, Reason.KILLS_WORKER, why)
+        return self._dead(raw, Reason.KILLS_WORKER, why, raw.value)
 
-    def _unwritable(self, raw: RawRecord, why: str, with_bytes: bool) -> Finished:
-        return self._dead(raw, Reason.TRANSACTION, why, with_bytes=with_bytes)
+    def _unwritable(self, raw: RawRecord, why: str) -> Finished:
+        """The dead letter names the record and has no bytes: the broker might refuse them too."""
+        return self._dead(raw, Reason.TRANSACTION, why, b"")
 
-    def _dead(
-        self, raw: RawRecord, reason: Reason, why: str, *, with_bytes: bool = True
-    ) -> Finished:
+    def _dead(self, raw: RawRecord, reason: Reason, why: str, value: Buffer) -> Finished:
         try:
             sample = sample_of(decoded(raw, self._schemas).event)
         except DecodeError:
             sample = None
         letter = dead_letter(
             self._context,
-            raw,
+            raw._replace(value=value),
             sample,
             reason=reason,
             detail=why,
             permanent=isinstance(sample, Prompt),
         )
-        if not with_bytes:
-            letter = replace(letter, value=b"")
         return Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))
