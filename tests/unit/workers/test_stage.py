@@ -233,3 +233,17 @@ def test_after_two_deaths_records_are_begun_one_at_a_time(monkeypatch: pytest.Mo
     assert list(held.begun) == ["0/1"]
     monkeypatch.setattr(stage_module, "PATIENCE_S", 0.0)
     turn_until(loop, lambda: list(held.begun) == ["0/1", "0/2", "0/3", "1/0"])
+
+
+def test_nothing_is_polled_beyond_the_bytes_in_hand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next record comes once what is in work is committed."""
+    monkeypatch.setattr(stage_module, "IN_HAND_BYTES", 1)
+    log, held = make_log(), HeldStage()
+    issue(log, "0/0", "0/1")
+    loop = make_loop(log, held)
+    turns(loop, 5)
+    assert list(held.begun) == ["0/0"]
+    held.released = ["0/0"]
+    turn_until(loop, lambda: list(held.begun) == ["0/1"])
