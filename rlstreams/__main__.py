@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from rlstreams.cli.arguments import Help
 from rlstreams.cli.ending import speak_any_text, status_of, unwound_by_signals
-from rlstreams.workers.loop.ending import end_within
+from rlstreams.workers.loop.runtime import end_within
 
 COMMANDS = (
     "demo",

@@ -78,7 +78,8 @@ class PartitionTracker:
         gone = {offset for record in finished for offset in record.offsets}
         if self._is_past(gone):
             self.tries = self._tries_after(gone)
-            self.inherited = max(0, self.tries - 1)
+            self.inherited = min(self.tries, ISOLATING_TRIES - 1)
+            self.is_noted = self.tries != self.inherited or not self.is_isolated
         for record in finished:
             self.num_bytes -= len(record.value)
         for offset in gone:
@@ -94,10 +95,12 @@ class PartitionTracker:
         return bool(self._open) and min(self._open) in gone
 
     def _tries_after(self, gone: Set[int]) -> int:
-        """In isolation the next record counts as begun with the commit of the one before."""
+        """In isolation the next record, if there is one, is noted with the one before."""
         if not self._is_past(gone):
             return self.tries
-        return ISOLATING_TRIES if self.is_isolated else 0
+        if not self.is_isolated:
+            return 0
+        return ISOLATING_TRIES if self._open.keys() - gone else ISOLATING_TRIES - 1
 
     def holds(self, record: RawRecord) -> bool:
         """Whether the record is delivered and not committed."""

@@ -248,7 +248,7 @@ class OurSender:
                 self._pending.start()
 
 
-def _never(raw: RawRecord, why: str, _with_bytes: bool) -> Finished:
+def _never(raw: RawRecord, why: str) -> Finished:
     raise AssertionError(f"{raw.position} cannot be written: {why}")
 
 

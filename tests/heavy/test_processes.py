@@ -27,7 +27,7 @@ run(Hangs(), Stop(), Watchdog(0.2))
 LINGERS = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from rlstreams.workers.loop.ending import end_within
+from rlstreams.workers.loop.runtime import end_within
 ThreadPoolExecutor(1).submit(threading.Event().wait)
 end_within(7, 0.1)
 """

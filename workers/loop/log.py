@@ -3,7 +3,7 @@
     log = get("trainer", "trainer-0", instance)
     log.info("step_finished", step=3, duration_s=0.2)
 
-`RLSTREAMS_LOG` is the level: debug (per record), info (per step; the default), warning, error.
+`RLSTREAMS_LOG` is the level: info (per step; the default), warning, error.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.loop.host import host_name
 
+HOST_VARIABLE = "RLSTREAMS_HOST"  # where the host's own name says nothing, as in a pod
 _LONG = ("role", "instance", "host")  # not for a terminal
-_LEVELS = ("debug", "info", "warning", "error")
+_LEVELS = ("info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,6 @@ class Log:
     """Writes events with the fields that it was bound to."""
 
     bound: Mapping[str, object] = field(default_factory=dict)
-
-    def bind(self, **fields: object) -> Log:
-        """A log that adds `fields` to each of its events."""
-        return Log({**self.bound, **fields})
-
-    def debug(self, event: str, **fields: object) -> None:
-        """Once per record."""
-        self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: object) -> None:
         """Once per step or state."""
@@ -64,6 +57,11 @@ def get(role: str, worker: str, instance: str) -> Log:
     """
     _logger()
     return Log({"role": role, "worker": worker, "instance": instance, "host": host_name()})
+
+
+def host_name() -> str:
+    """The name that `RLSTREAMS_HOST` gives it, else its own."""
+    return os.environ.get(HOST_VARIABLE, "") or socket.gethostname()
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]

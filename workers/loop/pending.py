@@ -35,8 +35,8 @@ class Finished:
         self.num_bytes = len(outputs[0]) if len(outputs) == 1 else sum(map(len, outputs))
 
 
-# The dead letter that takes the place of refused outputs: (input, why, with the input's bytes).
-SetAside = Callable[[RawRecord, str, bool], Finished]
+# The dead letter that takes the place of refused outputs: (input, why).
+SetAside = Callable[[RawRecord, str], Finished]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class PendingCommits:
         self._ready: list[Finished] = []
         self._under_way: _Transaction | None = None
         self._num_alone = 0  # records, from the front, that travel alone: one was refused
-        self._num_refused = 0  # times, the first record, alone
+        self._is_set_aside = False  # the first of them: its dead letter is on its way
         self._num_aborts = 0  # in a row
         self._not_before_s = 0.0
         self.num_bytes = 0  # of what is ready
@@ -159,7 +159,7 @@ class PendingCommits:
         """A revoked partition's work is dropped: its new owner does it."""
         ready = [done for done in self._ready if self._tracker.holds(done.raw)]
         if len(ready) != len(self._ready):
-            self._ready, self._num_refused = ready, 0
+            self._ready, self._is_set_aside = ready, False
             self.num_bytes = sum(done.num_bytes for done in ready)
 
     def _succeeded(self, sent: _Transaction) -> None:
@@ -170,7 +170,7 @@ class PendingCommits:
             del self._ready[: len(sent.batch)]
             self.num_bytes -= sum(done.num_bytes for done in sent.batch)
             self._num_alone = max(0, self._num_alone - len(sent.batch))
-            self._num_refused = 0
+            self._is_set_aside = False
 
     def _refused(self, sent: _Transaction, err: RefusedError) -> None:
         if not sent.batch:
@@ -179,11 +179,10 @@ class PendingCommits:
             self._num_alone = len(sent.batch)
             return
         raw = sent.batch[0].raw
-        self._num_refused += 1
-        if self._num_refused > 2:
+        if self._is_set_aside:
             raise BrokerError(f"not even a dead letter for {raw.position} can be written: {err}")
-        # With the record's bytes or, if those are refused as well, without.
-        self._ready[0] = self._set_aside(raw, str(err), self._num_refused == 1)
+        self._is_set_aside = True
+        self._ready[0] = self._set_aside(raw, str(err))
         self.num_bytes = sum(done.num_bytes for done in self._ready)
 
     def _count_abort(self, err: AbortedError) -> None:

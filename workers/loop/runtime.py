@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from enum import IntEnum
 from types import FrameType
@@ -22,6 +23,7 @@ from rlstreams.streams.log.errors import ConfigError, FencedError, StreamsError,
 if TYPE_CHECKING:
     from rlstreams.workers.loop.stall import Watchdog
 
+EXIT_S = 10.0
 IDLE_S = 0.02  # longest wait of a turn that has work beside it
 
 
@@ -150,3 +152,17 @@ def explain(error: BaseException) -> None:
     else:
         lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
         print("\n".join(lines), file=sys.stderr)  # noqa: T201
+
+
+def end_within(status: int, limit_s: float = EXIT_S) -> None:
+    """Be gone after `limit_s` with `status`; call it only where the process is to end anyway.
+
+    The interpreter joins its threads before it ends: a forward or an optimizer step that is stuck
+    would keep a failed process, and its transactional id, for ever.
+    """
+
+    def force() -> None:
+        time.sleep(limit_s)
+        os._exit(status)
+
+    threading.Thread(target=force, name="exit", daemon=True).start()

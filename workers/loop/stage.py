@@ -24,11 +24,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence, Set
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Protocol
 
 from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import Event, Prompt
+from rlstreams.schemas.tensor import Buffer
 from rlstreams.streams.log.bus import Bus, Polled
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
@@ -43,7 +43,7 @@ from rlstreams.workers.loop.pending import Finished, PendingCommits
 from rlstreams.workers.loop.runtime import IDLE_S
 
 MAX_POLL = 256  # records of one poll
-IN_HAND_BYTES = 256_000_000  # of inputs and outputs; one poll's fetch may come on top
+IN_HAND_BYTES = 256_000_000  # of inputs and outputs, then nothing is polled; a fetch may be on top
 PATIENCE_S = 10.0  # in isolation the next record is begun no later than this after the one before
 
 __all__ = ["Finished", "Stage", "StageLoop"]
@@ -94,24 +94,15 @@ class StageLoop:
     Args:
         topic: what it reads.
         interval_s: finished records wait at most this long for their transaction.
-        in_hand_bytes: nothing more is polled while inputs and outputs hold as much.
     """
 
     def __init__(
-        self,
-        context: Context,
-        bus: Bus,
-        stage: Stage,
-        topic: str,
-        *,
-        interval_s: float,
-        in_hand_bytes: int = IN_HAND_BYTES,
+        self, context: Context, bus: Bus, stage: Stage, topic: str, *, interval_s: float
     ) -> None:
         self._context = context
         self._schemas = bus.schemas()
         self._stage = stage
         self._interval_s = interval_s
-        self._in_hand_bytes = in_hand_bytes
         self._producer = bus.producer(context.transactional_id)
         self._consumer = bus.consumer(context.role, [topic])
         self._consumer.before_revoked(self._take_tries_back)
@@ -185,7 +176,7 @@ class StageLoop:
             self._producer.commit(records, tries, self._consumer)
 
     def _poll(self) -> None:
-        max_bytes = self._in_hand_bytes - self._tracker.num_bytes - self._pending.num_bytes
+        max_bytes = IN_HAND_BYTES - self._tracker.num_bytes - self._pending.num_bytes
         room = min(self._stage.room(), MAX_POLL) - len(self._waiting)
         if max_bytes <= 0 or self._drain_until is not None:
             room = 0
@@ -277,26 +268,23 @@ class StageLoop:
             f"the last {tries} workers that began it died, the last of them began it alone; "
             f"{self._context.worker} did not try again"
         )
-        return self._dead(raw, Reason.KILLS_WORKER, why)
+        return self._dead(raw, Reason.KILLS_WORKER, why, raw.value)
 
-    def _unwritable(self, raw: RawRecord, why: str, with_bytes: bool) -> Finished:
-        return self._dead(raw, Reason.TRANSACTION, why, with_bytes=with_bytes)
+    def _unwritable(self, raw: RawRecord, why: str) -> Finished:
+        """The dead letter names the record and has no bytes: the broker might refuse them too."""
+        return self._dead(raw, Reason.TRANSACTION, why, b"")
 
-    def _dead(
-        self, raw: RawRecord, reason: Reason, why: str, *, with_bytes: bool = True
-    ) -> Finished:
+    def _dead(self, raw: RawRecord, reason: Reason, why: str, value: Buffer) -> Finished:
         try:
             sample = sample_of(decoded(raw, self._schemas).event)
         except DecodeError:
             sample = None
         letter = dead_letter(
             self._context,
-            raw,
+            raw._replace(value=value),
             sample,
             reason=reason,
             detail=why,
             permanent=isinstance(sample, Prompt),
         )
-        if not with_bytes:
-            letter = replace(letter, value=b"")
         return Finished(raw=raw, outputs=(outgoing(DEAD_LETTERS, letter),))

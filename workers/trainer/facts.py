@@ -18,7 +18,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import tokenizer_hash
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.loop.log import host_name
 from rlstreams.workers.trainer.witnesses import check_tail
 
 if TYPE_CHECKING:

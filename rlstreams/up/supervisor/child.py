@@ -210,7 +210,7 @@ def _forked(spec: ChildSpec, pipe: multiprocessing.connection.Connection) -> Non
     for fd, target_fd in ((null_fd, 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(fd, target_fd)
     from rlstreams.__main__ import main
-    from rlstreams.workers.loop.ending import end_within
+    from rlstreams.workers.loop.runtime import end_within
 
     status = main(["worker", *spec.arguments(pipe.fileno())])
     end_within(status)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlstreams.schemas.varint import long_bytes
-from rlstreams.streams.log.bus import Polled
 from rlstreams.streams.log.done_set import (
     MAX_CHARACTERS,
     MAX_SPAN,
@@ -23,7 +22,7 @@ from rlstreams.streams.log.done_set import (
     tries_of,
 )
 from rlstreams.streams.log.record import Committed, Partition, Position, RawRecord
-from rlstreams.streams.log.tracker import PartitionTracker, Tracker
+from rlstreams.streams.log.tracker import PartitionTracker
 
 P = Partition("prompts", 0)
 
@@ -97,16 +96,3 @@ def test_parts_that_interleave_are_tracked_by_all_their_offsets() -> None:
     assert tracker.deliver(outer)
     tracker.advance(3)
     assert tracker.after([outer]) == Committed(offset=3)
-
-
-def test_a_revoked_partition_takes_its_records_along() -> None:
-    """What was in work on a lost partition is no longer ours to finish."""
-    tracker = Tracker()
-    record = make_record(0)
-    polled = Polled(assigned={P: Committed(offset=0)}, records=[record])
-    assert tracker.take(polled, {P: 1}) == [record]
-    assert tracker.holds(record)
-    tracker.take(Polled(revoked=frozenset({P})), {})
-    assert not tracker.holds(record)
-    assert tracker.take(Polled(assigned={P: Committed(offset=0)}), {P: 0}) == []
-    assert not tracker.holds(record)

@@ -57,8 +57,9 @@ class TrackerMachine(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         offsets = data.draw(st.sets(st.sampled_from(sorted(self.work)), min_size=1))
         if min(self.work) in offsets:
-            self.tries = ISOLATING_TRIES if self.tracker.is_isolated else 0
-            self.inherited = max(0, self.tries - 1)
+            is_isolated, is_next = self.tracker.is_isolated, len(offsets) < len(self.work)
+            self.inherited = ISOLATING_TRIES - 1 if is_isolated else 0
+            self.tries = self.inherited + (is_isolated and is_next)
         finished = [self.work.pop(offset) for offset in sorted(offsets)]
         self.committed = self.tracker.after(finished)
         self.tracker.commit(finished)

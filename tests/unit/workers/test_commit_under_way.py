@@ -137,20 +137,6 @@ def test_a_zombie_learns_of_its_successor_at_the_end_of_its_commit() -> None:
     assert outputs(log) == []
 
 
-def test_a_drained_loop_waits_for_its_last_transaction() -> None:
-    """It is done only when that has ended."""
-    log, stage, bus, loop = started("0/0")
-    stage.released = ["0/0"]
-    turn_until(loop, lambda: len(bus.held) == 1)
-    loop.drain()
-    loop.turn()
-    assert not loop.done
-    bus.held[0].go_on()
-    turn_until(loop, lambda: loop.done)
-    loop.close()
-    assert outputs(log) == ["0/0"]
-
-
 class Telling(HeldStage):
     """Announces what a test gives it."""
 

@@ -10,7 +10,7 @@ from rlstreams.schemas.events import DeadLetter, Event, Prompt, Trajectory
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.done_set import covered
-from rlstreams.streams.log.errors import FencedError, OutcomeUnknownError
+from rlstreams.streams.log.errors import OutcomeUnknownError
 from rlstreams.streams.log.record import Outgoing, Partition, RawRecord, Record
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from rlstreams.streams.memory.bus import MemoryBus
@@ -114,54 +114,6 @@ def turns(loop: StageLoop, num: int = 3) -> None:
         loop.turn()
 
 
-def test_a_later_record_that_ends_first_is_committed_first() -> None:
-    """Finishing out of order moves the done set, then the watermark."""
-    log, stage = make_log(), HeldStage()
-    issue(log, "0/0", "0/1", "0/2")
-    loop = make_loop(log, stage)
-    turns(loop)
-    stage.released = ["0/2"]
-    turns(loop)
-    bus = MemoryBus(log, "run")
-    committed = bus.committed("rollout", PROMPTS.name)[P0]
-    assert outputs(log) == ["0/2"]
-    assert [covered(committed, offset) for offset in (0, 1, 2)] == [False, False, True]
-    stage.released = ["0/0", "0/1"]
-    turns(loop)
-    committed = bus.committed("rollout", PROMPTS.name)[P0]
-    assert outputs(log) == ["0/0", "0/1", "0/2"]
-    assert (committed.offset >= 3, committed.metadata) == (True, "")
-
-
-def test_a_restart_redoes_only_what_was_unfinished() -> None:
-    """A successor gets the unfinished records, and nothing else."""
-    log, stage = make_log(), HeldStage()
-    issue(log, "9/9", "0/0", "0/1", "0/2")
-    first = make_loop(log, stage)
-    turns(first)
-    stage.released = ["9/9", "0/1"]
-    turns(first)
-    first.close()
-    again = HeldStage()
-    second = make_loop(log, again)
-    turns(second)
-    assert sorted(again.begun) == ["0/0", "0/2"]
-    again.released = ["0/0", "0/2"]
-    turns(second)
-    assert outputs(log) == ["0/0", "0/1", "0/2", "9/9"]
-
-
-def test_an_aborted_commit_is_sent_again() -> None:
-    """An abort loses and doubles nothing."""
-    log, stage = make_log(), HeldStage()
-    issue(log, "0/0", "0/1")
-    loop = make_loop(log, stage)
-    turns(loop)
-    log.fail_next_commit("run.rollout.0", Fault.BEFORE)
-    stage.released = ["0/0", "0/1"]
-    turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
-
-
 def test_an_unknown_outcome_ends_the_process_and_the_successor_settles_it() -> None:
     """The commit had happened: the successor finds the records done."""
     log, stage = make_log(), HeldStage()
@@ -177,19 +129,6 @@ def test_an_unknown_outcome_ends_the_process_and_the_successor_settles_it() -> N
     turns(make_loop(log, again))
     assert again.begun == {}
     assert outputs(log) == ["0/0", "0/1"]
-
-
-def test_a_zombie_is_fenced_by_its_successor() -> None:
-    """The same ordinal started twice: the first can add nothing any more."""
-    log, stage = make_log(), HeldStage()
-    issue(log, "0/0")
-    zombie = make_loop(log, stage)
-    turns(zombie)
-    MemoryBus(log, "run").producer("rollout.0")
-    stage.released = ["0/0"]
-    with pytest.raises(FencedError):
-        turns(zombie)
-    assert outputs(log) == []
 
 
 def _bytes_of(record: Outgoing) -> bytes:
@@ -295,3 +234,17 @@ def test_after_two_deaths_records_are_begun_one_at_a_time(monkeypatch: pytest.Mo
     assert list(held.begun) == ["0/1"]
     monkeypatch.setattr(stage_module, "PATIENCE_S", 0.0)
     turn_until(loop, lambda: list(held.begun) == ["0/1", "0/2", "0/3", "1/0"])
+
+
+def test_nothing_is_polled_beyond_the_bytes_in_hand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next record comes once what is in work is committed."""
+    monkeypatch.setattr(stage_module, "IN_HAND_BYTES", 1)
+    log, held = make_log(), HeldStage()
+    issue(log, "0/0", "0/1")
+    loop = make_loop(log, held)
+    turns(loop, 5)
+    assert list(held.begun) == ["0/0"]
+    held.released = ["0/0"]
+    turn_until(loop, lambda: list(held.begun) == ["0/1"])
