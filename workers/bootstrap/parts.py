@@ -23,7 +23,7 @@ from rlstreams.workers.loop.runtime import Role
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
     from rlstreams.workers.engines.base import Engine
-    from rlstreams.workers.logprob.reference import Reference
+    from rlstreams.workers.logprob.scoring import Reference
     from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
@@ -243,7 +243,7 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
     """
     from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.engines.folder_channel import FolderChannel
-    from rlstreams.workers.logprob.reference import Reference
+    from rlstreams.workers.logprob.scoring import Reference
 
     path = config.model.path if config.logprob.reference == START else config.logprob.reference
     folder = model_folder(path)
