@@ -217,6 +217,8 @@ def _engine(context: Context) -> Engine:
 def _logprob(context: Context) -> Role:
     from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.logprob.worker import make_worker
+    from rlstreams.workers.loop.log import get as get_log
+    from rlstreams.workers.model.base import CPU
     from rlstreams.workers.model.device import claim_device
 
     device = claim_device("logprob.device", context.config.logprob.device)
@@ -229,6 +231,12 @@ def _logprob(context: Context) -> Role:
         dtype=context.config.model.dtype,
         replay_routes=context.config.trainer.routing_replay,
     )
+    if device != CPU:
+        reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
+        log = get_log(context.role, context.worker, context.instance)
+        for what, why in reasons.items():
+            if why:
+                log.warning("slower", what=what, why=why)
     reference = None
     if context.config.trainer.loss.kl_coef:
         reference = _reference(context.config, device, scorer.vocab_size)

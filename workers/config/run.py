@@ -194,9 +194,9 @@ class LogprobSection:
     device: str = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU."""
     token_budget: int = 16384
-    """Tokens (padding included) per forward pass; a window closes when it is full ..."""
+    """Tokens of a forward pass: of a bin on a GPU, else of padded rows. So many start a window ..."""
     window_s: float = 0.1
-    """... or this long after its first record."""
+    """... or so long a wait while nothing is being scored."""
     versions_held: int = 0
     """Weight versions kept in memory; 0: all that may be in use, `trainer.max_staleness` + 1."""
     reference: str = START
