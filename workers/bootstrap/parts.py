@@ -236,7 +236,7 @@ def _logprob(context: Context) -> Role:
         log = get_log(context.role, context.worker, context.instance)
         for what, why in reasons.items():
             if why:
-                log.warning("slower", what=what, why=why)
+                log.warning(what, why=why)
     reference = None
     if context.config.trainer.loss.kl_coef:
         reference = _reference(context.config, device, scorer.vocab_size)
