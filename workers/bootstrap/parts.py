@@ -23,7 +23,7 @@ from rlstreams.workers.loop.runtime import Role
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
     from rlstreams.workers.engines.base import Engine
-    from rlstreams.workers.logprob.reference import Reference
+    from rlstreams.workers.logprob.scoring import Reference
     from rlstreams.workers.weights.channel import WeightChannel, WeightServer
 
 WEIGHTS_FOLDER = "weights"
@@ -216,6 +216,8 @@ def _engine(context: Context) -> Engine:
 def _logprob(context: Context) -> Role:
     from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.logprob.worker import make_worker
+    from rlstreams.workers.loop.log import get as get_log
+    from rlstreams.workers.model.base import CPU
     from rlstreams.workers.model.device import claim_device
 
     device = claim_device("logprob.device", context.config.logprob.device)
@@ -228,6 +230,12 @@ def _logprob(context: Context) -> Role:
         dtype=context.config.model.dtype,
         replay_routes=context.config.trainer.routing_replay,
     )
+    if device != CPU:
+        reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
+        log = get_log(context.role, context.worker, context.instance)
+        for what, why in reasons.items():
+            if why:
+                log.warning(what, why=why)
     reference = None
     if context.config.trainer.loss.kl_coef:
         reference = _reference(context.config, device, scorer.vocab_size)
@@ -242,7 +250,7 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
     """
     from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.engines.folder_channel import FolderChannel
-    from rlstreams.workers.logprob.reference import Reference
+    from rlstreams.workers.logprob.scoring import Reference
 
     path = config.model.path if config.logprob.reference == START else config.logprob.reference
     folder = model_folder(path)

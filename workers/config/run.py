@@ -194,9 +194,9 @@ class LogprobSection:
     device: str = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU."""
     token_budget: int = 16384
-    """Tokens (padding included) per forward pass; a window closes when it is full ..."""
+    """Tokens of a forward pass, of a bin or of padded rows; a window closes when it has so many ..."""
     window_s: float = 0.1
-    """... or this long after its first record."""
+    """... or this long after its first record, once nothing else is being scored."""
     versions_held: int = 0
     """Weight versions kept in memory; 0: all that may be in use, `trainer.max_staleness` + 1."""
     reference: str = START

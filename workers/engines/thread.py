@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Hashable, Sequence, Set
+from collections.abc import Coroutine, Hashable, Iterator, Mapping, Set
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +18,7 @@ class EngineThread:
     def __init__(self, name: str = "engine-loop") -> None:
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[asyncio.Task[Any], Hashable] = {}
+        self._ended: SimpleQueue[tuple[Hashable, asyncio.Task[Any]]] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -24,36 +26,30 @@ class EngineThread:
         """Start `coroutine` on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def start(
-        self,
-        work: Sequence[
-            tuple[Hashable, Coroutine[Any, Any, T], Callable[[asyncio.Task[T]], object]]
-        ],
-    ) -> None:
-        """Start coroutines, waking the loop up once; each one's end is told on the loop's thread.
-
-        Args:
-            work: coroutines, each with a key for `cancel` and with who is told; a task that ended
-                can be asked from any thread.
-        """
+    def start(self, work: Mapping[Hashable, Coroutine[Any, Any, Any]]) -> None:
+        """Start coroutines by their keys, waking the loop up once; see `ended`."""
 
         def begin() -> None:
-            for key, coroutine, on_end in work:
+            for key, coroutine in work.items():
                 task = self._loop.create_task(coroutine)
                 self._tasks[task] = key  # the loop itself would let go of it
-                task.add_done_callback(self._ended)
-                task.add_done_callback(on_end)
+                task.add_done_callback(self._end)
 
         if work:
             self._loop.call_soon_threadsafe(begin)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
+    def ended(self) -> Iterator[tuple[Hashable, asyncio.Task[Any]]]:
+        """What was started and ended since the last call, cancelled or not, in that order."""
+        while not self._ended.empty():
+            yield self._ended.get()
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
             task.exception()  # seen: what nobody collects at the end is no line in the log
+        self._ended.put((self._tasks.pop(task), task))
 
     def cancel(self, keys: Set[Hashable]) -> None:
-        """Cancel what was started under these keys and has not ended; its end is told as ever."""
+        """Cancel what was started under these keys and has not ended; it ends as all else does."""
 
         def cancel() -> None:
             for task, key in list(self._tasks.items()):

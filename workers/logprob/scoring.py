@@ -1,39 +1,92 @@
-"""Score a window of trajectories: choose versions, run the scorer, align log-probs to segments."""
+"""Scores of a window of trajectories, aligned to their segments; runs in the compute thread.
+
+A trajectory that spans versions is scored once under each version that its segments ask for, and
+under the reference where there is one: weights that never change, which a KL term keeps the policy
+close to. One call of the scorer for each version and temperature, sequences in the window's order:
+the same window gives the same bits.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from rlstreams.schemas.events import SegmentScore, Tensor, Trajectory
+from rlstreams.schemas.events import ScoredTrajectory, Segment, SegmentScore, Tensor, Trajectory
+from rlstreams.streams.log.codec import now_ms
+from rlstreams.streams.log.record import Record
 from rlstreams.workers.engines.base import Scorer, Scores, TokenSequence
-from rlstreams.workers.logprob.versions import Anchor, choose
+from rlstreams.workers.logprob.bisect import score_in_halves
+from rlstreams.workers.logprob.versions import Anchor
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.policy.puller import Load
 
-Jobs = defaultdict[tuple[int, float], set[int]]  # version and temperature -> places in the window
+Pass = tuple[int, float, int]  # version, temperature, place in the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """How the scorer came to hold a version."""
+class Reference:
+    """A scorer that holds it, and which it is."""
 
+    scorer: Scorer
+    policy_version: int  # as the scorer numbers it
     weight_hash: str
-    load_id: str
 
 
-def plan_anchors(
-    window: Sequence[Trajectory], held: Collection[int], served: Collection[int]
-) -> dict[int, Anchor]:
-    """The anchor for every version that sampled something in the window."""
-    sampled = {
-        segment.policy_version
-        for trajectory in window
-        for segment in trajectory.segments
-        if segment.author == "policy"
-    }
-    return {version: choose(version, held, served) for version in sorted(sampled)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowScorer:
+    """From a window of records to their events.
+
+    Args:
+        reference: adds its log-probs to every score; None: no KL term asks for them.
+    """
+
+    context: Context
+    scorer: Scorer
+    reference: Reference | None = None
+
+    def score(
+        self,
+        number: int,
+        window: Sequence[Record[Trajectory]],
+        anchors: Mapping[int, Anchor],
+        loads: Mapping[int, Load],
+    ) -> tuple[list[ScoredTrajectory | Exception], float]:
+        """The event of each record, or why there is none; and the seconds that it took."""
+        started_s = time.monotonic()
+        replay_routes = self.context.config.trainer.routing_replay
+
+        def score(part: Sequence[Record[Trajectory]]) -> list[tuple[SegmentScore, ...]]:
+            events = [record.event for record in part]
+            return score_window(
+                events, anchors, loads, self.scorer, self.reference, replay_routes=replay_routes
+            )
+
+        events = [
+            scores
+            if isinstance(scores, Exception)
+            else ScoredTrajectory(
+                trajectory=record.event,
+                scores=scores,
+                worker=self.context.worker,
+                instance=self.context.instance,
+                trajectory_partition=record.position.partition,
+                trajectory_offset=record.position.offset,
+                scored_at_ms=now_ms(),
+                routing_replayed=replay_routes,
+                window=number,
+                window_place=place,
+                window_size=len(window),
+            )
+            for place, (record, scores) in enumerate(
+                zip(window, score_in_halves(window, score), strict=True)
+            )
+        ]
+        return events, time.monotonic() - started_s
 
 
 def score_window(
@@ -41,66 +94,103 @@ def score_window(
     anchors: Mapping[int, Anchor],
     loads: Mapping[int, Load],
     scorer: Scorer,
-    token_budget: int,
+    reference: Reference | None = None,
     *,
     replay_routes: bool = False,
 ) -> list[tuple[SegmentScore, ...]]:
     """The scores of each trajectory, one per policy segment, in order.
 
-    A trajectory that spans versions is scored once under each of their anchors; with
-    `replay_routes` each time along the routes that were recorded, whichever version took them.
+    Args:
+        anchors: by the version that sampled.
+        loads: of the versions that anchors name.
+        reference: adds its log-probs to every score, under the temperature that sampled.
+        replay_routes: policies take the recorded experts, whichever version took them.
 
     Raises:
-        EngineError: the scorer refused or failed.
+        EngineError: a scorer refused or failed.
     """
-    jobs: Jobs = defaultdict(set)
-    for index, trajectory in enumerate(window):
-        for segment in trajectory.segments:
-            if segment.author == "policy":
-                anchor = anchors[segment.policy_version]
-                if anchor.label != "behavior":
-                    jobs[anchor.policy_version, segment.temperature].add(index)
-    scores = run_jobs(jobs, window, scorer, token_budget, replay_routes=replay_routes)
-    return [
-        tuple(
-            _segment_scores(
-                trajectory,
-                anchors,
-                loads,
-                {(v, t): found for (v, t, i), found in scores.items() if i == index},
+    parts = [part for place, one in enumerate(window) for part in _parts(place, one)]
+    sequences = [_sequence(trajectory, replay_routes) for trajectory in window]
+    under = {v: a.policy_version for v, a in anchors.items() if a.label != "behavior"}
+    asked = [part for part in parts if part.segment.policy_version in under]
+    found = _scores(
+        scorer, (part.under(under[part.segment.policy_version]) for part in asked), sequences
+    )
+    compared: Mapping[Pass, Scores] = {}
+    if reference is not None:
+        sequences = [_sequence(trajectory, replay_routes=False) for trajectory in window]
+        version = reference.policy_version
+        compared = _scores(reference.scorer, (part.under(version) for part in parts), sequences)
+    scores: list[list[SegmentScore]] = [[] for _ in window]
+    for part in parts:
+        anchor = anchors[part.segment.policy_version]
+        own = found.get(part.under(anchor.policy_version))
+        score = _score(part, anchor, loads.get(anchor.policy_version), own)
+        if reference is not None:
+            logprobs = compared[part.under(reference.policy_version)].logprobs[part.tokens]
+            score = replace(
+                score,
+                reference_logprobs=Tensor.of(logprobs),
+                reference_hash=reference.weight_hash,
             )
-        )
-        for index, trajectory in enumerate(window)
-    ]
+        scores[part.place].append(score)
+    return [tuple(of_trajectory) for of_trajectory in scores]
 
 
-def run_jobs(
-    jobs: Jobs,
-    window: Sequence[Trajectory],
-    scorer: Scorer,
-    token_budget: int,
-    *,
-    replay_routes: bool = False,
-) -> dict[tuple[int, float, int], Scores]:
-    """Scores by version, temperature and index into the window.
+class _Part(NamedTuple):
+    """A segment that the policy sampled."""
 
-    Raises:
-        EngineError: the scorer refused or failed.
-    """
-    scores: dict[tuple[int, float, int], Scores] = {}
-    for (version, temperature), indices in sorted(jobs.items()):
-        for batch in _batches(sorted(indices), window, token_budget):
-            sequences = [_sequence(window[index], replay_routes) for index in batch]
-            for index, found in zip(
-                batch, scorer.score(sequences, version, temperature), strict=True
-            ):
-                scores[version, temperature, index] = found
-    return scores
+    place: int  # of the trajectory in the window
+    number: int  # of the segment in it
+    segment: Segment
+    tokens: slice  # of the trajectory
+
+    def under(self, version: int) -> Pass:
+        """The pass that scores it."""
+        return version, self.segment.temperature, self.place
+
+
+def _parts(place: int, trajectory: Trajectory) -> Iterator[_Part]:
+    start = 0
+    for number, segment in enumerate(trajectory.segments):
+        end = start + len(segment.token_ids)
+        if segment.author == "policy":
+            yield _Part(place, number, segment, slice(start, end))
+        start = end
+
+
+def _score(part: _Part, anchor: Anchor, load: Load | None, found: Scores | None) -> SegmentScore:
+    """Without scores the sampler's own log-probs stand in."""
+    behavior = part.segment.behavior_logprobs
+    assert behavior is not None  # validated
+    return SegmentScore(
+        segment=part.number,
+        anchor=anchor.label,
+        policy_version=anchor.policy_version,
+        proximal_logprobs=Tensor.of(found.logprobs[part.tokens]) if found else behavior,
+        weight_hash=load.weight_hash if load else "",
+        load_id=load.load_id if load else "",
+        entropy=Tensor.of(found.entropy[part.tokens]) if found else None,
+    )
 
 
 def num_tokens(trajectory: Trajectory) -> int:
     """Tokens of all segments."""
     return sum(len(segment.token_ids) for segment in trajectory.segments)
+
+
+def _scores(
+    scorer: Scorer, wanted: Iterable[Pass], sequences: Sequence[TokenSequence]
+) -> dict[Pass, Scores]:
+    by_call: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
+    for version, temperature, index in sorted(set(wanted)):
+        by_call[version, temperature].append(index)
+    found: dict[Pass, Scores] = {}
+    for (version, temperature), indices in by_call.items():
+        scores = scorer.score([sequences[index] for index in indices], version, temperature)
+        for index, one in zip(indices, scores, strict=True):
+            found[version, temperature, index] = one
+    return found
 
 
 def _sequence(trajectory: Trajectory, replay_routes: bool) -> TokenSequence:
@@ -113,54 +203,3 @@ def _sequence(trajectory: Trajectory, replay_routes: bool) -> TokenSequence:
         routed_experts=experts.numpy(),
         routed_experts_mask=None if mask is None else mask.numpy(),
     )
-
-
-def _batches(
-    indices: Sequence[int], window: Sequence[Trajectory], token_budget: int
-) -> list[list[int]]:
-    """Forwards of at most `token_budget` tokens, padding included; like lengths together."""
-    batches: list[list[int]] = []
-    for index in sorted(indices, key=lambda i: num_tokens(window[i])):
-        longest = num_tokens(window[index])  # they come in rising order
-        if not batches or longest * (len(batches[-1]) + 1) > token_budget:
-            batches.append([])
-        batches[-1].append(index)
-    return batches
-
-
-def _segment_scores(
-    trajectory: Trajectory,
-    anchors: Mapping[int, Anchor],
-    loads: Mapping[int, Load],
-    scores_of: Mapping[tuple[int, float], Scores],
-) -> list[SegmentScore]:
-    found, start = [], 0
-    for index, segment in enumerate(trajectory.segments):
-        end = start + len(segment.token_ids)
-        if segment.author == "policy":
-            anchor = anchors[segment.policy_version]
-            if anchor.label == "behavior":
-                assert segment.behavior_logprobs is not None  # validated
-                logprobs, entropy, load = (
-                    segment.behavior_logprobs,
-                    None,
-                    Load(weight_hash="", load_id=""),
-                )
-            else:
-                scores = scores_of[anchor.policy_version, segment.temperature]
-                logprobs = Tensor.of(scores.logprobs[start:end])
-                entropy = Tensor.of(scores.entropy[start:end])
-                load = loads[anchor.policy_version]
-            found.append(
-                SegmentScore(
-                    segment=index,
-                    anchor=anchor.label,
-                    policy_version=anchor.policy_version,
-                    proximal_logprobs=logprobs,
-                    weight_hash=load.weight_hash,
-                    load_id=load.load_id,
-                    entropy=entropy,
-                )
-            )
-        start = end
-    return found

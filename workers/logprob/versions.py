@@ -7,10 +7,10 @@ that choice makes a run collapse that stays stable with the sampling version.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import NO_VERSION
+from rlstreams.schemas.events import NO_VERSION, Trajectory
 
 MAX_DISTANCE = 2  # versions
 
@@ -39,3 +39,15 @@ def choose(sampled: int, held: Collection[int], served: Collection[int]) -> Anch
             label="nearby", policy_version=min(near, key=lambda v: (abs(v - sampled), -v))
         )
     return Anchor(label="behavior", policy_version=NO_VERSION)
+
+
+def plan_anchors(
+    sampled: Iterable[int], held: Collection[int], served: Collection[int] = ()
+) -> dict[int, Anchor]:
+    """The anchor of every version that sampled something."""
+    return {version: choose(version, held, served) for version in sorted(sampled)}
+
+
+def versions_of(trajectory: Trajectory) -> frozenset[int]:
+    """The versions that sampled it."""
+    return frozenset(s.policy_version for s in trajectory.segments if s.author == "policy")

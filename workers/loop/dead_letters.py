@@ -12,9 +12,9 @@ from rlstreams.schemas.events import (
     ScoredTrajectory,
     Trajectory,
 )
-from rlstreams.streams.log.codec import now_ms
-from rlstreams.streams.log.record import RawRecord
-from rlstreams.streams.log.topics import PROMPTS
+from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.record import Outgoing, RawRecord, Record
+from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS
 from rlstreams.workers.loop.context import Context
 
 MAX_DETAIL = 4000  # characters
@@ -75,6 +75,21 @@ def dead_letter(
         value=bytes(raw.value),
         at_ms=now_ms(),
     )
+
+
+def set_aside(
+    context: Context,
+    record: Record[Prompt] | Record[Trajectory],
+    *,
+    reason: str,
+    detail: str,
+    permanent: bool = False,
+) -> Outgoing:
+    """The dead letter of a record that was read, to be sent."""
+    letter = dead_letter(
+        context, record.raw, record.event, reason=reason, detail=detail, permanent=permanent
+    )
+    return outgoing(DEAD_LETTERS, letter)
 
 
 def refusal(context: Context, raw: RawRecord, event: object, error: Exception) -> DeadLetter:

@@ -49,6 +49,26 @@ class Rollout:
     started_s: float  # monotonic
     finished_s: float
 
+    @property
+    def versions(self) -> set[int]:
+        """That sampled it."""
+        return {s.policy_version for turn in self.played.turns for s in turn.segments}
+
+    def counts(self, *, in_turns: bool) -> dict[str, float]:
+        """For the worker's report; `in_turns`: what an environment takes, too."""
+        played = self.played
+        sampled = [segment for turn in played.turns for segment in turn.segments]
+        counts: dict[str, float] = {
+            "samples": 1,
+            "tokens": sum(len(segment.token_ids) for segment in sampled),
+            "sample_s": self.finished_s - self.started_s,
+        }
+        if in_turns:
+            counts["turns"] = len(played.turns)
+            counts["environment_tokens"] = sum(len(a.token_ids) for a in played.answers)
+            counts["environment_s"] = played.environment_s
+        return counts
+
 
 def sampling_of(section: RolloutSection) -> Sampling:
     """What an engine is asked for."""

@@ -13,6 +13,7 @@ from rlstreams.streams.log.record import Position
 from rlstreams.workers.config.run import RolloutSection
 from rlstreams.workers.engines.base import Experts, GeneratedSegment
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.policy.puller import Load
 from rlstreams.workers.rollout.episode import AnySegment, EnvironmentSegment
 from rlstreams.workers.rollout.sampling import Rollout
 
@@ -21,7 +22,7 @@ def trajectory_of(
     prompt: Prompt,
     position: Position,
     rollout: Rollout,
-    loads: Mapping[int, str],
+    loads: Mapping[int, Load],
     engine: str,
     context: Context,
 ) -> Trajectory:
@@ -29,7 +30,7 @@ def trajectory_of(
 
     Args:
         position: of the prompt's record.
-        loads: the `load_id` of each version that the engine held.
+        loads: of each version that the engine held.
         engine: its name and version.
     """
     said = rollout.played.segments
@@ -125,7 +126,7 @@ def _row_versions(said: Sequence[AnySegment], num_prompt: int) -> np.ndarray[Any
     return versions
 
 
-def _segment(segment: AnySegment, loads: Mapping[int, str], config: RolloutSection) -> Segment:
+def _segment(segment: AnySegment, loads: Mapping[int, Load], config: RolloutSection) -> Segment:
     if isinstance(segment, EnvironmentSegment):
         return Segment(author="environment", token_ids=Tensor.of(segment.token_ids))
     return Segment(
@@ -133,7 +134,7 @@ def _segment(segment: AnySegment, loads: Mapping[int, str], config: RolloutSecti
         token_ids=Tensor.of(segment.token_ids.astype(np.int32, copy=False)),
         policy_version=segment.policy_version,
         weight_hash=segment.weight_hash,
-        load_id=loads[segment.policy_version],
+        load_id=loads[segment.policy_version].load_id,
         behavior_logprobs=Tensor.of(segment.logprobs.astype(np.float32, copy=False)),
         temperature=config.temperature,
         top_p=config.top_p,

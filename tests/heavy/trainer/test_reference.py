@@ -17,7 +17,8 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
 from rlstreams.workers.engines.folder_channel import FolderChannel
-from rlstreams.workers.logprob.reference import Reference, with_reference
+from rlstreams.workers.logprob.scoring import Reference, score_window
+from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -47,7 +48,9 @@ def reference() -> Reference:
 def compared(reference: Reference, *samples: ScoredTrajectory) -> Sequence[ScoredTrajectory]:
     """Samples as the role scores them: under the reference, and here under version 0, the same."""
     window = [sample.trajectory for sample in samples]
-    found = with_reference([sample.scores for sample in samples], window, reference, 16384)
+    # Under no version that is held: only the reference scores.
+    anchors = plan_anchors({v for t in window for v in versions_of(t)}, held=())
+    found = score_window(window, anchors, {}, reference.scorer, reference)
     both = []
     for sample, scores in zip(samples, found, strict=True):
         logprobs = scores[0].reference_logprobs
@@ -58,7 +61,14 @@ def compared(reference: Reference, *samples: ScoredTrajectory) -> Sequence[Score
             replace(
                 sample,
                 trajectory=replace(sample.trajectory, segments=segments),
-                scores=(replace(scores[0], proximal_logprobs=logprobs),),
+                scores=(
+                    replace(
+                        sample.scores[0],
+                        proximal_logprobs=logprobs,
+                        reference_logprobs=logprobs,
+                        reference_hash=scores[0].reference_hash,
+                    ),
+                ),
             )
         )
     return both

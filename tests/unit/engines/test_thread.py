@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from queue import SimpleQueue
+import time
+from collections.abc import Hashable
 
 import pytest
 
@@ -21,22 +22,28 @@ async def echo(value: int) -> int:
     return value
 
 
+def ends(thread: EngineThread, number: int) -> dict[Hashable, asyncio.Task[int]]:
+    """So many, with a deadline."""
+    until_s = time.monotonic() + DEADLINE_S
+    found: dict[Hashable, asyncio.Task[int]] = {}
+    while len(found) < number:
+        assert time.monotonic() < until_s, "not ended in time"
+        found.update(thread.ended())
+        time.sleep(0.001)
+    return found
+
+
 def test_every_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its result or its error, which is no line in the log where nobody asks for it."""
     thread = EngineThread()
-    ended: SimpleQueue[tuple[int, asyncio.Task[int]]] = SimpleQueue()
-
-    def tell(value: int) -> tuple[object, object, object]:
-        return value, echo(value), lambda task: ended.put((value, task))
-
     logged: list[logging.LogRecord] = []
     with monkeypatch.context() as patched:
         patched.setattr(logging.getLogger("asyncio"), "handle", logged.append)
-        thread.start([tell(value) for value in (1, -2, 3)])  # type: ignore[misc]
-        tasks = dict(ended.get(timeout=DEADLINE_S) for _ in range(3))
+        thread.start({value: echo(value) for value in (1, -2, 3)})
+        tasks = ends(thread, 3)
         assert (1, 3) == (tasks[1].result(), tasks[3].result())
-        thread.start([tell(-4)])  # type: ignore[list-item]
-        ended.get(timeout=DEADLINE_S)  # and nobody looks at it
+        thread.start({-4: echo(-4)})
+        ends(thread, 1)  # and nobody looks at it
         thread.wait(asyncio.sleep(0), DEADLINE_S, "the loop")
         gc.collect()
     assert isinstance(tasks[-2].exception(), ValueError)
@@ -47,20 +54,16 @@ def test_every_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_cancelled_by_its_key_ends_and_the_rest_goes_on() -> None:
     """Both ends are told."""
     thread = EngineThread()
-    ended: SimpleQueue[tuple[str, asyncio.Task[None]]] = SimpleQueue()
     gate = asyncio.Event()
-
-    def tell(key: str) -> tuple[object, object, object]:
-        return key, gate.wait(), lambda task: ended.put((key, task))
 
     async def open_gate() -> None:
         gate.set()
 
-    thread.start([tell("gone"), tell("kept")])  # type: ignore[misc]
+    thread.start({"gone": gate.wait(), "kept": gate.wait()})
     thread.cancel({"gone", "never there"})
-    key, task = ended.get(timeout=DEADLINE_S)
+    ((key, task),) = ends(thread, 1).items()
     assert ("gone", True) == (key, task.cancelled())
     thread.wait(open_gate(), DEADLINE_S, "the loop")
-    key, task = ended.get(timeout=DEADLINE_S)
+    ((key, task),) = ends(thread, 1).items()
     assert ("kept", False) == (key, task.cancelled())
     thread.close()

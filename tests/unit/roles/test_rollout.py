@@ -19,7 +19,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_PULLS, TRAJECTORIES, WORKER_EVENTS
 from rlstreams.workers.engines.fake import FakeEngine
 from rlstreams.workers.loop.stage import StageLoop
-from rlstreams.workers.rollout import worker
+from rlstreams.workers.policy import puller
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
@@ -156,7 +156,7 @@ def test_a_pull_that_fails_is_tried_again_and_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Announced weights that are gone leave the worker at the version that it holds."""
-    monkeypatch.setattr(worker, "PULL_RETRY_S", 0.001)
+    monkeypatch.setattr(puller, "RETRY_S", 0.001)
     stand = Stand(tmp_path)
     stand.publish(0)
     rollout = make_rollout(stand)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from rlstreams.schemas.events import NO_VERSION, DeadLetter, Prompt, Trajectory
-from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, TRAJECTORIES
 from rlstreams.workers.engines.base import PauseMode, SampleRequest
 from rlstreams.workers.engines.fake import EOS, MAX_TOKENS, FakeEngine
@@ -316,7 +315,7 @@ def test_a_sample_that_is_given_up_is_left_by_its_environment(tmp_path: Path) ->
     stand.issue("0", 1)
     turn_until(rollout, lambda: engine.num_sampled == 3)
     stage: Any = rollout._stage
-    stage.give_up({Partition(at.topic, at.partition) for at in stage._running})
+    stage.give_up({one.raw.partition for one in stage._running.values()})
     turn_until(rollout, lambda: bool(environment.left))
     turn_until(rollout, lambda: stage.num_open == 0)
     rollout.close()

@@ -13,8 +13,10 @@ from rlstreams.schemas.events import PolicyPublished, ScoredTrajectory, Segment,
 from rlstreams.show.export.sample_table import turns_of
 from rlstreams.streams.lineage.tokens import token_table
 from rlstreams.workers.engines.fake import FakeScorer
-from rlstreams.workers.logprob.scoring import Load, plan_anchors, score_window
+from rlstreams.workers.logprob.scoring import score_window
+from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.loop.validation import check_trajectory
+from rlstreams.workers.policy.puller import Load
 from rlstreams.workers.trainer.intake.groups import is_truncated
 from rlstreams.workers.trainer.intake.validation import check_versions, validate
 from rlstreams.workers.trainer.learn.packing import pack
@@ -55,8 +57,8 @@ def scored(folder: Path) -> ScoredTrajectory:
     for one in published:
         scorer.pull(one, FileWeightChannel())
     window = [two_turns()]
-    anchors = plan_anchors(window, held=scorer.versions, served=())
-    (scores,) = score_window(window, anchors, LOADS, scorer, token_budget=64)
+    anchors = plan_anchors(versions_of(window[0]), held=scorer.versions)
+    (scores,) = score_window(window, anchors, LOADS, scorer)
     return f.scored(window[0], scores=scores)
 
 

@@ -12,8 +12,8 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing, Position, RawRecord, Record
 from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
 from rlstreams.workers.engines.fake import FakeScorer
-from rlstreams.workers.logprob import worker as module
-from rlstreams.workers.logprob.windows import header_of, next_window, prescribed
+from rlstreams.workers.logprob import windows as module
+from rlstreams.workers.logprob.windows import Waiting, header_of, next_window, prescribed
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
@@ -88,4 +88,5 @@ def test_other_headers_prescribe_nothing(text: bytes) -> None:
         headers={"rlstreams-window": text},
     )
     assert prescribed(raw) is None
-    assert next_window([Record(event=factories.trajectory(), raw=raw)]) is None
+    record = Record(event=factories.trajectory(), raw=raw)
+    assert next_window([Waiting(record, frozenset(), 1)]) is None

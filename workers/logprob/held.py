@@ -1,0 +1,77 @@
+"""Versions that a scorer holds: which is pulled next, and which is kept for the next windows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence, Set
+
+from rlstreams.workers.engines.base import Scorer
+from rlstreams.workers.logprob.versions import plan_anchors
+from rlstreams.workers.policy.puller import PolicyPuller
+
+
+class HeldVersions:
+    """At most `limit` for new windows, and one more that comes, or that a window still uses."""
+
+    def __init__(self, scorer: Scorer, puller: PolicyPuller, limit: int) -> None:
+        self._scorer = scorer
+        self._puller = puller
+        self._limit = limit
+        self._held: list[int] = []  # the one pulled longest ago first
+
+    @property
+    def now(self) -> frozenset[int]:
+        """Those that a window may be planned with."""
+        return frozenset(self._held)
+
+    def wanted(self, sampled: Iterable[frozenset[int]]) -> dict[frozenset[int], frozenset[int]]:
+        """Versions to score trajectories under, by the versions that sampled them.
+
+        What does not fit at once is scored under those that are held.
+        """
+        available = self._puller.available()
+        found = {}
+        for versions in set(sampled):
+            served = available if len(versions) <= self._limit else ()
+            anchors = plan_anchors(versions, self.now, served).values()
+            found[versions] = frozenset(a.policy_version for a in anchors if a.label != "behavior")
+        return found
+
+    def follow(
+        self, first: Set[int], others: Set[int], under_way: Sequence[Collection[int]]
+    ) -> None:
+        """Keep what came, drop what is needed no longer, start the next pull.
+
+        Args:
+            first, others: versions that the oldest trajectory, and those behind it, want.
+            under_way: versions of each window that is being scored.
+        """
+        if (came := self._puller.poll()) is not None:
+            self._keep(came, first, others)
+        needed = self.now.union(*under_way)
+        for version in self._scorer.versions:
+            if version not in needed:
+                self._scorer.drop(version)
+        newest = self._puller.newest()
+        if newest is None or len(self._scorer.versions) > self._limit:
+            return
+        wanted = self._next(first, others, newest.policy_version)
+        published = None if wanted is None else self._puller.view.get(wanted)
+        if published is not None:
+            self._puller.start(published)
+
+    def _keep(self, version: int, first: Set[int], others: Set[int]) -> None:
+        """One too many goes: what nobody wants, else what the oldest trajectory does not; of
+        several the one pulled longest ago."""
+        self._held = [held for held in self._held if held != version]
+        if len(self._held) == self._limit:
+            self._held.remove(min(self._held, key=lambda v: (v in first, v in others)))
+        self._held.append(version)
+
+    def _next(self, first: Set[int], others: Set[int], newest: int) -> int | None:
+        """What the oldest trajectory lacks; else what others lack, or the newest version, where it
+        pushes out nothing that is wanted."""
+        if lacking := first - self.now:
+            return min(lacking)
+        if len(self._held) == self._limit and self.now <= first | others:
+            return None
+        return min(others - self.now, default=None if newest in self._held else newest)
