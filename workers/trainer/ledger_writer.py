@@ -57,6 +57,7 @@ class LedgerWriter:
     ) -> None:
         self.state = "redo"
         self._next_step = next_step
+        self._num_micro_batches = 0  # as it was counted last
         self._log = get_log(context.role, context.worker, context.instance)
         self._context = context
         self._producer = producer
@@ -78,6 +79,16 @@ class LedgerWriter:
             self._reporter.count(fetched_records=num_records)
             self._context.beat()
         self.heartbeat()
+
+    def progressed(self, num_micro_batches: int) -> None:
+        """Micro-batches begun so far: the supervisor sees progress within a long step."""
+        if num_micro_batches > self._num_micro_batches:
+            self._reporter.count(micro_batches=num_micro_batches - self._num_micro_batches)
+            self._num_micro_batches = num_micro_batches
+
+    def saved(self) -> None:
+        """A checkpoint is whole."""
+        self._reporter.count(checkpoints=1)
 
     def heartbeat(self) -> None:
         """Say that the owner lives: two seconds after it last wrote to `steps`.

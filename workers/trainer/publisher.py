@@ -24,8 +24,15 @@ class Publisher:
     """
 
     def __init__(
-        self, context: Context, bus: Bus, server: WeightServer, writer: LedgerWriter, epoch: int
+        self,
+        context: Context,
+        bus: Bus,
+        server: WeightServer,
+        training: Training,
+        writer: LedgerWriter,
+        epoch: int,
     ) -> None:
+        self._training = training
         self._section = context.config.weights
         self._server = server
         self._writer = writer
@@ -35,12 +42,10 @@ class Publisher:
         self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
         self.seconds = 0.0  # of the newest publication
 
-    def publish(
-        self, compute: Compute, step: int, version: int, training: Training
-    ) -> Coroutine[None]:
+    def publish(self, compute: Compute, step: int, version: int) -> Coroutine[None]:
         """Serve the version in hand, then announce it."""
         started_s = time.monotonic()
-        weights, known_hash = training.learner.weights(), training.weight_hash
+        weights, known_hash = self._training.learner.weights(), self._training.weight_hash
         manifest = yield compute(self._server.publish, version, weights, known_hash)
         self._writer.published(step, manifest, self._server)
         # After the commit, which a trainer that was replaced does not get through.

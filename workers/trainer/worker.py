@@ -67,14 +67,13 @@ class TrainerWorker:
         )
         self._target = claimed.claim.step_target
         self._draining = self._done = False
-        self._num_micro_batches = 0  # as it was counted last
         self._coroutine: Coroutine[None] = self._live()
         self._waits_for: Future[Any] | None = None
         with unless_replaced(self._writer.prove):
-            self._publisher = Publisher(context, bus, server, writer, epoch)
+            self._publisher = Publisher(context, bus, server, training, writer, epoch)
             if self._config.on_expired == "drop":
                 drop_expired(bus, ledger, writer, self._log)
-            self._recovery = Recovery(context, bus, ledger, training, self._compute, self._log)
+            self._recovery = Recovery(context, bus, ledger, training, self._compute, writer)
             self._samples = Samples(
                 context, bus, ledger, training, writer, self._reporter, writer.while_reading
             )
@@ -82,11 +81,11 @@ class TrainerWorker:
     def _live(self) -> Coroutine[None]:
         """The training loop. Each `yield` waits for a computation, while turns go on."""
         yield from self._redo()
-        yield from self._publish()
+        yield from self._publisher.publish(self._compute, self._step, self._version)
         idle_ms = 0
         while self._step < self._target and not self._draining:
             if self._recovery.is_due(self._step, self._samples.positions):
-                yield from self._checkpoint()
+                yield from self._recovery.save(self._step, self._version)
                 continue  # who was asked to drain meanwhile begins no step
             plan = self._samples.plan(self._version)
             if plan is None:
@@ -97,10 +96,10 @@ class TrainerWorker:
             self._writer.tell("training", f"step {self._step + 1}")
             yield from self._train(plan, idle_ms)
             # Also where there was no step: its server may have let go of the version.
-            yield from self._publish()
+            yield from self._publisher.publish(self._compute, self._step, self._version)
             idle_ms = 0
         self._samples.drop(self._version, at_once=True)  # what is open stays open
-        yield from self._checkpoint()
+        yield from self._recovery.save(self._step, self._version)
         if not self._draining:
             self._writer.tell("waiting", "until workers have the last version")
             yield self._compute(self._publisher.finish)
@@ -138,7 +137,7 @@ class TrainerWorker:
     def _redo(self) -> Coroutine[None]:
         """Report the redone steps. If weights differ, stop, or go on with our own under a new
         version: only a checkpoint holds them, for no redo elsewhere makes them."""
-        redone = yield from self._recovery.come_back(self._writer.while_reading)
+        redone = yield from self._recovery.come_back()
         self._training.configure(self._config)
         self._writer.redone(redone)
         if self._config.is_redo_exact and (unequal := redone.first_unequal) is not None:
@@ -148,20 +147,8 @@ class TrainerWorker:
             self._version += 1
             self._writer.drifted(self._step, self._version, last.expected, last.actual)
             self._ledger.hashes[self._version] = last.actual
-            yield from self._checkpoint()
+            yield from self._recovery.save(self._step, self._version)
             self._writer.tell("redo", "")
-
-    def _publish(self) -> Coroutine[None]:
-        """Serve the version in hand, then announce it."""
-        yield from self._publisher.publish(self._compute, self._step, self._version, self._training)
-
-    def _checkpoint(self) -> Coroutine[None]:
-        if self._recovery.saved_step == self._step:
-            return
-        self._writer.tell("saving", f"a checkpoint of step {self._step}")
-        epoch = self._ledger.epoch
-        yield from self._recovery.save(epoch, self._step, self._version, self._writer.prove)
-        self._reporter.count(checkpoints=1)
 
     def turn(self) -> None:
         """Read new records, commit drops, serve pulls, advance the step, and report.
@@ -179,7 +166,7 @@ class TrainerWorker:
             self._publisher.serve()
             self._training.check()
             self._live_on()
-            self._count_progress()
+            self._writer.progressed(self._training.learner.num_micro_batches)
             self._writer.heartbeat()
 
     def _live_on(self) -> None:
@@ -208,10 +195,3 @@ class TrainerWorker:
 
     def _compute(self, work: Callable[..., Any], *args: object) -> Future[Any]:
         return self._compute_thread.submit(work, *args)
-
-    def _count_progress(self) -> None:
-        """Count micro-batches, so that the supervisor sees progress within a long step."""
-        done = self._training.learner.num_micro_batches
-        if done > self._num_micro_batches:
-            self._reporter.count(micro_batches=done - self._num_micro_batches)
-            self._num_micro_batches = done

@@ -174,7 +174,7 @@ def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) ->
     late = trainer._samples._admission.num_late
     send(log, scored(0, 1, 0))
     turn_until(trainer, lambda: trainer._samples._admission.num_late > late)
-    turn_until(trainer, lambda: trainer._state == "waiting")
+    turn_until(trainer, lambda: trainer._writer.state == "waiting")
     assert ClosedGroups(watermark=3) == trainer._samples._admission.closed
     assert before == len(living())
     trainer.close()
