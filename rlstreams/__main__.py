@@ -44,6 +44,7 @@ COMMANDS = (
     "replay",
     "diff",
     "rerun-step",
+    "profile",
     "engine",
     "config",
 )

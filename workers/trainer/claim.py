@@ -25,6 +25,7 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus, Producer, Reader
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError, FencedError
+from rlstreams.streams.log.fencing import is_next_epoch
 from rlstreams.streams.log.record import Partition, Position
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.loop.context import Context
@@ -45,6 +46,36 @@ class Claimed:
     producer: Producer
     claim: TrainerStarted
     position: Position  # of the claim
+
+
+class LaterClaims:
+    """Reads `steps` behind our claim. A later claim ends us, also one that no living trainer made
+    and that fenced nobody: what is committed behind it is void to every reader (decision 0009)."""
+
+    def __init__(self, context: Context, bus: Bus, claimed: Claimed) -> None:
+        self._epoch = claimed.claim.epoch
+        self._foreign = ForeignRecords(context.worker, bus.schemas())
+        self._steps = bus.reader({STEPS_PARTITION: claimed.position.offset + 1})
+
+    def refuse(self) -> None:
+        """Read what was written since the last call.
+
+        Raises:
+            FencedError: a claim is in it; names its position, epoch, instance and host.
+        """
+        for record in self._foreign.readable(self._steps.poll(100, 0.0)):
+            event = record.event
+            if isinstance(event, TrainerStarted) and is_next_epoch(event, self._epoch):
+                raise FencedError(
+                    f"{record.position} is a claim of epoch {event.epoch} (instance "
+                    f"{event.instance}, host {event.host or 'unknown'}): what this trainer, of "
+                    f"epoch {self._epoch}, writes behind it is void. If no such trainer runs, the "
+                    "claim is forged, and the next start claims the run again"
+                )
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._steps.close()
 
 
 def claim(context: Context, bus: Bus, make_claim: Callable[[Ledger], TrainerStarted]) -> Claimed:

@@ -28,6 +28,7 @@ from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS, POLICY_VERSIONS, STEPS
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.intake.admission import Plan
@@ -38,6 +39,7 @@ from rlstreams.workers.weights.channel import Manifest, WeightServer
 HEARTBEAT_S = 2.0
 POINTED_S = 10.0  # between two heartbeats, whatever else is written: they point to the claim
 _ROUTINE = ("training", "waiting")  # who goes from one to the other tells it when it is time
+_REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
 
 
 class LedgerWriter:
@@ -50,17 +52,44 @@ class LedgerWriter:
         epoch: int,
         reporter: Reporter,
         claim_offset: int = -1,
+        next_step: int = 1,
     ) -> None:
+        self.state = "redo"
+        self._next_step = next_step
+        self._num_micro_batches = 0  # as it was counted last
+        self._log = get_log(context.role, context.worker, context.instance)
         self._context = context
         self._producer = producer
         self._epoch = epoch
         self._reporter = reporter
-        self.claim_offset = claim_offset
+        self._claim_offset = claim_offset
         self._next_heartbeat = 0.0
         self._pointed_s = 0.0
         self._told = ""
 
-    def heartbeat(self, state: str, next_step: int, detail: str = "") -> None:
+    def tell(self, state: str, detail: str = "") -> None:
+        """What the trainer does from now on; with the next heartbeat and report."""
+        self.state = state
+        self._reporter.state(_REPORTED.get(state, state), detail)
+
+    def while_reading(self, num_records: int) -> None:
+        """Called in a turn that may read for long: alive, and not stuck as long as records come."""
+        if num_records:
+            self._reporter.count(fetched_records=num_records)
+            self._context.beat()
+        self.heartbeat()
+
+    def progressed(self, num_micro_batches: int) -> None:
+        """Micro-batches begun so far: the supervisor sees progress within a long step."""
+        if num_micro_batches > self._num_micro_batches:
+            self._reporter.count(micro_batches=num_micro_batches - self._num_micro_batches)
+            self._num_micro_batches = num_micro_batches
+
+    def saved(self) -> None:
+        """A checkpoint is whole."""
+        self._reporter.count(checkpoints=1)
+
+    def heartbeat(self) -> None:
         """Say that the owner lives: two seconds after it last wrote to `steps`.
 
         And at each change of state, but for those that come with every step: `steps` is kept for
@@ -68,6 +97,7 @@ class LedgerWriter:
         joins learns from it where the claim lies.
         """
         records = self._reporter.due()
+        state = self.state
         has_changed = state != self._told and not (state in _ROUTINE and self._told in _ROUTINE)
         now_s = time.monotonic()
         if now_s >= min(self._next_heartbeat, self._pointed_s + POINTED_S) or has_changed:
@@ -77,22 +107,22 @@ class LedgerWriter:
                 epoch=self._epoch,
                 instance=self._context.instance,
                 state=state,
-                next_step=next_step,
-                detail=detail,
+                next_step=self._next_step,
+                detail="",
                 at_ms=now_ms(),
-                claim_offset=self.claim_offset,
+                claim_offset=self._claim_offset,
             )
             records.append(outgoing(STEPS, event))
         self._commit(records)
 
-    def prove(self, state: str, next_step: int) -> None:
+    def prove(self) -> None:
         """Write a heartbeat now.
 
         Raises:
             FencedError: we are no longer the owner.
         """
         self._next_heartbeat = 0.0
-        self.heartbeat(state, next_step)
+        self.heartbeat()
 
     def step_completed(
         self,
@@ -101,7 +131,7 @@ class LedgerWriter:
         trained: Trained,
         closed: ClosedGroups,
         positions: Sequence[PartitionPosition],
-    ) -> StepCompleted:
+    ) -> None:
         """The step is done."""
         finished_ms = now_ms()
         event = StepCompleted(
@@ -129,7 +159,19 @@ class LedgerWriter:
             bins=trained.batch.cut.bins,
         )
         self._commit([outgoing(STEPS, event)])
-        return event
+        self._next_step = step + 1
+        num_tokens = trained.batch.num_loss_tokens
+        self._reporter.count(
+            steps=1, samples=len(plan.samples), tokens=num_tokens, busy_s=trained.seconds
+        )
+        self._log.info(
+            "step_completed",
+            step=step,
+            policy_version=event.policy_version,
+            loss=trained.loss,
+            reward=trained.metrics["reward"],
+            duration_s=round(trained.seconds, 4),
+        )
 
     def groups_dropped(
         self,
@@ -153,6 +195,8 @@ class LedgerWriter:
 
     def redone(self, redone: Redone) -> None:
         """Steps were done again, and their weights compared; or a checkpoint was passed over."""
+        if not redone.num_steps and not redone.passed_over:
+            return
         event = StepsRedone(
             run=self._context.config.run.id,
             epoch=self._epoch,
@@ -168,6 +212,7 @@ class LedgerWriter:
             ),
         )
         self._commit([outgoing(STEPS, event)])
+        self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)
 
     def drifted(self, step: int, policy_version: int, expected: str, actual: str) -> None:
         """A redo gave other weights; they go on under a number of their own."""
@@ -182,6 +227,7 @@ class LedgerWriter:
             at_ms=now_ms(),
         )
         self._commit([outgoing(STEPS, event)])
+        self._log.warning("redo_drifted", step=step, policy_version=policy_version)
 
     def published(self, step: int, manifest: Manifest, server: WeightServer) -> None:
         """The version can be pulled."""
@@ -199,6 +245,10 @@ class LedgerWriter:
             published_at_ms=now_ms(),
         )
         self._commit([outgoing(POLICY_VERSIONS, event)])
+        self._reporter.policy_version = manifest.policy_version
+        self._log.info(
+            "published", policy_version=manifest.policy_version, hash=manifest.weight_hash[:12]
+        )
 
     def close(self) -> None:
         """Release the producer."""

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
-from rlstreams.schemas.events import PartitionPosition, PullRequested, TrainerStarted
+from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.crash_points import CrashPoint, reach
-from rlstreams.streams.log.errors import FencedError
-from rlstreams.streams.log.fencing import is_next_epoch
-from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.topics import POLICY_PULLS
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.reporter import Reporter
-from rlstreams.workers.trainer.claim import STEPS_PARTITION, claim
+from rlstreams.workers.trainer.claim import LaterClaims, claim
 from rlstreams.workers.trainer.expired import drop_expired
 from rlstreams.workers.trainer.facts import make_claim, versions
-from rlstreams.workers.trainer.intake.admission import Admission, Plan
-from rlstreams.workers.trainer.intake.intake import Intake
-from rlstreams.workers.trainer.intake.payloads import Payload, Payloads
+from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
+from rlstreams.workers.trainer.publisher import Publisher
 from rlstreams.workers.trainer.redo.recovery import Recovery
-from rlstreams.workers.trainer.redo.redo import Coroutine, Redone, drift_error
+from rlstreams.workers.trainer.redo.redo import Coroutine, drift_error
 from rlstreams.workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
+from rlstreams.workers.trainer.samples import Samples
+from rlstreams.workers.trainer.training.step_cost import waits
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
 from rlstreams.workers.weights.channel import WeightServer
 
 POLL_S = 0.005  # of a turn; it returns early when records are there
-DROP_EVERY_S = 0.25
-_REPORTED = {"training": "working", "redo": "starting", "done": "stopped"}  # as any role says it
 
 
 class TrainerWorker:
@@ -50,65 +45,111 @@ class TrainerWorker:
     def __init__(
         self, context: Context, bus: Bus, training: Training, server: WeightServer
     ) -> None:
-        self._context = context
-        self._config = context.config.trainer
-        self._bus = bus
+        """Claims the run; all that is asked of the log, and opened, is behind the claim."""
+        self._context, self._config = context, context.config.trainer
         self._training = training
-        self._server = server
         self._log = get_log(context.role, context.worker, context.instance)
         self._compute_thread = ThreadPoolExecutor(1, "trainer-compute")
         self._reporter = Reporter(context)
         for what, why in training.slower.items():
             self._log.warning(what, why=why)
-        claimed = claim(context, bus, self._claim)
-        self._ledger = claimed.ledger
-        self._writer = LedgerWriter(
-            context,
-            claimed.producer,
-            claimed.claim.epoch,
-            self._reporter,
-            claimed.position.offset,
+
+        def event(ledger: Ledger) -> TrainerStarted:
+            numerics = versions(training.numerics)
+            return make_claim(context, bus, ledger, training.model_hash, numerics)
+
+        claimed = claim(context, bus, event)
+        epoch, at = claimed.claim.epoch, claimed.position.offset
+        ledger = self._ledger = claimed.ledger
+        self._step, self._version = ledger.last_step, ledger.policy_version
+        writer = self._writer = LedgerWriter(
+            context, claimed.producer, epoch, self._reporter, at, self._step + 1
         )
-        self._step = self._ledger.last_step
-        self._version = self._ledger.policy_version
         self._target = claimed.claim.step_target
-        self._state = "redo"
-        self._draining = False
-        self._next_drop = 0.0
-        self._num_micro_batches = 0  # as it was counted last
+        self._draining = self._done = False
         self._coroutine: Coroutine[None] = self._live()
         self._waits_for: Future[Any] | None = None
-        self._done = False
-        with unless_replaced(self._prove):
-            self._set_up(claimed.claim.epoch)
+        self._later_claims = LaterClaims(context, bus, claimed)
+        with unless_replaced(self._writer.prove):
+            self._publisher = Publisher(context, bus, server, training, writer, epoch)
+            if self._config.on_expired == "drop":
+                drop_expired(bus, ledger, writer, self._log)
+            self._recovery = Recovery(context, bus, ledger, training, self._compute, writer)
+            self._samples = Samples(
+                context, bus, ledger, training, writer, self._reporter, writer.while_reading
+            )
 
-    def _set_up(self, epoch: int) -> None:
-        """All that is asked of the log, and opened, behind the claim."""
-        context, bus, training = self._context, self._bus, self._training
-        self._server.open(epoch)
-        if self._config.on_expired == "drop":
-            drop_expired(bus, self._ledger, self._writer, self._log)
-        self._recovery = Recovery(context, bus, self._ledger, training, self._compute, self._log)
-        # One size for all groups: a claim with another one is refused (`facts.check_same_run`).
-        size = context.config.prompts.group_size
-        self._admission = Admission(self._config, self._ledger.closed, group_size=size)
-        self._payloads = Payloads(bus, self._while_fetching)
-        self._intake = Intake(
-            context,
-            bus,
-            self._admission,
-            self._payloads,
-            vocab_size=training.vocab_size,
-            max_tokens=training.max_tokens,
-            start=self._ledger.positions,
-            hashes=self._ledger.hashes,
-            reporter=self._reporter,
-            routers=training.routers,
+    def _live(self) -> Coroutine[None]:
+        """The training loop. Each `yield` waits for a computation, while turns go on."""
+        yield from self._redo()
+        yield from self._publisher.publish(self._compute, self._step, self._version)
+        idle_ms = 0
+        while self._step < self._target and not self._draining:
+            if self._recovery.is_due(self._step, self._samples.positions):
+                yield from self._recovery.save(self._step, self._version)
+                continue  # who was asked to drain meanwhile begins no step
+            plan = self._samples.plan(self._version)
+            if plan is None:
+                idle_ms = idle_ms or now_ms()
+                self._writer.tell("waiting", self._samples.missing())
+                yield None
+                continue
+            self._writer.tell("training", f"step {self._step + 1}")
+            yield from self._train(plan, idle_ms)
+            # Also where there was no step: its server may have let go of the version.
+            yield from self._publisher.publish(self._compute, self._step, self._version)
+            idle_ms = 0
+        self._samples.drop(self._version, at_once=True)  # what is open stays open
+        yield from self._recovery.save(self._step, self._version)
+        if not self._draining:
+            self._writer.tell("waiting", "until workers have the last version")
+            yield self._compute(self._publisher.finish)
+        self._writer.tell("done", "")
+        self._writer.heartbeat()
+        self._done = True
+
+    def _train(self, plan: Plan, idle_ms: int) -> Coroutine[None]:
+        """A step, or the drop of groups that no step can take. Behind it no payload is held: until
+        the next plan may be long."""
+        planned_ms = now_ms()
+        payloads = self._samples.take(plan)
+        yield self._compute(self._publisher.before_change)
+        trained: Trained | tuple[UntrainableSample, ...] = yield self._compute(
+            self._training.try_train, payloads, plan.masked, plan.policy_version
         )
-        self._foreign = ForeignRecords(context.worker, bus.schemas())
-        self._steps = bus.reader({STEPS_PARTITION: self._writer.claim_offset + 1})
-        pulls = Partition(POLICY_PULLS.name, 0)
-        self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
+        if isinstance(trained, Trained):
+            waited = waits(idle_ms or planned_ms, planned_ms, [p.scored for p in payloads])
+            figures = waited | {"publish_s": self._publisher.seconds}
+            self._complete(plan, replace(trained, metrics=trained.metrics | figures))
+            self._recovery.used(payload.raw for payload in payloads)
+        else:
+            self._samples.set_aside(plan, payloads, trained)
+            self._samples.drop(self._version, at_once=True)
+
+    def _complete(self, plan: Plan, trained: Trained) -> None:
+        """Commit the step; from here on it is done."""
+        # Before it, for a restart goes on behind what the dead letters are about.
+        self._samples.drop(self._version, at_once=True)
+        self._writer.step_completed(self._step + 1, plan, trained, *self._samples.after(plan))
+        self._samples.close_groups(plan.group_ids)
+        self._step, self._version = self._step + 1, plan.policy_version + 1
+        self._ledger.hashes[self._version] = trained.weight_hash
+
+    def _redo(self) -> Coroutine[None]:
+        """Report the redone steps. If weights differ, stop, or go on with our own under a new
+        version: only a checkpoint holds them, for no redo elsewhere makes them."""
+        redone = yield from self._recovery.come_back()
+        self._training.configure(self._config)
+        self._writer.redone(redone)
+        if self._config.is_redo_exact and (unequal := redone.first_unequal) is not None:
+            before = self._ledger.claims[self._ledger.steps[unequal.step].epoch]
+            raise drift_error(unequal, before.versions, versions(self._training.numerics))
+        if (last := redone.last_unequal) is not None:
+            self._version += 1
+            self._writer.drifted(self._step, self._version, last.expected, last.actual)
+            self._ledger.hashes[self._version] = last.actual
+            yield from self._recovery.save(self._step, self._version)
+            self._writer.tell("redo", "")
 
     def turn(self) -> None:
         """Read new records, commit drops, serve pulls, advance the step, and report.
@@ -116,22 +157,28 @@ class TrainerWorker:
         Raises:
             FencedError: a successor took over, whatever was met because of it.
         """
-        with unless_replaced(self._prove, FINAL_IN_LOOP):
-            self._turn()
+        with unless_replaced(self._writer.prove, FINAL_IN_LOOP):
+            reach(CrashPoint.POLL_BEFORE)
+            num_old = self._samples.poll(POLL_S)
+            if self._writer.state in ("redo", "waiting"):  # else something else is to come forward
+                self._reporter.count(fetched_records=num_old)
+            reach(CrashPoint.POLL_AFTER)
+            self._later_claims.refuse()
+            self._samples.drop(self._version)
+            self._publisher.serve()
+            self._training.check()
+            self._live_on()
+            self._writer.progressed(self._training.learner.num_micro_batches)
+            self._writer.heartbeat()
 
-    def _turn(self) -> None:
-        reach(CrashPoint.POLL_BEFORE)
-        num_old = self._intake.poll(POLL_S)
-        if self._state in ("redo", "waiting"):  # else something else is to come forward
-            self._reporter.count(fetched_records=num_old)
-        reach(CrashPoint.POLL_AFTER)
-        self._refuse_rival()
-        self._drop()
-        self._serve()
-        self._training.check()
-        self._live_on()
-        self._count_progress()
-        self._heartbeat()
+    def _live_on(self) -> None:
+        if self._done or (self._waits_for is not None and not self._waits_for.done()):
+            return
+        result = self._waits_for.result() if self._waits_for is not None else None
+        try:
+            self._waits_for = self._coroutine.send(result)
+        except StopIteration:
+            self._done = True
 
     def drain(self) -> None:
         """Finish the step, write a checkpoint."""
@@ -145,232 +192,9 @@ class TrainerWorker:
     def close(self) -> None:
         """Release everything."""
         self._compute_thread.shutdown(wait=False, cancel_futures=True)
-        self._training.close()
-        self._server.close()
-        self._intake.close()
-        self._pulls.close()
-        self._steps.close()
-        self._writer.close()
-
-    def _live(self) -> Coroutine[None]:
-        """The training loop. Each `yield` waits for a computation, while turns go on."""
-        yield from self._redo()
-        yield from self._publish()
-        while self._step < self._target and not self._draining:
-            if self._recovery.is_due(self._step, self._intake.positions):
-                yield from self._checkpoint()
-                continue  # who was asked to drain meanwhile begins no step
-            plan = self._admission.plan(self._version)
-            if plan is None:
-                self._tell("waiting", self._missing())
-                yield None
-                continue
-            self._tell("training", f"step {self._step + 1}")
-            yield from self._train(plan)
-            # Also where there was no step: its server may have let go of the version.
-            yield from self._publish()
-        self._next_drop = 0.0
-        self._drop()  # what is decided is told; what is open stays open
-        yield from self._checkpoint()
-        if not self._draining:  # the last version is evaluated, and nobody else has it
-            self._tell("waiting", "until workers have the last version")
-            deadline_s = self._context.config.weights.pull_deadline_s
-            yield self._compute(self._server.finish, deadline_s)
-        self._tell("done", "")
-        self._heartbeat()
-        self._done = True
-
-    def _train(self, plan: Plan) -> Coroutine[None]:
-        """A step, or the drop of groups that no step can take. Behind it no payload is held: until
-        the next plan may be long."""
-        payloads = self._payloads.take([sample.seen.position for sample in plan.samples])
-        yield self._compute(self._server.before_change)
-        trained: Trained | tuple[UntrainableSample, ...] = yield self._compute(
-            self._training.try_train, payloads, plan.masked, plan.policy_version
-        )
-        if isinstance(trained, Trained):
-            self._complete(plan, trained)
-            self._recovery.used(payload.raw for payload in payloads)
-        else:
-            self._set_aside(plan, payloads, trained)
-
-    def _redo(self) -> Coroutine[None]:
-        """Report the redone steps. If weights differ, stop, or go on under a new version."""
-        redone = yield from self._recovery.come_back(self._while_fetching)
-        self._training.configure(self._config)
-        if redone.num_steps or redone.passed_over:
-            self._writer.redone(redone)
-            self._log.info("redone", steps=redone.num_steps, equal=redone.num_equal)
-        if self._config.is_redo_exact and redone.first_unequal is not None:
-            unequal = redone.first_unequal
-            before = self._ledger.claims[self._ledger.steps[unequal.step].epoch]
-            raise drift_error(unequal, before.versions, self._versions())
-        if redone.last_unequal is not None:
-            yield from self._drifted(redone)
-
-    def _drifted(self, redone: Redone) -> Coroutine[None]:
-        """Go on with our own weights. Only a checkpoint holds them: no redo elsewhere makes them"""
-        assert redone.last_unequal is not None
-        expected, actual = redone.last_unequal.expected, redone.last_unequal.actual
-        self._version += 1
-        self._writer.drifted(self._step, self._version, expected, actual)
-        self._ledger.hashes[self._version] = actual
-        self._log.warning("redo_drifted", step=self._step, policy_version=self._version)
-        yield from self._checkpoint()
-        self._tell("redo", "")
-
-    def _publish(self) -> Coroutine[None]:
-        """Serve the version in hand, then announce it."""
-        manifest = yield self._compute(
-            self._server.publish,
-            self._version,
-            self._training.learner.weights(),
-            self._training.weight_hash,
-        )
-        self._writer.published(self._step, manifest, self._server)
-        # After the commit, which a trainer that was replaced does not get through.
-        self._server.retire(self._context.config.weights.versions_served)
-        self._reporter.policy_version = self._version
-        self._log.info("published", policy_version=self._version, hash=manifest.weight_hash[:12])
-
-    def _checkpoint(self) -> Coroutine[None]:
-        if self._recovery.saved_step == self._step:
-            return
-        self._tell("saving", f"a checkpoint of step {self._step}")
-        epoch = self._ledger.epoch
-        yield from self._recovery.save(epoch, self._step, self._version, self._prove)
-        self._reporter.count(checkpoints=1)
-
-    def _complete(self, plan: Plan, trained: Trained) -> None:
-        """Commit the step; from here on it is done."""
-        self._next_drop = 0.0
-        self._drop()  # a restart goes on behind what the letters are about
-        step = self._step + 1
-        low = self._intake.low_watermarks(plan.group_ids)
-        positions = [
-            PartitionPosition(topic=p.topic, partition=p.number, offset=offset)
-            for p, offset in sorted(low.items())
-        ]
-        closed = self._admission.closed_after(plan.group_ids)
-        self._writer.step_completed(step, plan, trained, closed, positions)
-        # A sample may have come since, of which the plan knew a letter alone.
-        self._payloads.release(self._admission.positions_of(plan.group_ids))
-        self._admission.close(plan.group_ids)
-        self._step, self._version = step, plan.policy_version + 1
-        self._ledger.hashes[self._version] = trained.weight_hash
-        self._reporter.count(
-            steps=1,
-            samples=len(plan.samples),
-            tokens=trained.batch.num_loss_tokens,
-            busy_s=trained.seconds,
-        )
-        self._log.info(
-            "step_completed",
-            step=step,
-            policy_version=self._version,
-            loss=trained.loss,
-            reward=trained.metrics["reward"],
-            duration_s=round(trained.seconds, 4),
-        )
-
-    def _set_aside(
-        self, plan: Plan, payloads: Sequence[Payload], untrainable: Sequence[UntrainableSample]
-    ) -> None:
-        """Drop the groups of samples that no step can take; plan the other groups anew.
-
-        The drop is committed before the next step, so a successor plans that step alike.
-        """
-        refused: dict[str, tuple[str, str]] = {}
-        for bad in untrainable:
-            sample = payloads[bad.index].scored.trajectory
-            told = f"sample {sample.sample}: {bad.detail}"
-            refused.setdefault(sample.group_id, (str(bad.reason), told))
-            self._intake.set_aside(payloads[bad.index], bad.reason, bad.detail)
-            self._log.warning("set_aside", group=sample.group_id, reason=bad.reason, what=told)
-        for payload in payloads:
-            self._payloads.put(payload)
-        self._admission.give_back(plan, refused)
-        self._next_drop = 0.0
-        self._drop()
-
-    def _drop(self) -> None:
-        """Drops never wait for a step: a dropped group lets `prompts` issue another one."""
-        now = time.monotonic()
-        if now < self._next_drop:
-            return
-        self._next_drop = now + DROP_EVERY_S
-        groups = self._admission.drops(self._version, now)
-        letters, self._intake.letters = self._intake.letters, []
-        if not groups and not letters:
-            return
-        ids = [group.group_id for group in groups]
-        closed = self._admission.closed_after(ids)
-        self._writer.groups_dropped(groups, closed, letters)
-        self._payloads.release(self._admission.positions_of(ids))
-        self._admission.close(ids)
-        self._reporter.count(dropped_groups=len(groups), dead_letters=len(letters))
-
-    def _count_progress(self) -> None:
-        """Count micro-batches, so that the supervisor sees progress within a long step."""
-        done = self._training.learner.num_micro_batches
-        if done > self._num_micro_batches:
-            self._reporter.count(micro_batches=done - self._num_micro_batches)
-            self._num_micro_batches = done
-
-    def _refuse_rival(self) -> None:
-        """End where a later claim stands in `steps`, also one that no living trainer made and that
-        fenced nobody: what is committed behind it is void to every reader (decision 0009)."""
-        for record in self._foreign.readable(self._steps.poll(100, 0.0)):
-            event, epoch = record.event, self._ledger.epoch
-            if isinstance(event, TrainerStarted) and is_next_epoch(event, epoch):
-                raise FencedError(
-                    f"{record.position} is a claim of epoch {event.epoch} (instance "
-                    f"{event.instance}, host {event.host or 'unknown'}): what this trainer, of "
-                    f"epoch {epoch}, writes behind it is void. If no such trainer runs, the claim "
-                    "is forged, and the next start claims the run again"
-                )
-
-    def _serve(self) -> None:
-        for record in self._foreign.readable(self._pulls.poll(100, 0.0)):
-            if isinstance(record.event, PullRequested):
-                self._server.serve(record.event)
-
-    def _live_on(self) -> None:
-        if self._done or (self._waits_for is not None and not self._waits_for.done()):
-            return
-        result = self._waits_for.result() if self._waits_for is not None else None
-        try:
-            self._waits_for = self._coroutine.send(result)
-        except StopIteration:
-            self._done = True
-
-    def _claim(self, ledger: Ledger) -> TrainerStarted:
-        model_hash = self._training.model_hash
-        return make_claim(self._context, self._bus, ledger, model_hash, self._versions())
-
-    def _versions(self) -> dict[str, str]:
-        return versions(self._training.numerics)
+        parts = (self._training, self._publisher, self._samples, self._later_claims, self._writer)
+        for part in parts:
+            part.close()
 
     def _compute(self, work: Callable[..., Any], *args: object) -> Future[Any]:
         return self._compute_thread.submit(work, *args)
-
-    def _missing(self) -> str:
-        num_open = self._admission.num_open_groups
-        return f"for {self._config.groups_per_step} complete groups; {num_open} are begun"
-
-    def _tell(self, state: str, detail: str) -> None:
-        self._state = state
-        self._reporter.state(_REPORTED.get(state, state), detail)
-
-    def _while_fetching(self, num_records: int) -> None:
-        """Called in a turn that may read for long: alive, and not stuck as long as records come."""
-        if num_records:
-            self._reporter.count(fetched_records=num_records)
-            self._context.beat()
-        self._heartbeat()
-
-    def _prove(self) -> None:
-        self._writer.prove(self._state, self._step + 1)
-
-    def _heartbeat(self) -> None:
-        self._writer.heartbeat(self._state, self._step + 1)

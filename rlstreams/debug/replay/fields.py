@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlstreams.schemas.events import Event, Tensor
+from rlstreams.streams.views.pace import MEASURED
 
 WHO = frozenset({"run", "model", "epoch", "instance", "worker", "load_id"})
 WHERE = frozenset(
@@ -31,7 +32,6 @@ WHERE = frozenset(
         "window_size",
     }
 )
-TIMES = frozenset({"train_s"})
 _AROUND = 3  # elements shown on either side of the first one that differs
 
 
@@ -83,7 +83,7 @@ def _walk(
             yield from _walk(f"{path}[{number}]", item, its, tolerance, everything)
     elif isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted(one.keys() | other.keys()):
-            if everything or key not in TIMES:
+            if everything or key not in MEASURED:
                 yield from _walk(
                     f"{path}.{key}", one.get(key), other.get(key), tolerance, everything
                 )

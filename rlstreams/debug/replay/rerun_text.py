@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlstreams.streams.views.pace import MEASURED
+
 if TYPE_CHECKING:
     from rlstreams.debug.rerun.findings import Finding
     from rlstreams.debug.rerun.rerun import Change, Rerun
 
 _INK, _MUTED, _GRID = "#24292f", "#8c959f", "#e4e7eb"
 _WAS, _NOW = "#afb8c1", "#0969da"
-_TIMES = frozenset({"train_s"})
 LABEL = "offline experiment on recorded data: true for the gradient of this step alone"
 
 
@@ -53,7 +54,7 @@ def _change(found: Rerun, change: Change) -> list[str]:
     rows += [
         (name, value, change.metrics.get(name, float("nan")))
         for name, value in found.again.metrics.items()
-        if name not in _TIMES
+        if name not in MEASURED
     ]
     rows.append(("norm of the update", found.update_norm, change.update_norm))
     return [

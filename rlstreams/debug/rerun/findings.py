@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlstreams.schemas.events import TRAIN, StepCompleted
 from rlstreams.streams.ledger import NOWHERE
+from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.model.cut import cut_bins, cut_rows
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
@@ -22,8 +23,6 @@ from rlstreams.workers.trainer.learn.packing import num_tokens
 from rlstreams.workers.trainer.redo.redo import RedoneStep
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.file import file_name
-
-_TIMES = frozenset({"train_s"})  # how long things took differs between any two runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +123,11 @@ def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfi
 
 
 def _figures(*figures: Mapping[str, float]) -> list[tuple[str, float]]:
-    return [pair for one in figures for pair in sorted(one.items()) if pair[0] not in _TIMES]
+    return [pair for one in figures for pair in sorted(one.items()) if pair[0] not in MEASURED]
 
 
 def _first_figure(recorded: Mapping[str, float], now: Mapping[str, float]) -> str:
-    for name in sorted((recorded.keys() | now.keys()) - _TIMES):
+    for name in sorted((recorded.keys() | now.keys()) - MEASURED):
         if recorded.get(name) != now.get(name):
             return f"{name} was {recorded.get(name)!r}, now {now.get(name)!r}"
     return "staleness or anchors of the trained tokens"

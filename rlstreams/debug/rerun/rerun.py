@@ -87,7 +87,7 @@ def rerun(
         recorded = from_json(before.ledger.claims[before.ledger.steps[step].epoch].config)
         changed = None if change is None else change(recorded)
         before.go_to(step - 1)
-        state = _State(training, step - 1)
+        state = State(training, step - 1)
         found = before.again(step)
         event, again, payloads = found.recorded, found.again, found.payloads
         made = _weights(training)
@@ -124,7 +124,7 @@ def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:
         raise RerunError(f"--set trainer.loss.kl_coef: {err}") from err
 
 
-class _State:
+class State:
     """Model and optimizer at one moment, to come back to."""
 
     def __init__(self, training: Training, step: int) -> None:

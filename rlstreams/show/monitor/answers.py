@@ -94,6 +94,7 @@ class Monitor:
                 "records": self._num_records,
                 "unreadable": self._num_unreadable,
                 "whole": self._windows.whole(),
+                "pace": self._windows.pace(),
                 "minutes": self._windows.rows(),
             },
         )

@@ -7,8 +7,8 @@ it. The newest ones are kept.
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict, deque
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from rlstreams.schemas.events import (
@@ -23,6 +23,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
+from rlstreams.streams.views.pace import STEPS, bottleneck, pace, shortage
 from rlstreams.streams.views.run import StepPoint, step_point
 from rlstreams.streams.views.workers import ThroughputView
 
@@ -97,6 +98,7 @@ class WindowsView:
         self._first_ms = self._newest_ms = 0
         self._num_restarts = 0
         self.throughput = ThroughputView()
+        self._steps: deque[StepPoint] = deque(maxlen=STEPS + 1)
 
     def apply(self, event: Event) -> None:
         """Take one event; void ones of `steps` and those of other topics are passed by."""
@@ -112,8 +114,9 @@ class WindowsView:
             self._count(event)
 
     def _step(self, event: StepCompleted, _: Position) -> None:
+        self._steps.append(step_point(event))
         for window in self._at(event.finished_at_ms):
-            window.step(step_point(event))
+            window.step(self._steps[-1])
 
     def _drop(self, event: GroupsDropped, _: Position) -> None:
         for window in self._at(event.dropped_at_ms):
@@ -160,6 +163,17 @@ class WindowsView:
             window.figures(start_ms, self._span_s(start_ms, start_ms + MINUTE_MS))
             for start_ms, window in sorted(self._minutes.items())
         ]
+
+    def pace(self) -> Json:
+        """Means over the last steps, and who holds whom back."""
+        steps = list(self._steps)
+        found = pace(steps)
+        means = {} if found is None else asdict(found)
+        return {
+            **{name: round(value, 4) for name, value in means.items()},
+            "bottleneck": bottleneck(steps),
+            "shortage": shortage(steps),
+        }
 
     def whole(self) -> Json:
         """The whole log, as JSON."""

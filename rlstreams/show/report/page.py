@@ -11,6 +11,7 @@ from rlstreams.show.report import plot
 from rlstreams.show.report.template import NUM_VERSION_COLORS, figures, number, page, table
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.feed import Answer, StepPoint, ViewState
+from rlstreams.streams.views.pace import PARTS, pace_line, ranks_of, shortage
 from rlstreams.up.live.words import (
     KillMark,
     clock,
@@ -70,11 +71,14 @@ _KNOWN = {
         "per sample, mean over the batch; not in the loss",
         "tokens",
     ),
-    "train_s": ("Time in the optimizer", "forward, backward and update of a step", "s"),
+    "train_s": ("Time to train", "forward, backward, update and hash of a step", "s"),
+    "mfu": ("MFU", "FLOPs that a step needs, over what its GPUs can do in its time", "share"),
+    "gpu_free_gb": ("Memory left", "of the trainer's GPU, behind each step", "GB"),
 }
 _PART = "reward/"  # begins the name of a metric that is a part of the reward
 _SHOWN_ELSEWHERE = frozenset(
-    {"reward", "entropy", "mismatch_mean", "mismatch_max", "num_loss_tokens", "lr"}
+    {"reward", "entropy", "mismatch_mean", "mismatch_max", "num_loss_tokens", "lr", *PARTS}
+    | {"tokens_real", "tokens_computed", "gpu_alloc_retries"}
 )
 _STATES = ("working", "waiting", "pulling")
 
@@ -234,6 +238,10 @@ def _speed(given: ReportInput) -> Iterator[str]:
         f"tokens trained per second, prompts included, over {_SMOOTH} steps; {pace_s:.2f} s a step"
     )
     yield _figure("Throughput", note, chart)
+    named = [(n, [p.metrics[n] for p in steps if n in p.metrics]) for n in PARTS]
+    rows = [(PARTS[n], {"": round(sum(found) / len(found), 3)}) for n, found in named if found]
+    chart = plot.bars(rows, "s", "A trainer's step by part")
+    yield _figure("A step by part", _pace(given) or "means over all steps", chart)
     rows = []
     for role in given.views.throughput.roles:
         seconds = given.views.throughput.seconds(role)
@@ -243,6 +251,12 @@ def _speed(given: ReportInput) -> Iterator[str]:
     note = "summed over its processes, by the state that they reported: working (blue), waiting "
     note += "(grey), pulling (ochre), other (violet)"
     yield _figure("Time by role", note, plot.bars(rows, "s", "Time by role"))
+
+
+def _pace(given: ReportInput) -> str:
+    run = given.views.run
+    told = (pace_line(run.steps, ranks_of(run.claims)), shortage(run.steps))
+    return "; ".join(text for text in told if text)
 
 
 def _workers(given: ReportInput) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint, WorkerView
+from rlstreams.streams.views.pace import bottleneck, shortage
 from rlstreams.up.live.curve import Line, chart
 from rlstreams.up.live.input import LiveInput, ProcessInfo
 from rlstreams.up.live.visible import visible
@@ -231,8 +232,12 @@ def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 
 
 
 def footer(given: LiveInput) -> RenderableType:
-    """The newest thing that happened, and the keys."""
-    message = Text(f" {visible(given.message)}", "bold red", no_wrap=True, overflow="ellipsis")
+    """The newest thing that happened, or the pace of the last steps; and the keys."""
+    run = given.views.run
+    news = given.message or shortage(run.steps)
+    told = news or bottleneck(run.steps)
+    style = "bold red" if news else "bright_black"
+    message = Text(f" {visible(told)}", style, no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
         (" k ", "reverse"),
         " kill a process   ",

@@ -19,6 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from rlstreams.streams.views.feed import StepPoint, ViewState
+from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
 from rlstreams.up.live.input import LiveInput, ProcessInfo, TopicLag
 from rlstreams.up.live.output import Drawing, Output
 from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
@@ -96,6 +97,7 @@ class PlainLines:
     def __init__(self) -> None:
         self._step = 0
         self._message = ""
+        self._short = ""
         self._is_start_told = False  # how good the model was before training
 
     def skip_to(self, views: ViewState) -> None:
@@ -117,12 +119,20 @@ class PlainLines:
             if step.step > self._step:
                 self._step = step.step
                 yield _step_line(step, given)
+                done = [p for p in given.views.run.steps if p.step <= step.step]
+                if step.step % STEPS == 0:
+                    yield pace_line(done, ranks_of(given.views.run.claims))
+                if (short := shortage(done)) and short != self._short:
+                    yield short
+                self._short = short
 
 
 def _step_line(point: StepPoint, given: LiveInput) -> str:
     known = [p for p in given.views.evaluation.curve if p.policy_version <= point.policy_version]
     held_out = f"{known[-1].accuracy:.3f} (v{known[-1].policy_version})" if known else "-"
-    rate = given.views.throughput.rate("rollout", "tokens")
+    done = [p for p in given.views.run.steps if p.step <= point.step]
+    mean = pace(done)
+    rate = mean.sampled_per_s if mean else 0.0
     tokens = sum(point.staleness.values())
     staleness = sum(d * n for d, n in point.staleness.items()) / tokens if tokens else 0.0
     return (

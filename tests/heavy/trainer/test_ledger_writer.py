@@ -29,11 +29,13 @@ def test_whoever_writes_steps_needs_no_heartbeat(
     )
     writer = LedgerWriter(context, bus.producer("trainer.0"), 1, Reporter(context))
     for state in ("redo", "waiting", "training", "waiting"):
-        writer.heartbeat(state, 1)
+        writer.tell(state)
+        writer.heartbeat()
     dropped = factories.groups_dropped()
     writer.groups_dropped(dropped.groups, dropped.closed, ())
-    writer.heartbeat("training", 1)
-    writer.heartbeat("done", 2)
+    for state in ("training", "done"):
+        writer.tell(state)
+        writer.heartbeat()
     told = [e.state for e in read(log, STEPS.name) if isinstance(e, TrainerHeartbeat)]
     assert ["redo", "waiting", "done"] == told
     writer.close()

@@ -58,7 +58,7 @@ def test_a_poll_asks_for_what_fits() -> None:
 
 
 def held_bytes(trainer: TrainerWorker) -> int:
-    return sum(len(payload.raw.value) for payload in trainer._payloads._held.values())
+    return sum(len(payload.raw.value) for payload in trainer._samples._payloads._held.values())
 
 
 def test_a_trainer_that_waits_holds_no_more_than_its_buffer(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_trainer_that_waits_holds_no_more_than_its_buffer(tmp_path: Path) -> N
     send(log, scored(0, 0, 0, engine=PADDING))
     trainer = make_trainer(log, config)
     peak = 0
-    while trainer._admission.num_open_groups <= NUM_GROUPS:
+    while trainer._samples._admission.num_open_groups <= NUM_GROUPS:
         trainer.turn()
         peak = max(peak, held_bytes(trainer))
     assert 0.9 * LIMIT_BYTES < peak <= LIMIT_BYTES
@@ -133,7 +133,7 @@ def test_reading_past_what_was_trained_is_progress(tmp_path: Path) -> None:
     trainer = make_trainer(log, config)
     turn_until(trainer, lambda: trainer._reporter._counters["fetched_records"] == NUM_BETWEEN)
     send(log, scored(NUM_BETWEEN, 0, 0))
-    turn_until(trainer, lambda: trainer._admission.num_open_groups == NUM_BETWEEN + 1)
+    turn_until(trainer, lambda: trainer._samples._admission.num_open_groups == NUM_BETWEEN + 1)
     trainer.turn()
     assert NUM_BETWEEN == trainer._reporter._counters["fetched_records"]
     trainer.close()
@@ -171,11 +171,11 @@ def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) ->
     send(log, scored(2, 0, 0), refused)
     del refused
     run_steps(log, trainer, 2)
-    late = trainer._admission.num_late
+    late = trainer._samples._admission.num_late
     send(log, scored(0, 1, 0))
-    turn_until(trainer, lambda: trainer._admission.num_late > late)
-    turn_until(trainer, lambda: trainer._state == "waiting")
-    assert ClosedGroups(watermark=3) == trainer._admission.closed
+    turn_until(trainer, lambda: trainer._samples._admission.num_late > late)
+    turn_until(trainer, lambda: trainer._writer.state == "waiting")
+    assert ClosedGroups(watermark=3) == trainer._samples._admission.closed
     assert before == len(living())
     trainer.close()
 
@@ -236,7 +236,7 @@ def test_a_sample_that_comes_while_its_group_is_trained_is_let_go(tmp_path: Path
     send(log, factories.dead_letter(group_id="0", sample=1, row=0), scored(0, 0, 0))
     turn_until(trainer, Slow.begun.is_set)
     send(log, scored(0, 1, 0))
-    turn_until(trainer, lambda: trainer._intake.num_samples == 2)
+    turn_until(trainer, lambda: trainer._samples._intake.num_samples == 2)
     Slow.go_on.set()
     run_steps(log, trainer, 1)
     assert [["reward"]] == [[absent.reason for absent in step.absent] for step in steps(log)]

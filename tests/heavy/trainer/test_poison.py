@@ -176,7 +176,7 @@ def test_a_step_that_did_not_happen_leaves_the_version_served(tmp_path: Path) ->
     trainer = make_trainer(log, config, hardware=Numbers, server=server)
     send(log, scored(0, 0, 0), answered(0, 1, [5, BAD, 6]))
     turn_until(trainer, lambda: bool(drops(log)))
-    turn_until(trainer, lambda: trainer._state == "waiting")
+    turn_until(trainer, lambda: trainer._writer.state == "waiting")
     assert server.is_serving
     trainer.close()
 

@@ -139,7 +139,7 @@ def test_a_run_has_one_reference(reference: Reference, tmp_path: Path) -> None:
     """Two would be two losses in one ledger."""
     log, config = make_log(), make_config(tmp_path, trainer__loss__kl_coef=COEF)
     first = make_trainer(log, config)
-    turn_until(first, lambda: first._state == "waiting")
+    turn_until(first, lambda: first._writer.state == "waiting")
     bury(first)
     other = replace(config, logprob=replace(config.logprob, reference="/models/other"))
     with pytest.raises(ConfigError, match=r"logprob\.reference was start and is /models/other"):

@@ -297,4 +297,4 @@ def test_a_restart_writes_no_letter_again_that_a_step_passed(tmp_path: Path) -> 
 
 def read_back(trainer: TrainerWorker) -> list[object]:
     """Letters of its own that it has read."""
-    return [letter for letter in trainer._intake._buried.values() if letter is not None]
+    return [letter for letter in trainer._samples._intake._buried.values() if letter is not None]

@@ -167,7 +167,7 @@ def test_whatever_it_meets_when_it_wakes_it_was_fenced(
     def poll(_timeout_s: float) -> None:
         raise met
 
-    monkeypatch.setattr(zombie._intake, "poll", poll)
+    monkeypatch.setattr(zombie._samples._intake, "poll", poll)
     with pytest.raises(type(met)) as told:
         zombie.turn()  # nobody took over: that is the reason
     assert told.value is met
@@ -195,7 +195,7 @@ def test_what_it_cannot_ask_is_not_the_reason_either(
 
         return raise_it
 
-    monkeypatch.setattr(trainer._intake, "poll", fail(OSError("disk full")))
+    monkeypatch.setattr(trainer._samples._intake, "poll", fail(OSError("disk full")))
     monkeypatch.setattr(trainer._writer, "prove", fail(BrokerError("no broker")))
     with pytest.raises(OSError, match="disk full") as told:
         trainer.turn()
@@ -203,7 +203,7 @@ def test_what_it_cannot_ask_is_not_the_reason_either(
         told.value, "__notes__", []
     )
     asked.clear()
-    monkeypatch.setattr(trainer._intake, "poll", fail(BrokerError("down")))
+    monkeypatch.setattr(trainer._samples._intake, "poll", fail(BrokerError("down")))
     with pytest.raises(BrokerError, match="down"):
         trainer.turn()
     trainer.close()

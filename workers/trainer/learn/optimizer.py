@@ -1,13 +1,14 @@
 """One batch in, new weights out: forward, backward, clip, AdamW.
 
 The same weights, optimizer state, step number and batch give the same bits, under
-`configure_torch` on the same hardware: nothing here draws random numbers, reads a clock or depends
+`configure_torch` on the same hardware: nothing here draws random numbers or depends on a clock or
 on what ran before. Axes: `B` sequence, `T` token, `N` tokens of the loss.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ class StepResult:
 
     loss: float  # mean over the batch's loss tokens
     metrics: dict[str, float]
+    seconds: dict[str, float]  # by part
 
 
 def lr_at(step: int, section: OptimizerSection) -> float:
@@ -115,14 +117,18 @@ class Learner:
             NumericsError: loss or gradient is not finite; the step did not happen.
             OutOfMemoryError: memory ran out; the step did not happen.
         """
+        started_s = time.monotonic()
         totals, grad_norm = self._gradient(batch)
         loss = self._loss_of(totals)
         number = self.step_number + 1
+        updating_s = time.monotonic()
         if problem := _problem(loss, grad_norm):
             self._forget()
             raise NumericsError(f"step {number}: {problem}")
         lr = lr_at(number, self._section)
         self._update(lr)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the hash, which comes next, would wait as long
         self.step_number = number
         metrics = totals.means() | {
             "grad_norm": grad_norm,
@@ -131,7 +137,11 @@ class Learner:
             "tokens_real": float(sum(int(m.real_BT.sum()) for m in batch.micro_batches)),
             "tokens_computed": float(sum(m.num_computed_tokens for m in batch.micro_batches)),
         }
-        return StepResult(loss=loss, metrics=metrics)
+        seconds = {
+            "forward_backward_s": updating_s - started_s,
+            "optimizer_s": time.monotonic() - updating_s,
+        }
+        return StepResult(loss=loss, metrics=metrics, seconds=seconds)
 
     def probe(self, batch: Batch) -> str:
         """What would be wrong with the numbers of this batch; "": nothing. Changes nothing.

@@ -12,7 +12,8 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.log import Log
+from rlstreams.workers.loop.log import get as get_log
+from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.redo import Compute, Coroutine, Redone, redo
 from rlstreams.workers.trainer.redo.restore import Restored, restore
 from rlstreams.workers.trainer.redo.retention import (
@@ -43,15 +44,16 @@ class Recovery:
         ledger: Ledger,
         training: Training,
         compute: Compute,
-        log: Log,
+        writer: LedgerWriter,
     ) -> None:
         self._run = context.config.run.id
+        self._writer = writer
         self._section = context.config.trainer
         self._bus = bus
         self._ledger = ledger
         self._training = training
         self._compute = compute
-        self._log = log
+        self._log = get_log(context.role, context.worker, context.instance)
         self._store = CheckpointStore(context.folder / "checkpoints")
         self._limits = Limits.of(bus.settings(SCORED.name))
         self._span = RedoSpan()
@@ -60,7 +62,7 @@ class Recovery:
         beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
         check_open(ledger.positions, beginnings, ledger.last_step)
 
-    def come_back(self, while_waiting: Callable[[int], None]) -> Coroutine[Redone]:
+    def come_back(self) -> Coroutine[Redone]:
         """Load the newest checkpoint that the ledger confirms, and do the steps since again.
 
         Where a redo must be exact it ends at the first unequal step.
@@ -88,7 +90,7 @@ class Recovery:
             self._ledger,
             self._training,
             self._compute,
-            while_waiting=while_waiting,
+            while_waiting=self._writer.while_reading,
             used=self._span.add,
             stop_at_unequal=self._section.is_redo_exact,
         )
@@ -119,19 +121,16 @@ class Recovery:
             self._log.info("checkpoint_early", step=step, reason=reason)
         return bool(reason)
 
-    def save(
-        self, epoch: int, step: int, policy_version: int, prove: Callable[[], None]
-    ) -> Coroutine[None]:
+    def save(self, step: int, policy_version: int) -> Coroutine[None]:
         """Write a checkpoint of the present weights, unless there is one of their step.
 
         Call it only after the step's commit: a checkpoint is never ahead of the log. Older ones are
         removed only by who is still the owner behind it.
-
-        Args:
-            prove: commits something.
         """
         if self.saved_step == step:
             return
+        self._writer.tell("saving", f"a checkpoint of step {step}")
+        epoch = self._ledger.epoch
         manifest = Manifest(
             run=self._run,
             epoch=epoch,
@@ -142,5 +141,6 @@ class Recovery:
         yield self._compute(self._training.save, self._store, manifest)
         self.saved_step = step
         self._span.clear()
-        prove()
+        self._writer.prove()
         yield self._compute(self._store.prune, self._section.checkpoints_kept, epoch)
+        self._writer.saved()

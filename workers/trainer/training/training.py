@@ -46,6 +46,7 @@ from rlstreams.workers.trainer.learn.trainable import trainable_of
 from rlstreams.workers.trainer.parallel.team import Team, closed_on_error
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
+from rlstreams.workers.trainer.training.step_cost import StepCost
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import weight_hash
 
@@ -111,6 +112,9 @@ class Training:
             if team is None:
                 model = model.to(device)
             self.model_hash = self.weight_hash = weight_hash(weights_of(model))
+            self._cost = StepCost(
+                model, numerics.device, dtype, num_ranks, has_adapters=section.lora.rank > 0
+            )
             if team is None:
                 self.learner, self.why_eager = _learner(model, mask, section, device)
             else:
@@ -177,18 +181,21 @@ class Training:
             check_routing(sample, is_replayed=self._section.routing_replay)
         advantages = self._advantages(samples)
         batch, result = self._step(samples, advantages, masked, policy_version, cut)
+        hashing_s = time.monotonic()
         before, self.weight_hash = self.weight_hash, weight_hash(self.learner.weights())
-        seconds = time.monotonic() - started_s
+        ended_s = time.monotonic()
+        figures = result.seconds | {"hash_s": ended_s - hashing_s, "train_s": ended_s - started_s}
+        figures |= self._cost.figures(samples, batch.num_loss_tokens, figures["train_s"])
         reach(CrashPoint.FORWARD_AFTER)
         return Trained(
             loss=result.loss,
-            metrics=result.metrics | batch_metrics(payloads) | {"train_s": seconds},
+            metrics=result.metrics | batch_metrics(payloads) | figures,
             weight_hash=self.weight_hash,
             previous_hash=before,
             batch_hash=batch_hash(payloads),
             batch=batch,
             advantages=[float(a) for a in advantages],
-            seconds=seconds,
+            seconds=figures["train_s"],
         )
 
     def try_train(

@@ -24,7 +24,9 @@ MULTIPLIER = 0xD6E8FEB86659FD93
 _LOW = 0xFFFFFFFF
 _WORDS = {1: torch.int8, 2: torch.int16}
 _CPU_CHUNK = 1 << 15  # words, by thread: their sums stay in its cache
-_GPU_CHUNK = 1 << 23  # words: below 256 MB of temporary memory also where nothing is compiled
+_GPU_CHUNK = 1 << 23  # words: 0.2 GB of temporary memory, where nothing is compiled
+_COMPILED_CHUNK = 1 << 26  # words: next to no temporary memory
+_ROW = 4096  # words that one block of a compiled sum takes
 
 
 class WeightHash:
@@ -86,13 +88,15 @@ def sums_of(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
     words = flat.view(_WORDS.get(flat.element_size(), torch.int32))
     if flat.numel():
         start *= words.numel() // flat.numel()
-    is_gpu = words.is_cuda
-    chunk = _GPU_CHUNK if is_gpu else _CPU_CHUNK * torch.get_num_threads()
-    sums = _compiled(words.device) if is_gpu else _sums
-    parts = [
-        sums(words[first : first + chunk], start + first + 1)
-        for first in range(0, words.numel(), chunk)
-    ]
+    spread, parts = _spread(words.device), []
+    compiled = _compiled(words.device) if words.is_cuda else _sums
+    rows = 0 if compiled is _sums else words.numel() // _ROW * _ROW
+    for first in range(0, rows, _COMPILED_CHUNK):
+        table = words[first : min(first + _COMPILED_CHUNK, rows)].view(-1, _ROW)
+        parts.append(compiled(table, start + first + 1, spread))
+    chunk = _GPU_CHUNK if words.is_cuda else _CPU_CHUNK * torch.get_num_threads()
+    for first in range(rows, words.numel(), chunk):
+        parts.append(_sums(words[first : first + chunk], start + first + 1, spread))
     if len(parts) == 1:
         return parts[0]
     return sum(parts, torch.zeros(2, dtype=torch.int64, device=words.device))
@@ -106,18 +110,20 @@ def on_host(sums: Sequence[torch.Tensor]) -> list[list[int]]:
     return found
 
 
-def _sums(words: torch.Tensor, place: int) -> torch.Tensor:
+def _sums(words: torch.Tensor, place: int, spread: torch.Tensor) -> torch.Tensor:
     """
     Args:
+        words: in one row, or in several of one length.
         place: of the first word, from 1.
+        spread: `SPREAD`; a constant would become part of an index, which has 32 bits (inductor).
     """
-    x = torch.arange(place, place + words.numel(), device=words.device).mul_(_signed(SPREAD))
-    x += words
+    x = torch.arange(place, place + words.numel(), device=words.device).view(words.shape)
+    x = x.mul_(spread).add_(words)
     for _ in range(2):
         x ^= (x >> 32) & _LOW  # torch shifts the sign in
         x *= _signed(MULTIPLIER)
     x ^= (x >> 32) & _LOW
-    return torch.stack([x.sum(), (x * x).sum()])
+    return torch.stack([x.sum(-1).sum(), (x * x).sum(-1).sum()])
 
 
 def _signed(number: int) -> int:
@@ -126,12 +132,18 @@ def _signed(number: int) -> int:
 
 
 @lru_cache
-def _compiled(device: torch.device) -> Callable[[torch.Tensor, int], torch.Tensor]:
+def _spread(device: torch.device) -> torch.Tensor:
+    return torch.tensor(_signed(SPREAD), device=device)
+
+
+@lru_cache
+def _compiled(device: torch.device) -> Callable[..., torch.Tensor]:
     """One pass over memory in place of twenty; as it is, where this machine compiles nothing."""
-    words = torch.arange(-5000, 5000, dtype=torch.int16, device=device)
+    words = torch.arange(-_ROW, _ROW, dtype=torch.int16, device=device).view(-1, _ROW // 2)
     try:
-        compiled: Callable[[torch.Tensor, int], torch.Tensor] = torch.compile(_sums, dynamic=True)
-        if bool((compiled(words, 7) == _sums(words, 7)).all()):
+        compiled: Callable[..., torch.Tensor] = torch.compile(_sums, dynamic=True)
+        given = words, 7, _spread(device)
+        if bool((compiled(*given) == _sums(*given)).all()):
             return compiled
     except Exception:  # noqa: BLE001  (no compiler here, or one that fails: the sums are the same)
         pass

@@ -1,0 +1,122 @@
+"""The pace of a run: means over its last steps, and who holds whom back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.views.run import StepPoint
+
+STEPS = 10  # that a mean is over
+# Of a step's metrics: seconds by part, in their order in a step, and what was measured besides.
+PARTS = {
+    "wait_samples_s": "samples",
+    "wait_scores_s": "scores",
+    "forward_backward_s": "passes",
+    "optimizer_s": "update",
+    "hash_s": "hash",
+    "publish_s": "publish",
+}
+MEASURED = frozenset({*PARTS, "train_s", "mfu", "gpu_free_gb", "gpu_alloc_retries"})
+"""What a step that is done again has otherwise, and may."""
+_FEW = 0.05  # of a step: a wait that nobody minds
+_SHORT_GB = 1.0  # left on a GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Means over a few steps, by the step."""
+
+    num_steps: int
+    step_s: float  # from step to step
+    train_s: float  # in which the trainer computes
+    wait_samples_s: float
+    wait_scores_s: float
+    publish_s: float
+    trained_per_s: float  # tokens of trained samples, prompts included
+    sampled_per_s: float  # their answers' tokens: what rollout sampled for nothing is not in it
+    padding: float  # tokens computed over tokens of samples; 0: not told
+    mfu: float  # 0: the device's peak is not known
+
+
+def pace(steps: Sequence[StepPoint], num: int = STEPS) -> Pace | None:
+    """Over the last `num` steps; None before the first."""
+    newest = steps[-num:]
+    if not newest:
+        return None
+    first = steps[-num - 1] if len(steps) > num else None
+    started_ms = first.finished_at_ms if first else newest[0].started_at_ms
+    span_s = max(newest[-1].finished_at_ms - started_ms, 1) / 1000
+
+    def mean(name: str) -> float:
+        return sum(p.metrics.get(name, 0.0) for p in newest) / len(newest)
+
+    real = mean("tokens_real")
+    answers = sum(p.metrics.get("response_tokens", 0.0) * p.num_samples for p in newest)
+    return Pace(
+        num_steps=len(newest),
+        step_s=span_s / len(newest),
+        train_s=mean("train_s"),
+        wait_samples_s=mean("wait_samples_s"),
+        wait_scores_s=mean("wait_scores_s"),
+        publish_s=mean("publish_s"),
+        trained_per_s=sum(p.num_tokens for p in newest) / span_s,
+        sampled_per_s=answers / span_s,
+        padding=mean("tokens_computed") / real if real else 0.0,
+        mfu=mean("mfu"),
+    )
+
+
+def pace_line(steps: Sequence[StepPoint], ranks: int = 1) -> str:
+    """The means in one line, and what `bottleneck` says; "" before there are two steps."""
+    found = pace(steps)
+    if found is None or len(steps) < 2:
+        return ""
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
+    parts = [
+        f"last {found.num_steps} steps: {found.step_s:.2f} s a step",
+        f"{found.sampled_per_s:,.0f} tokens/s sampled",
+        f"{found.trained_per_s / ranks:,.0f} trained{each}",
+    ]
+    if found.mfu:
+        parts.append(f"MFU {found.mfu:.2f}")
+    if found.padding:
+        parts.append(f"padding {found.padding:.2f}")
+    return f"{', '.join(parts)}; {bottleneck(steps)}"
+
+
+def ranks_of(claims: Sequence[TrainerStarted]) -> int:
+    """Of the trainer that claimed the run last; several are a GPU each."""
+    return int(claims[-1].versions.get("ranks", "1")) if claims else 1
+
+
+def bottleneck(steps: Sequence[StepPoint]) -> str:
+    """Who holds whom back, in seconds of the last steps; "" before there are two."""
+    if len(steps) < 2:
+        return ""
+    found = pace(steps)
+    assert found is not None, "there are steps"
+    of = f"of {found.step_s:.2f} s a step"
+    names = {"samples": found.wait_samples_s, "scores": found.wait_scores_s}
+    waited = {what: s for what, s in names.items() if s > _FEW * found.step_s}
+    if not waited:
+        return f"nobody holds the trainer back: it works {found.train_s:.2f} s {of}"
+    told = " and ".join(f"{waited[what]:.2f} s for {what}" for what in waited)
+    return f"the trainer waits {told}, {of}"
+
+
+def shortage(steps: Sequence[StepPoint]) -> str:
+    """GPU memory that ran short in the last steps; "": it did not, or nobody told."""
+    newest = steps[-STEPS:]
+    retries = sum(p.metrics.get("gpu_alloc_retries", 0.0) for p in newest)
+    least = min(
+        (p.metrics["gpu_free_gb"] for p in newest if "gpu_free_gb" in p.metrics), default=9.0
+    )
+    if not retries and least >= _SHORT_GB:
+        return ""
+    return (
+        f"memory of the trainer's GPU is short: {least:.1f} GB left, given back and asked for "
+        f"again {retries:.0f} times in {len(newest)} steps; lower trainer.micro_batch_tokens, or "
+        "see who else is on the GPU"
+    )

@@ -1,0 +1,64 @@
+"""The pace of a run, and who holds whom back: from a step's own figures alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlstreams.streams.views.pace import bottleneck, pace, pace_line, shortage
+from rlstreams.streams.views.run import StepPoint
+
+FIGURES = {"tokens_real": 1000.0, "tokens_computed": 1100.0, "response_tokens": 50.0}
+
+
+def made(num: int, **metrics: float) -> list[StepPoint]:
+    """Steps of two seconds, ten samples each."""
+    return [
+        StepPoint(
+            step=n, epoch=1, policy_version=n, reward=0.5, loss=0.0, num_samples=10,
+            num_tokens=1000, num_masked=0, metrics={**FIGURES, "train_s": 1.5, **metrics},
+            staleness={}, anchors={}, started_at_ms=2000 * n - 1500, finished_at_ms=2000 * n,
+        )
+        for n in range(1, num + 1)
+    ]  # fmt: skip
+
+
+def test_means_are_over_the_last_ten_steps() -> None:
+    """From step to step; of a run's first steps since the first began."""
+    slow = made(5, mfu=0.1) + made(20, mfu=0.4)[5:]
+    found = pace(slow)
+    assert found is not None
+    assert (found.num_steps, found.step_s, found.padding, found.mfu) == (
+        10,
+        2.0,
+        pytest.approx(1.1),
+        pytest.approx(0.4),
+    )
+    assert (found.trained_per_s, found.sampled_per_s) == (500.0, 250.0)
+    assert pace([]) is None
+
+
+@pytest.mark.parametrize(
+    ("waits", "told"),
+    [
+        ({}, "nobody holds the trainer back: it works 1.50 s of 2.00 s a step"),
+        ({"wait_samples_s": 0.4}, "the trainer waits 0.40 s for samples, of 2.00 s a step"),
+        ({"wait_scores_s": 0.3, "wait_samples_s": 0.01}, "waits 0.30 s for scores, of"),
+        ({"wait_samples_s": 0.4, "wait_scores_s": 0.3}, "0.40 s for samples and 0.30 s for scores"),
+    ],
+)
+def test_who_holds_whom_back(waits: dict[str, float], told: str) -> None:
+    """Waits of less than a twentieth of a step are nobody's fault."""
+    steps = made(12, **waits)
+    assert told in bottleneck(steps)
+    line = pace_line(steps, ranks=2)
+    assert line.startswith(
+        "last 10 steps: 2.00 s a step, 250 tokens/s sampled, 250 trained on each"
+    )
+    assert line.endswith(bottleneck(steps))
+
+
+def test_memory_that_runs_short_is_told() -> None:
+    """By what is left, or by memory that was given back and asked for again."""
+    assert shortage(made(3)) == shortage(made(3, gpu_free_gb=20.0)) == ""
+    assert "0.5 GB left" in shortage(made(3, gpu_free_gb=0.5))
+    assert "6 times in 3 steps" in shortage(made(3, gpu_free_gb=20.0, gpu_alloc_retries=2.0))

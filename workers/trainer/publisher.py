@@ -1,0 +1,72 @@
+"""Publication of versions: served and announced behind a commit, pulled by whoever asks."""
+
+from __future__ import annotations
+
+import time
+
+from rlstreams.schemas.events import PullRequested
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import POLICY_PULLS
+from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.trainer.ledger_writer import LedgerWriter
+from rlstreams.workers.trainer.redo.redo import Compute, Coroutine
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.channel import WeightServer
+
+
+class Publisher:
+    """The weight server of one trainer, from its claim on.
+
+    Raises:
+        WeightError: the server cannot be opened.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        bus: Bus,
+        server: WeightServer,
+        training: Training,
+        writer: LedgerWriter,
+        epoch: int,
+    ) -> None:
+        self._training = training
+        self._section = context.config.weights
+        self._server = server
+        self._writer = writer
+        self._foreign = ForeignRecords(context.worker, bus.schemas())
+        server.open(epoch)
+        pulls = Partition(POLICY_PULLS.name, 0)
+        self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
+        self.seconds = 0.0  # of the newest publication
+
+    def publish(self, compute: Compute, step: int, version: int) -> Coroutine[None]:
+        """Serve the version in hand, then announce it."""
+        started_s = time.monotonic()
+        weights, known_hash = self._training.learner.weights(), self._training.weight_hash
+        manifest = yield compute(self._server.publish, version, weights, known_hash)
+        self._writer.published(step, manifest, self._server)
+        # After the commit, which a trainer that was replaced does not get through.
+        self._server.retire(self._section.versions_served)
+        self.seconds = time.monotonic() - started_s
+
+    def before_change(self) -> None:
+        """See `WeightServer`."""
+        self._server.before_change()
+
+    def finish(self) -> None:
+        """Until who listens has the last version: it is evaluated, and nobody else has it."""
+        self._server.finish(self._section.pull_deadline_s)
+
+    def serve(self) -> None:
+        """Pass on who asked for a version since the last call."""
+        for record in self._foreign.readable(self._pulls.poll(100, 0.0)):
+            if isinstance(record.event, PullRequested):
+                self._server.serve(record.event)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.close()
+        self._pulls.close()

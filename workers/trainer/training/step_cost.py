@@ -1,0 +1,119 @@
+"""What a step costs: floating-point operations, memory that runs short, waiting before it.
+
+MFU (model FLOPs utilisation, Chowdhery et al., https://arxiv.org/abs/2204.02311, appendix B) is
+FLOPs / (seconds of the step * GPUs * peak). FLOPs are those that the mathematics needs, without
+padding and recomputation: for each weight of a layer and token that goes through it 6 (2 forward, 4
+backward; 4 where adapters are trained, for frozen weights need no gradient); for each weight of the
+head and token of the loss as many; for each pair of tokens of which one attends to the other,
+n (n + 1) / 2 in a sequence of n, 12 * width of all heads. Of experts the share that is chosen
+counts. Layers without attention have no pairs in truth: for hybrids it is a little too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlstreams.schemas.events import ScoredTrajectory
+from rlstreams.workers.model.base import CPU
+
+# Dense bfloat16, of the vendor's data sheets, by what the device's name contains.
+PEAKS = {"H100": 989.4e12, "H200": 989.4e12, "GH200": 989.4e12, "A100": 312e12}
+_CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlops:
+    """What one step needs, by the numbers of a model."""
+
+    token: float  # for each token of a sample
+    learnt: float  # besides, for each token of the loss
+    pair: float  # besides, for each pair of tokens that attend
+
+    @classmethod
+    def of(cls, model: nn.Module, *, has_adapters: bool) -> ModelFlops:
+        """Of a whole model, before it is cut."""
+        text: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
+        chosen, experts = (_first(text, names) for names in (_CHOSEN, _EXPERTS))
+        tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        head: Any = model.get_output_embeddings()  # type: ignore[operator]
+        outside = tables | {id(p) for p in head.parameters()}
+        weights = 0.0
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in outside and parameter.dim() > 1:
+                share = chosen / experts if experts and ".experts." in f"{name}." else 1.0
+                weights += parameter.numel() * share
+        each = 4 if has_adapters else 6
+        heads = getattr(text, "num_attention_heads", 0)
+        width = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
+        return cls(
+            token=each * weights,
+            learnt=each * head.weight.numel(),
+            pair=12 * text.num_hidden_layers * heads * width,
+        )
+
+    def step(self, samples: Sequence[ScoredTrajectory], num_learnt: float) -> float:
+        """Of a batch."""
+        lengths = [sum(len(s.token_ids) for s in one.trajectory.segments) for one in samples]
+        pairs = sum(n * (n + 1) / 2 for n in lengths)
+        return self.token * sum(lengths) + self.learnt * num_learnt + self.pair * pairs
+
+
+def _first(text: object, names: Sequence[str]) -> float:
+    found = (getattr(text, name, None) for name in names)
+    return float(next((value for value in found if value), 0))
+
+
+class StepCost:
+    """Figures of each step of one trainer; rank 0's of memory."""
+
+    def __init__(
+        self, model: nn.Module, device: str, dtype: str, ranks: int, *, has_adapters: bool
+    ) -> None:
+        """
+        Args:
+            model: whole.
+            device: the GPU's name, or `cpu`.
+        """
+        known = (peak for name, peak in PEAKS.items() if name in device)
+        self._peak = ranks * next(known, 0.0) if dtype == "bfloat16" else 0.0
+        self._flops = ModelFlops.of(model, has_adapters=has_adapters) if self._peak else None
+        self._has_gpu = device != CPU
+        self._num_retries = 0
+
+    def figures(
+        self, samples: Sequence[ScoredTrajectory], num_learnt: int, seconds: float
+    ) -> dict[str, float]:
+        """`mfu` where the peak is known; of a GPU `gpu_free_gb`, which torch or others could have,
+        and `gpu_alloc_retries`: how often memory had to be given back and asked for again."""
+        found = {}
+        if self._flops is not None:
+            found["mfu"] = self._flops.step(samples, num_learnt) / (seconds * self._peak)
+        if self._has_gpu:
+            stats = torch.cuda.memory_stats()
+            idle = stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
+            before, self._num_retries = self._num_retries, int(stats["num_alloc_retries"])
+            found["gpu_free_gb"] = (torch.cuda.mem_get_info()[0] + idle) / 1e9
+            found["gpu_alloc_retries"] = float(self._num_retries - before)
+        return found
+
+
+def waits(idle_ms: int, planned_ms: int, samples: Sequence[ScoredTrajectory]) -> dict[str, float]:
+    """How long the trainer stood still before a step, and for whom: until the sample that was
+    scored last had been sampled it waited for samples, from then on for scores.
+
+    Args:
+        idle_ms: since when it had nothing to do.
+        planned_ms: when the step could begin.
+    """
+    last = max(samples, key=lambda scored: scored.scored_at_ms)
+    sampled_ms = min(max(last.trajectory.finished_at_ms, idle_ms), planned_ms)
+    return {
+        "wait_samples_s": (sampled_ms - idle_ms) / 1000,
+        "wait_scores_s": (planned_ms - sampled_ms) / 1000,
+    }
