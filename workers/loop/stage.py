@@ -96,6 +96,7 @@ class StageLoop:
         interval_s: float,
         in_hand_bytes: int = IN_HAND_BYTES,
     ) -> None:
+        self.is_paused = False
         self._context = context
         self._bus = bus
         self._stage = stage
@@ -210,7 +211,7 @@ class StageLoop:
         return min(IDLE_S, max(0.0, self._next_commit - time.monotonic()))
 
     def _room(self) -> int:
-        if self._drain_until is not None:
+        if self._drain_until is not None or self.is_paused:
             return 0
         room = min(self._stage.room(), MAX_POLL) - len(self._waiting)
         if self._probation.is_active:

@@ -1,6 +1,6 @@
 """The role `prompts`: turns rows into samples to roll out; the single pacer of a run.
 
-Consumes: the data set, `steps`, `control`, and what operators ask for in `dead-letters`.
+Consumes: the data set, `steps`, and what operators ask for in `dead-letters`.
 Produces: `prompts` (all samples of a group in one transaction, to one partition).
 Waits for: the trainer's claim, then for closed groups.
 Unblocked by: `TrainerStarted`, `StepCompleted` and `GroupsDropped`, all from the trainer; it
@@ -26,7 +26,6 @@ from rlstreams.workers.dataset.limits import PromptEncoder
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
 from rlstreams.workers.dataset.order import Order
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.control import RUNNING, ControlFollower
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.reporter import Reporter
@@ -79,6 +78,7 @@ class PromptsWorker:
         self._reporter = Reporter(context)
         self._poll_s = poll_s
         self._draining = False
+        self.is_paused = False
         self._mended = False
         self._aborts = 0
         for told in problems.told:
@@ -103,7 +103,6 @@ class PromptsWorker:
             num_rows=self._num_rows,
             deadline_s=deadline_s,
         )
-        self._control = ControlFollower(bus)
 
     def turn(self) -> None:
         """Fold what `steps` and operators brought, issue what is due."""
@@ -141,7 +140,6 @@ class PromptsWorker:
         """Release connections; a worker that is done reports its end first."""
         if self.done:
             self._commit(self._reporter.farewell())
-        self._control.close()
         self._replacements.close()
         self._steps.close()
         self._producer.close()
@@ -159,8 +157,7 @@ class PromptsWorker:
             return "the trainer's claim"
         if not self._replacements.history_read:
             return "the history of dead-letters"
-        state = self._control.poll().state
-        return "" if state == RUNNING else f"control, which says {state}"
+        return "to be resumed" if self.is_paused else ""
 
     def _check_closed(self) -> None:
         if self._ledger.highest_closed > self._issued.highest:

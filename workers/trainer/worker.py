@@ -72,6 +72,7 @@ class TrainerWorker:
         self._target = claimed.claim.step_target
         self._state = "redo"
         self._draining = False
+        self.is_paused = False
         self._next_drop = 0.0
         self._num_micro_batches = 0  # as it was counted last
         self._coroutine: Coroutine[None] = self._live()
@@ -155,9 +156,9 @@ class TrainerWorker:
             if self._recovery.is_due(self._step, self._intake.positions):
                 yield from self._checkpoint()
                 continue  # who was asked to drain meanwhile begins no step
-            plan = self._admission.plan(self._version)
+            plan = None if self.is_paused else self._admission.plan(self._version)
             if plan is None:
-                self._tell("waiting", self._missing())
+                self._tell("waiting", "to be resumed" if self.is_paused else self._missing())
                 yield None
                 continue
             self._tell("training", f"step {self._step + 1}")

@@ -11,6 +11,7 @@ from types import TracebackType
 from rich.console import Console
 
 from rlstreams.schemas.events import (
+    ControlState,
     Event,
     ScoredTrajectory,
     StepCompleted,
@@ -35,6 +36,7 @@ from rlstreams.up.supervisor.schema_lookup import AwaitedError, SchemaLookup
 from rlstreams.up.supervisor.stall_facts import ask_facts
 from rlstreams.up.supervisor.stall_watch import StallWatch
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import RUNNING
 
 POLL_S = 0.1
 DRAW_S = 0.5
@@ -119,6 +121,7 @@ class Watcher:
         self._next_draw_s = 0.0
         self.kills: list[KillMark] = []
         self.phase = "starting"
+        self.control = RUNNING  # as it was said since this start
 
     def __enter__(self) -> Watcher:
         self._live.__enter__()
@@ -141,6 +144,8 @@ class Watcher:
         if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
             for line in passed_over_lines([event]):
                 self.say(line)
+        if isinstance(event, ControlState) and event.at_ms >= self._since_ms:
+            self.control = event.state
         before = self._poison.news
         self._poison.apply(event)
         if self._poison.news != before:

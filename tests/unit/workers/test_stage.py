@@ -131,6 +131,22 @@ def test_a_later_record_that_ends_first_is_committed_first() -> None:
     assert (committed.offset >= 3, committed.metadata) == (True, "")
 
 
+def test_a_paused_loop_finishes_what_it_began_and_begins_nothing() -> None:
+    """Until it goes on."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0")
+    loop = make_loop(log, stage)
+    turns(loop)
+    loop.is_paused = True
+    issue(log, "0/1")
+    stage.released = ["0/0"]
+    turns(loop)
+    assert (["0/0"], {}) == (outputs(log), stage.begun)
+    loop.is_paused = False
+    turns(loop)
+    assert ["0/1"] == list(stage.begun)
+
+
 def test_a_restart_redoes_only_what_was_unfinished() -> None:
     """A successor gets the unfinished records, and nothing else."""
     log, stage = make_log(), HeldStage()
