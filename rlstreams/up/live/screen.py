@@ -1,6 +1,6 @@
 """What a run looks like in a terminal: one screen that is drawn again, or plain lines.
 
-`LiveView` is told everything (`LiveInput`): frozen view states, processes, lags. It asks nobody
+`LiveView` is told everything (`LiveInput`): frozen view states, processes. It asks nobody
 and reads no clock; keys are the supervisor's business, the view only names them.
 """
 
@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from rlstreams.streams.views.feed import StepPoint, ViewState
-from rlstreams.up.live.input import LiveInput, ProcessInfo, TopicLag
+from rlstreams.up.live.input import LiveInput, ProcessInfo
 from rlstreams.up.live.output import Drawing, Output
 from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
 from rlstreams.up.live.visible import visible
@@ -189,4 +189,4 @@ class LiveView:
         self._live.update(Screen(given), refresh=True)
 
 
-__all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen", "TopicLag"]
+__all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen"]
