@@ -76,6 +76,7 @@ class Supervisor:
             self._watcher.poll()
             return
         keeper.tick()
+        self._watcher.is_broker_away = keeper.is_away
         if keeper.is_away:  # whoever is in a commit, or starts without it, may end
             self._fleet.excuse_all("ended while the broker was away")
         try:

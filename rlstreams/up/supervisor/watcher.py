@@ -122,6 +122,7 @@ class Watcher:
         self.kills: list[KillMark] = []
         self.phase = "starting"
         self.control = RUNNING  # as it was said since this start
+        self.is_broker_away = False  # its keeper has a limit of its own
 
     def __enter__(self) -> Watcher:
         self._live.__enter__()
@@ -186,7 +187,8 @@ class Watcher:
         where a schema is asked for."""
         self._take()
         self._stall.note(self._processes)
-        self._stall.tick(is_running=self.phase in ("running", "saving"))
+        is_running = self.phase in ("running", "saving") and not self.is_broker_away
+        self._stall.tick(is_running=is_running)
         for news in (self._stall.news, self._limits.tick()):
             if news:
                 self.say(news)
