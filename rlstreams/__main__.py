@@ -32,6 +32,7 @@ COMMANDS = (
     "topics",
     "audit",
     "dead-letters",
+    "control",
     "chaos",
     "inspect",
     "export",

@@ -83,6 +83,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
+# Two log-prob workers: one of them is killed, the other takes its partitions over.
+DEMO_WORDS = ("--prompts.evaluate_rows=32", "--logprob.workers=2")
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`host:port` of `RLSTREAMS_BOOTSTRAP` if that is set, else of an embedded broker."""
@@ -100,7 +104,7 @@ def finished_run(
 ) -> Iterator[tuple[Workspace, subprocess.CompletedProcess[str]]]:
     """A short demo, and what it printed: its run lies in `runs/demo` of the workspace."""
     workspace = Workspace(tmp_path_factory.mktemp("demo"))
-    yield workspace, workspace.up("--steps", "12", "--prompts.evaluate_rows=32")
+    yield workspace, workspace.up("--steps", "12", *DEMO_WORDS)
     workspace.close()
 
 

@@ -40,7 +40,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; 0 only if the run is complete and the audit finds nothing."""
+    """Run it; 0 if the run is complete, or drained as asked, and the audit finds nothing."""
     from rlstreams.up.supervisor.up import up
 
     return up(up_options(args))

@@ -21,7 +21,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="run everything on this machine: broker and all roles, supervised",
         description="Starts a broker, unless broker.bootstrap names one, and every role; restarts "
         "what dies. Ctrl-C drains and leaves a run that --resume continues. Exit status 0 "
-        "only if the run is complete and the audit finds no breach.",
+        "if the run is complete, or drained as asked, and the audit finds no breach.",
         epilog=examples(
             "rlstreams up",
             "rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5",
@@ -43,7 +43,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; 0 only if the run is complete and the audit finds nothing."""
+    """Run it; 0 if the run is complete, or drained as asked, and the audit finds nothing."""
     from rlstreams.workers.config.load import check_secrets, load_with_origins
 
     overrides = list(args.overrides)

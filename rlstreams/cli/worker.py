@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     from rlstreams.workers.loop import runtime
     from rlstreams.workers.loop.context import Context
+    from rlstreams.workers.loop.control import ControlledRole
 
     stop = runtime.Stop()
     stop.on_signals()
@@ -93,12 +94,13 @@ def run(args: argparse.Namespace) -> int:
                 from rlstreams.streams.log.catalogue import publish_missing
 
                 publish_missing(bus, context.worker)
-            role = make_role(context)
+            pausable = make_role(context)
+            role: runtime.Role = pausable
             if is_alone and args.role != "trainer":  # the trainer's is the configuration
                 from rlstreams.workers.loop.standalone import StandaloneRole
 
                 role = StandaloneRole(role, context)
-            runtime.run(role, stop, watchdog)
+            runtime.run(ControlledRole(role, pausable, bus), stop, watchdog)
     except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
         runtime.explain(err)
         return runtime.exit_status(err)

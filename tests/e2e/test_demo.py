@@ -10,10 +10,11 @@ import subprocess
 import pytest
 
 from rlstreams import open_run
-from rlstreams.schemas.events import StepCompleted, TrainerStarted
-from rlstreams.streams.log.topics import STEPS
+from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TrainerStarted
+from rlstreams.streams.log.topics import SCORED, STEPS
 from rlstreams.workers.bootstrap.parts import place_of
 from rlstreams.workers.config.load import load
+from tests.conftest import DEMO_WORDS
 from tests.e2e.command import CONFIG, Workspace
 
 STEPS_AT_FIRST = 12
@@ -56,6 +57,16 @@ def test_it_ends_well(finished_run: tuple[Workspace, subprocess.CompletedProcess
     assert 0 == done.returncode, done.stdout
     killed = re.findall(r"KILLED (\S+) \(process \d+\) with SIGKILL after step (\d+)", done.stdout)
     assert ["rollout-0", "logprob-0", "trainer-0"] == [worker for worker, _ in killed]
+
+
+def test_both_log_prob_workers_score(workspace: Workspace) -> None:
+    """One of them was killed; its successor or the other one goes on, and nothing is missing."""
+    config = load([workspace.folder / CONFIG], [f"run.dir={workspace.folder / 'runs/demo'}"])
+    with open_run(place_of(config)) as log:
+        scored = [record.event for record in log.read_topic(SCORED)]
+    assert {"logprob-0", "logprob-1"} == {
+        event.worker for event in scored if isinstance(event, ScoredTrajectory)
+    }
 
 
 def test_the_last_lines_say_how_it_went(lines: list[str]) -> None:
@@ -145,7 +156,7 @@ def test_the_trained_model_comes_out(workspace: Workspace, lines: list[str]) -> 
 
 def test_a_run_that_has_steps_is_not_begun_again(workspace: Workspace) -> None:
     """The same words again: status 78 and both ways out."""
-    done = workspace.up("--steps", "12", f"--prompts.evaluate_rows={ROWS}")
+    done = workspace.up("--steps", "12", *DEMO_WORDS)
     assert 78 == done.returncode, done.stdout
     assert "--resume" in done.stdout
     assert "--run.id" in done.stdout
@@ -153,7 +164,7 @@ def test_a_run_that_has_steps_is_not_begun_again(workspace: Workspace) -> None:
 
 def test_a_finished_run_goes_on(workspace: Workspace) -> None:
     """`--resume` with a higher target: a new epoch makes the next steps, and none twice."""
-    done = workspace.up("--steps", "14", f"--prompts.evaluate_rows={ROWS}", "--resume")
+    done = workspace.up("--steps", "14", *DEMO_WORDS, "--resume")
     assert 0 == done.returncode, done.stdout
     assert "(version 14)" in done.stdout
 

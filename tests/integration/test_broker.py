@@ -92,7 +92,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
 
-        with pytest.raises(ConfigError, match=f"port {port} is in use"):
+        with pytest.raises(BrokerError, match=f"port {port} is in use"):
             EmbeddedBroker(tmp_path, port=port).start()
 
 

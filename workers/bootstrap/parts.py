@@ -18,7 +18,7 @@ from rlstreams.streams.run.place import RunPlace
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.runtime import Role
+from rlstreams.workers.loop.runtime import Pausable
 
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
@@ -135,7 +135,7 @@ def arm_crash_point(text: str) -> None:
         crash_points.arm_from(text)
 
 
-def make_role(context: Context) -> Role:
+def make_role(context: Context) -> Pausable:
     """The role that `context` names, ready to run.
 
     Raises:
@@ -159,13 +159,13 @@ def make_role(context: Context) -> Role:
         raise ConfigError(f"model.path: {err}") from err
 
 
-def _prompts(context: Context) -> Role:
+def _prompts(context: Context) -> Pausable:
     from rlstreams.workers.prompts.worker import PromptsWorker
 
     return PromptsWorker(context)
 
 
-def _rollout(context: Context) -> Role:
+def _rollout(context: Context) -> Pausable:
     from rlstreams.workers.loop.log import get as get_log
     from rlstreams.workers.model.tokenizer import Tokenizer
     from rlstreams.workers.rollout.sampling import Sampler, sampling_of
@@ -213,7 +213,7 @@ def _engine(context: Context) -> Engine:
     )
 
 
-def _logprob(context: Context) -> Role:
+def _logprob(context: Context) -> Pausable:
     from rlstreams.workers.engines.builtin_scorer import BuiltinScorer
     from rlstreams.workers.logprob.worker import make_worker
     from rlstreams.workers.loop.log import get as get_log
@@ -274,7 +274,7 @@ def _reference(config: RunConfig, device: str, vocab_size: int) -> Reference:
     )
 
 
-def _trainer(context: Context) -> Role:
+def _trainer(context: Context) -> Pausable:
     from rlstreams.workers.model.device import claim_devices
     from rlstreams.workers.trainer.parallel.team import team_of
     from rlstreams.workers.trainer.training.training import Training

@@ -1,4 +1,4 @@
-"""The desired state of the run: a fold of `control`, and the reader that feeds it."""
+"""The desired state of the run: a fold of `control`, its reader, and the role that follows it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import time
 
 from rlstreams.schemas.events import ControlState
 from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.runtime import Pausable, Role
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
 EVERY_S = 0.5
+
+
+def desired(run: str, state: str, *, by: str) -> ControlState:
+    """What to write to `control`."""
+    at_ms = now_ms()
+    return ControlState(run=run, revision=at_ms, state=state, by=by, at_ms=at_ms)
 
 
 class ControlFollower:
@@ -40,3 +48,41 @@ class ControlFollower:
     def close(self) -> None:
         """Release the reader."""
         self._reader.close()
+
+
+class ControlledRole:
+    """A `Role` around a `Role`: pauses and drains it as `control` says.
+
+    Args:
+        paused: the role that takes nothing new while it is paused; `role` may be one around it.
+    """
+
+    def __init__(self, role: Role, paused: Pausable, bus: Bus) -> None:
+        self._role = role
+        self._paused = paused
+        self._control = ControlFollower(bus)
+        self._is_draining = False
+
+    def turn(self) -> None:
+        """See `Role`."""
+        state = self._control.poll().state
+        self._paused.is_paused = state == PAUSED
+        if state == DRAINING:
+            self.drain()
+        self._role.turn()
+
+    def drain(self) -> None:
+        """See `Role`."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._role.drain()
+
+    @property
+    def done(self) -> bool:
+        """See `Role`."""
+        return self._role.done
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._control.close()
+        self._role.close()

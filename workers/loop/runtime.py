@@ -58,6 +58,12 @@ class Role(Protocol):
         """Release everything; called once, also after an error."""
 
 
+class Pausable(Role, Protocol):
+    """A role that can be paused."""
+
+    is_paused: bool  # finish what is begun, begin nothing new
+
+
 class Stop:
     """Set when this process should drain: SIGTERM, SIGINT, or a supervisor that went away."""
 

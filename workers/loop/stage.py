@@ -99,6 +99,7 @@ class StageLoop:
     def __init__(
         self, context: Context, bus: Bus, stage: Stage, topic: str, *, interval_s: float
     ) -> None:
+        self.is_paused = False
         self._context = context
         self._schemas = bus.schemas()
         self._stage = stage
@@ -178,7 +179,7 @@ class StageLoop:
     def _poll(self) -> None:
         max_bytes = IN_HAND_BYTES - self._tracker.num_bytes - self._pending.num_bytes
         room = min(self._stage.room(), MAX_POLL) - len(self._waiting)
-        if max_bytes <= 0 or self._drain_until is not None:
+        if max_bytes <= 0 or self._drain_until is not None or self.is_paused:
             room = 0
         timeout_s = IDLE_S
         if self._pending.has_ready:

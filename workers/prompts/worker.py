@@ -1,6 +1,6 @@
 """The role `prompts`: turns rows into samples to roll out; the single pacer of a run.
 
-Consumes: the data set, `steps`, `control`, and what operators ask for in `dead-letters`.
+Consumes: the data set, `steps`, and what operators ask for in `dead-letters`.
 Produces: `prompts` (all samples of a group in one transaction, to one partition).
 Waits for: the trainer's claim, then for closed groups.
 Unblocked by: `TrainerStarted`, `StepCompleted` and `GroupsDropped`, all from the trainer; it
@@ -22,7 +22,6 @@ from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.dataset.limits import PromptEncoder
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.control import RUNNING, ControlFollower
 from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.log import get as get_log
 from rlstreams.workers.loop.pending import commit
@@ -72,7 +71,7 @@ class PromptsWorker:
         self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._reporter = Reporter(context)
         self._poll_s = poll_s
-        self._draining = self._is_mended = False
+        self._draining = self._is_mended = self.is_paused = False
         bus, deadline_s, num_rows = context.bus, config.deadlines.commit_s, len(problems.train)
         self._num_partitions = bus.partitions(PROMPTS.name)
         self._issued = Issued(config.run.seed, self._num_partitions, bus.schemas())
@@ -92,7 +91,6 @@ class PromptsWorker:
             num_rows=num_rows,
             num_held_out=len(problems.held_out or ()),
         )
-        self._control = ControlFollower(bus)
 
     def turn(self) -> None:
         """Fold what `steps` and operators brought, issue what is due."""
@@ -160,7 +158,7 @@ class PromptsWorker:
         """Release connections; a worker that is done reports its end first."""
         if self.done:
             commit(self._producer, self._reporter.last_report())
-        for each in (self._control, self._replacements, self._steps, self._producer):
+        for each in (self._replacements, self._steps, self._producer):
             each.close()
 
     def _history_read(self) -> bool:
@@ -176,8 +174,7 @@ class PromptsWorker:
             return "the trainer's claim"
         if not self._replacements.history_read:
             return "the history of dead-letters"
-        state = self._control.poll().state
-        return "" if state == RUNNING else f"control, which says {state}"
+        return "to be resumed" if self.is_paused else ""
 
     def _check_closed(self) -> None:
         if self._ledger.highest_closed > self._issued.highest:

@@ -66,7 +66,7 @@ class TrainerWorker:
             context, claimed.producer, epoch, self._reporter, at, self._step + 1
         )
         self._target = claimed.claim.step_target
-        self._draining = self._done = False
+        self._draining = self._done = self.is_paused = False
         self._coroutine: Coroutine[None] = self._live()
         self._waits_for: Future[Any] | None = None
         self._later_claims = LaterClaims(context, bus, claimed)
@@ -88,10 +88,11 @@ class TrainerWorker:
             if self._recovery.is_due(self._step, self._samples.positions):
                 yield from self._recovery.save(self._step, self._version)
                 continue  # who was asked to drain meanwhile begins no step
-            plan = self._samples.plan(self._version)
+            plan = None if self.is_paused else self._samples.plan(self._version)
             if plan is None:
                 idle_ms = idle_ms or now_ms()
-                self._writer.tell("waiting", self._samples.missing())
+                missing = "to be resumed" if self.is_paused else self._samples.missing()
+                self._writer.tell("waiting", missing)
                 yield None
                 continue
             self._writer.tell("training", f"step {self._step + 1}")

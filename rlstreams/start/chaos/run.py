@@ -6,12 +6,12 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlstreams.start.chaos.injector import FaultInjector
-from rlstreams.start.chaos.journal import Journal, Struck
+from rlstreams.start.chaos.journal import Conclude, Journal, Struck
 from rlstreams.start.chaos.outputs import read_outputs
 from rlstreams.start.chaos.plan import (
     BROKER,
@@ -69,24 +69,57 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
     )
     faults = _faults(options, space)
     _check_writable(options.json_file)
-    started_s, made_on = time.monotonic(), machine()
+    begun = _Begun(started_s=time.monotonic(), machine=machine())
+    stall_s = up_options.config.deadlines.stall_s
+    if options.sweep:
+        conclude = _concluding(up_options.config, options, begun, None)
+        return up(up_options, Sweep(faults, stall_s, conclude))
+    state_file: Path | None = None
     before: Struck | None = None
+    if any(fault.role == UP for fault in faults):
+        state_file = Path(tempfile.mkdtemp(prefix="rlstreams-chaos-")) / "struck"
+        if (status := survived(state_file)) is not None:
+            return status
+        if state_file.exists():
+            before = pickle.loads(state_file.read_bytes())
+            up_options = replace(up_options, is_resumed=True)
+    hook = FaultInjector(
+        faults,
+        stall_s,
+        _concluding(up_options.config, options, begun, before),
+        is_periodic=options.is_periodic,
+        before=before,
+        state_file=state_file,
+    )
+    return up(up_options, hook)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """When and where the first `up` was started."""
+
+    started_s: float  # monotonic
+    machine: Mapping[str, object]
+
+
+def _concluding(
+    config: RunConfig, options: ChaosOptions, begun: _Begun, before: Struck | None
+) -> Conclude:
+    """What is said at the end; `before`: of an `up` that was killed as planned."""
 
     def conclude(
         bus: Bus, ended: Ended, status: int, journal: Journal, targets: FaultTargets
     ) -> int:
-        seconds = time.monotonic() - started_s
-        recomputed, is_equal = (
-            _recomputed(bus, up_options.config) if options.is_recomputed else ("", True)
-        )
+        seconds = time.monotonic() - begun.started_s
+        recomputed, is_equal = _recomputed(bus, config) if options.is_recomputed else ("", True)
         failure = ended.failure
         made = report(
             RunObservations(
-                run=up_options.config.run.id,
+                run=config.run.id,
                 seed=options.seed,
-                machine=made_on,
+                machine=begun.machine,
                 seconds=seconds,
-                now_s=started_s + seconds,
+                now_s=begun.started_s + seconds,
                 journal=journal,
                 exits=(*(before.exits if before else ()), *targets.fleet.exits),
                 num_killed=ended.num_killed + (before.num_killed if before else 0),
@@ -105,23 +138,7 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
             Path(options.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
         return 0 if made.ok and status == 0 else 1
 
-    stall_s = up_options.config.deadlines.stall_s
-    if options.sweep:
-        return up(up_options, Sweep(faults, stall_s, conclude))
-    state_file: Path | None = None
-    if any(fault.role == UP for fault in faults):
-        state_file = Path(tempfile.mkdtemp(prefix="rlstreams-chaos-")) / "struck"
-        status = survived(state_file)
-        if status is not None:
-            return status
-        if state_file.exists():
-            before = pickle.loads(state_file.read_bytes())
-            up_options = replace(up_options, is_resumed=True)
-    hook = FaultInjector(
-        faults, stall_s, conclude,
-        is_periodic=options.is_periodic, before=before, state_file=state_file,
-    )  # fmt: skip
-    return up(up_options, hook)
+    return conclude
 
 
 def _faults(options: ChaosOptions, space: FaultSpace) -> Sequence[Fault]:

@@ -101,8 +101,8 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         progress: told now and then how far a first pass over the data is; and a warning.
 
     Raises:
-        ConfigError: data, model, verifier, engine or port cannot be used; names field and value.
-        BrokerError: the broker that is named does not answer.
+        ConfigError: data, model, verifier or engine cannot be used; names field and value.
+        BrokerError: the broker that is named does not answer, or the port of ours is in use.
     """
     model = read_model(config.model.path)
     for warning in (start_warning(config), length_warning(config, model.longest)):
@@ -121,7 +121,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         return
     checked = port(config.broker.port, is_broker_up=_embedded(config) is not None)
     if checked.level is Level.FAIL:
-        raise ConfigError(f"{checked.found}; {checked.advice}")
+        raise BrokerError(f"{checked.found}; {checked.advice}")
 
 
 def _model(config: RunConfig, host: Host) -> tuple[ModelFolder | None, list[Check]]:

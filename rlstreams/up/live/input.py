@@ -1,4 +1,4 @@
-"""What the live view is told: frozen view states, processes, lags."""
+"""What the live view is told: frozen view states, processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,6 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicLag:
-    """Records of a topic that its reader has not committed yet."""
-
-    topic: str
-    num_unread: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveInput:
     """All that is shown."""
 
@@ -39,7 +31,6 @@ class LiveInput:
     elapsed_s: float
     step_target: int = 0  # until the trainer's claim says it
     processes: Sequence[ProcessInfo] = ()
-    lags: Sequence[TopicLag] = ()  # empty: samples waiting, as the topics tell
     kills: Sequence[KillMark] = ()
     message: str = ""  # the newest thing that happened, e.g. a kill
     state: str = "running"  # "starting", "running", "draining", ...
@@ -51,4 +42,4 @@ class LiveInput:
         return self.views.run.step_target or self.step_target
 
 
-__all__ = ["KillMark", "LiveInput", "ProcessInfo", "TopicLag"]
+__all__ = ["KillMark", "LiveInput", "ProcessInfo"]

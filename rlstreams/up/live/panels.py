@@ -207,7 +207,7 @@ def queues(given: LiveInput, height: int) -> RenderableType:
     table.add_column(no_wrap=True, justify="right")
     table.add_row(*(Text(name, "bright_black") for name in ("topic", "unread")))
     histogram = staleness_lines(given.views.run.steps)
-    unread = {lag.topic: lag.num_unread for lag in given.lags} or given.views.flow.waiting
+    unread = given.views.flow.waiting
     for topic in list(unread)[: max(1, height - 1 - len(histogram))]:
         table.add_row(Text(topic), Text(f"{unread[topic]:,}", "bold"))
     return Group(table, *histogram)

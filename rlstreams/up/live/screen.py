@@ -1,6 +1,6 @@
 """What a run looks like in a terminal: one screen that is drawn again, or plain lines.
 
-`LiveView` is told everything (`LiveInput`): frozen view states, processes, lags. It asks nobody
+`LiveView` is told everything (`LiveInput`): frozen view states, processes. It asks nobody
 and reads no clock; keys are the supervisor's business, the view only names them.
 """
 
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from rlstreams.streams.views.feed import StepPoint, ViewState
 from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
-from rlstreams.up.live.input import LiveInput, ProcessInfo, TopicLag
+from rlstreams.up.live.input import LiveInput, ProcessInfo
 from rlstreams.up.live.output import Drawing, Output
 from rlstreams.up.live.panels import footer, header, learning, problem, queues, workers
 from rlstreams.up.live.visible import visible
@@ -199,4 +199,4 @@ class LiveView:
         self._live.update(Screen(given), refresh=True)
 
 
-__all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen", "TopicLag"]
+__all__ = ["KillMark", "LiveInput", "LiveView", "PlainLines", "ProcessInfo", "Screen"]

@@ -106,6 +106,11 @@ class BrokerKeeper:
         if self._problem is not None:
             raise self._problem
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether the broker is away because its disk is full."""
+        return self._full_since_s is not None
+
     def _send(self, number: Signals) -> bool:
         state = self._broker.status()
         if state is None:
@@ -187,6 +192,7 @@ class BrokerKeeper:
                 f"again in {delay_s:g} s"
             )
             return delay_s
+        self._full_since_s = None
         if self._num_failures >= QUICK_LIMIT:
             raise BrokerError(f"the broker failed {QUICK_LIMIT} times in a row; the last: {why}")
         first = why.splitlines()[0]
@@ -205,20 +211,21 @@ def outlasting(attempt: Callable[[], None], keeper: BrokerKeeper | None) -> None
         keeper: None: the broker is not ours, and one attempt is all.
 
     Raises:
-        StreamsError: the keeper gave up, or the attempt fails `RETURN_S` after the broker's return.
+        StreamsError: the keeper gave up, the broker waits for room on its disk, or the attempt
+            still fails after `RETURN_S`.
     """
-    until_s = 0.0
+    until_s = time.monotonic() + RETURN_S
     while True:
         try:
+            if keeper is not None and keeper.is_away:
+                raise BrokerError(f"the broker has not come back within {RETURN_S:g} s")  # noqa: TRY301
             attempt()
         except (BrokerError, DeadlineError):
-            now_s = time.monotonic()
-            if keeper is None:
+            if keeper is None or time.monotonic() > until_s:
                 raise
             keeper.tick()
-            until_s = now_s + RETURN_S if keeper.is_away or not until_s else until_s
-            if now_s > until_s:
-                raise
+            if keeper.lacks_room:
+                raise BrokerError("the broker's disk is full: its log cannot be read now") from None
             time.sleep(AGAIN_S)
         else:
             return

@@ -20,6 +20,7 @@ from rlstreams.up.supervisor.terminal import Interrupts, Keyboard
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.operation import Kill
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import DRAINING
 
 
 class Supervisor:
@@ -75,6 +76,7 @@ class Supervisor:
             self._watcher.poll()
             return
         keeper.tick()
+        self._watcher.is_broker_away = keeper.is_away
         if keeper.is_away:  # whoever is in a commit, or starts without it, may end
             self._fleet.excuse_all("ended while the broker was away")
         try:
@@ -99,6 +101,8 @@ class Supervisor:
             self._fleet.give_up(self._watcher.problem)
         elif self._interrupts.drains:
             self._begin_drain("draining; a second Ctrl-C kills, --resume continues")
+        elif self._watcher.control == DRAINING:
+            self._begin_drain("draining, as `control` says; --resume continues")
         elif self._fleet.is_done("trainer"):
             self._finish()
         else:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstreams.schemas.events import ControlState
 from rlstreams.start.doctor.diagnose import preflight
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.audit.report import AuditReport
@@ -19,7 +18,7 @@ from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.visits import owned
 from rlstreams.streams.kafka.admin import apply, broker_version_warning
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import now_ms, outgoing
+from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topics import CONTROL, STEPS
 from rlstreams.up.live.output import output_to
@@ -44,7 +43,7 @@ from rlstreams.workers.bootstrap.parts import (
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop.control import RUNNING
+from rlstreams.workers.loop.control import RUNNING, desired
 from rlstreams.workers.model.tokenizer import Tokenizer
 
 
@@ -214,9 +213,7 @@ def _refuse_started(bus: Bus, options: UpOptions) -> None:
 
 
 def _say_running(bus: Bus, config: RunConfig) -> None:
-    state = ControlState(
-        run=config.run.id, revision=now_ms(), state=RUNNING, by="up", at_ms=now_ms()
-    )
+    state = desired(config.run.id, RUNNING, by="up")
     with bus.producer("up") as producer:
         producer.commit([outgoing(CONTROL, state)])
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from rich.console import Console
 
 from rlstreams.schemas.events import (
+    ControlState,
     Event,
     ScoredTrajectory,
     StepCompleted,
@@ -35,6 +36,7 @@ from rlstreams.up.supervisor.schema_lookup import AwaitedError, SchemaLookup
 from rlstreams.up.supervisor.stall_facts import ask_facts
 from rlstreams.up.supervisor.stall_watch import StallWatch
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.control import RUNNING
 
 POLL_S = 0.1
 DRAW_S = 0.5
@@ -119,6 +121,8 @@ class Watcher:
         self._next_draw_s = 0.0
         self.kills: list[KillMark] = []
         self.phase = "starting"
+        self.control = RUNNING  # as it was said since this start
+        self.is_broker_away = False  # its keeper has a limit of its own
 
     def __enter__(self) -> Watcher:
         self._live.__enter__()
@@ -141,6 +145,8 @@ class Watcher:
         if isinstance(event, StepsRedone) and event.at_ms >= self._since_ms:
             for line in passed_over_lines([event]):
                 self.say(line)
+        if isinstance(event, ControlState) and event.at_ms >= self._since_ms:
+            self.control = event.state
         before = self._poison.news
         self._poison.apply(event)
         if self._poison.news != before:
@@ -181,7 +187,8 @@ class Watcher:
         where a schema is asked for."""
         self._take()
         self._stall.note(self._processes)
-        self._stall.tick(is_running=self.phase in ("running", "saving"))
+        is_running = self.phase in ("running", "saving") and not self.is_broker_away
+        self._stall.tick(is_running=is_running)
         for news in (self._stall.news, self._limits.tick()):
             if news:
                 self.say(news)

@@ -13,6 +13,7 @@ from rlstreams.streams.log.errors import ConfigError, FencedError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS
 from rlstreams.streams.memory.log import Fault
 from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.loop.control import ControlledRole
 from tests.factories import control_state, dropped_group, groups_dropped
 from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, turns, until
 
@@ -201,11 +202,14 @@ def test_a_paused_run_issues_nothing(tmp_path: Path) -> None:
     world.says(control_state(state="paused"), topic=CONTROL)
     world.says(started())
     worker = world.worker()
-    turns(worker)
+    role = ControlledRole(worker, worker, world.bus)
+    turns(role)
     assert not world.issued()
     world.says(control_state(state="running"), topic=CONTROL)
-    until(worker, lambda: len(world.groups()) == 6)
-    worker.close()
+    until(role, lambda: len(world.groups()) == 6)
+    world.says(control_state(state="draining"), topic=CONTROL)
+    until(role, lambda: role.done)
+    role.close()
 
 
 def test_drained_it_is_done(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rlstreams.streams.views.feed import EvaluationState, ViewState
 from rlstreams.up.live.curve import Line, chart
-from rlstreams.up.live.input import LiveInput, ProcessInfo, TopicLag
+from rlstreams.up.live.input import LiveInput, ProcessInfo
 from rlstreams.up.live.panels import axis_label, learning
 from rlstreams.up.live.screen import LiveView, PlainLines, Screen
 from rlstreams.up.live.words import KillMark, clock, spelled
@@ -32,7 +32,6 @@ def live_input(num_steps: int = 34, **changes: Any) -> LiveInput:
             ProcessInfo(worker=name, role=name[:-2], pid=1, is_alive=name != "rollout-1")
             for name in WORKERS
         ],
-        "lags": [TopicLag(topic="trajectories", num_unread=31)],
         "kills": [KillMark(step=12, worker="rollout-0")],
         "message": "rollout-1 killed with SIGKILL",
     }
@@ -82,7 +81,7 @@ def test_a_small_terminal_shows_all_that_matters() -> None:
         "0:42",
         *WORKERS,
         "down",
-        "trajectories         31",
+        "trajectories",
         "60%",
         "7+8+3+9=",
         "~24",
@@ -95,7 +94,7 @@ def test_a_small_terminal_shows_all_that_matters() -> None:
 
 def test_an_empty_run_has_a_screen_too() -> None:
     """Before the first record."""
-    given = live_input(views=ViewState(), processes=(), lags=(), kills=(), message="")
+    given = live_input(views=ViewState(), processes=(), kills=(), message="")
     text = "\n".join(drawn(given))
     assert "step 0/60" in text
     assert "waiting for the first evaluation" in text

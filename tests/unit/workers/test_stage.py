@@ -114,6 +114,22 @@ def turns(loop: StageLoop, num: int = 3) -> None:
         loop.turn()
 
 
+def test_a_paused_loop_finishes_what_it_began_and_begins_nothing() -> None:
+    """Until it goes on."""
+    log, stage = make_log(), HeldStage()
+    issue(log, "0/0")
+    loop = make_loop(log, stage)
+    turns(loop)
+    loop.is_paused = True
+    issue(log, "0/1")
+    stage.released = ["0/0"]
+    turns(loop)
+    assert (["0/0"], {}) == (outputs(log), stage.begun)
+    loop.is_paused = False
+    turns(loop)
+    assert ["0/1"] == list(stage.begun)
+
+
 def test_an_unknown_outcome_ends_the_process_and_the_successor_settles_it() -> None:
     """The commit had happened: the successor finds the records done."""
     log, stage = make_log(), HeldStage()

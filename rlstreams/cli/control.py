@@ -1,0 +1,49 @@
+"""`rlstreams control pause|resume|drain RUN`: what all roles of a live run are to do."""
+
+from __future__ import annotations
+
+import argparse
+
+from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
+
+_ACTIONS = {
+    "pause": ("paused", "finish what is begun, begin nothing new; weights are still pulled"),
+    "resume": ("running", "go on after a pause; also before roles are started after a drain"),
+    "drain": ("draining", "finish what is begun and end; `up` ends with it, --resume goes on"),
+}
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "control",
+        help="pause, resume or drain all roles of a live run, wherever they run",
+        description="Writes the desired state of a run to its topic control, which each role "
+        "follows: rollout finishes its requests, logprob its window, the trainer its step.",
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for action, (_, about) in _ACTIONS.items():
+        one = actions.add_parser(
+            action, help=about, epilog=examples(f"rlstreams control {action} runs/demo")
+        )
+        add_run(one)
+        one.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say it.
+
+    Raises:
+        ConfigError: no such run.
+        BrokerError: its broker cannot be reached.
+    """
+    from rlstreams.streams.log.codec import outgoing
+    from rlstreams.streams.log.topics import CONTROL
+    from rlstreams.workers.loop.control import desired
+
+    state, _ = _ACTIONS[args.action]
+    config = configuration(args.config, args.overrides)
+    with opened_run(config) as log, log.bus.producer("control") as producer:
+        producer.commit([outgoing(CONTROL, desired(config.run.id, state, by="operator"))])
+    print(f"run {config.run.id}: {state}")
+    return 0
