@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstreams.schemas.events import NO_VERSION
+from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint, WorkerView
 from rlstreams.up.live.curve import Line, chart
 from rlstreams.up.live.input import LiveInput, ProcessInfo
@@ -231,7 +232,7 @@ def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 
 
 
 def footer(given: LiveInput) -> RenderableType:
-    """The newest thing that happened, and the keys."""
+    """The newest thing that happened, and the keys; above them dead letters, if there are any."""
     message = Text(f" {visible(given.message)}", "bold red", no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
         (" k ", "reverse"),
@@ -241,4 +242,6 @@ def footer(given: LiveInput) -> RenderableType:
         no_wrap=True,
         overflow="ellipsis",
     )
-    return Group(message, hint)
+    dead = given.views.dead
+    told = [Text(f" dead letters: {dead}   {list_command()}", "bold red", no_wrap=True)]
+    return Group(*(told if dead.num else ()), message, hint)
