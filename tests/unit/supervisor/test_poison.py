@@ -72,7 +72,8 @@ def test_each_reason_is_told_now_and_then() -> None:
     """At once with its sample, its detail and how to list them; then with the number since."""
     folded = feed(watch(), dead_letter(detail="judge.py:3: KeyError"))
     told = "sample 7/2 was set aside by rollout-0, reward: judge.py:3: KeyError (rlstreams dead-"
-    assert folded.news.startswith(told) and folded.news.endswith("--reason reward)")
+    assert folded.news.startswith(told)
+    assert folded.news.endswith("--reason reward)")
     feed(folded, dead_letter(detail="again"))
     assert "again" not in folded.news
     late = dead_letter(detail="late", at_ms=dead_letter().at_ms + TELL_EVERY_MS)
