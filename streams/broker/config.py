@@ -81,8 +81,12 @@ def log4j2(*, controller: str = "WARN") -> str:
     return _LOG4J2.replace("LEVEL", controller)
 
 
-def fence_properties(data: Path, controller_port: int) -> str:
-    """The text of the properties under which the node is a controller and no broker."""
+def fence_properties(data: Path, controller_port: int, extra: Mapping[str, str] = _NOTHING) -> str:
+    """The text of the properties under which the node is a controller and no broker.
+
+    Args:
+        extra: properties beside these.
+    """
     settings = {
         "process.roles": "controller",
         "node.id": "1",
@@ -92,6 +96,7 @@ def fence_properties(data: Path, controller_port: int) -> str:
         "broker.session.timeout.ms": "1000",
         "broker.heartbeat.interval.ms": "500",
         "log.dirs": str(data.resolve()),
+        **extra,
     }
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 

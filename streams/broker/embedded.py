@@ -36,6 +36,7 @@ from rlstreams.streams.broker.config import (
 from rlstreams.streams.broker.jars import classpath
 from rlstreams.streams.broker.java import find_java
 from rlstreams.streams.broker.lock import FolderInUseError, FolderLock
+from rlstreams.streams.broker.password import broker_settings, controller_settings, make_password
 from rlstreams.streams.broker.ports import free_port, is_free
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.tail import tail
@@ -77,6 +78,8 @@ class EmbeddedBroker:
         heap_mb: int = 256,
         say: Callable[[str], None] = _to_stderr,
         settings: Mapping[str, str] = MappingProxyType({}),  # broker properties beside ours
+        *,
+        has_password: bool = False,  # also where there is one in the folder
     ) -> None:
         self.folder = folder
         self._lock = FolderLock(folder)
@@ -86,6 +89,7 @@ class EmbeddedBroker:
         self._say = say
         self._extra = dict(settings)
         self._child: subprocess.Popen[bytes] | None = None
+        self._has_password = has_password
 
     def start(self) -> BrokerState:
         """Start and wait until it serves. Port 0: the folder's last port, or a free one.
@@ -98,6 +102,9 @@ class EmbeddedBroker:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked() as lock_fd:
+            if self._has_password:
+                make_password(self.folder)
+                self.folder.chmod(0o700)
             state = self._next_state()
             self._write_state(state)
             java = java_command(
@@ -251,7 +258,8 @@ class EmbeddedBroker:
         beside.replace(self.folder / "broker.json")
 
     def _write_settings(self, state: BrokerState) -> None:
-        text = server_properties(self._data, state.port, state.controller_port, self._extra)
+        extra = {**broker_settings(self.folder), **self._extra}
+        text = server_properties(self._data, state.port, state.controller_port, extra)
         self._settings.write_text(text, encoding="utf-8")
         (self.folder / "log4j2.xml").write_text(log4j2(), encoding="utf-8")
 
@@ -283,7 +291,9 @@ class EmbeddedBroker:
         settings, log, log4j = (
             self.folder / name for name in ("fence.properties", "fence.log", "fence-log4j2.xml")
         )
-        settings.write_text(fence_properties(self._data, state.controller_port), encoding="utf-8")
+        extra = controller_settings(self.folder)
+        text = fence_properties(self._data, state.controller_port, extra)
+        settings.write_text(text, encoding="utf-8")
         log.write_text("", encoding="utf-8")
         log4j.write_text(log4j2(controller="INFO"), encoding="utf-8")
         child = self._spawn(
@@ -312,6 +322,7 @@ class EmbeddedBroker:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,  # what lies in its segments is its owner's
                 pass_fds=(lock_fd,),
             )
         _CHILDREN.append(child)

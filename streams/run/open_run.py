@@ -59,10 +59,10 @@ def open_run(
 
 
 def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
-    options = place.client_options
     with ExitStack() as stack:
         stack.callback(say, "")
         bootstrap = stack.enter_context(place.served(say))
+        options = place.client_options  # once the broker has started: it makes its password
         bus = stack.enter_context(TalkingBus(bootstrap, place.run, options, say))
         try:
             bus.partitions(STEPS.name)

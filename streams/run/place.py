@@ -53,8 +53,13 @@ class RunPlace:
 
     @property
     def client_options(self) -> Mapping[str, str]:
-        """The options, secrets resolved."""
-        return {name: resolve_secret(value) for name, value in self.options.items()}
+        """The options, secrets resolved; with an embedded broker's password, once it started."""
+        from rlstreams.streams.broker.password import client_options
+
+        options = {name: resolve_secret(value) for name, value in self.options.items()}
+        if self.bootstrap:
+            return options
+        return {**client_options((self.folder or Path()) / BROKER_FOLDER), **options}
 
     def broker(self) -> EmbeddedBroker:
         """The broker in the run's folder; started or not."""
@@ -67,6 +72,7 @@ class RunPlace:
             self.jars_dir,
             self.heap_mb,
             settings=FSYNC if self.fsync else {},
+            has_password=True,
         )
 
     @contextmanager

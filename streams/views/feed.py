@@ -29,6 +29,7 @@ from rlstreams.streams.log.topics import (
     TRAJECTORIES,
     WORKER_EVENTS,
 )
+from rlstreams.streams.views.dead import DeadState, DeadView
 from rlstreams.streams.views.evaluation import (
     Answer,
     EvaluationPoint,
@@ -81,6 +82,7 @@ class ViewState:
     samples: SamplesState = field(default_factory=SamplesState)
     pulls: PullsState = field(default_factory=PullsState)
     flow: FlowState = field(default_factory=FlowState)
+    dead: DeadState = field(default_factory=DeadState)
 
     @property
     def held_out(self) -> tuple[tuple[int, float], ...]:
@@ -100,6 +102,7 @@ class Views:
         self.samples = SamplesView(rows)
         self.pulls = PullsView()
         self.flow = FlowView()
+        self.dead = DeadView()
 
     def apply(self, event: Event) -> None:
         """Take one event."""
@@ -110,6 +113,7 @@ class Views:
             self.samples,
             self.pulls,
             self.flow,
+            self.dead,
         )
         for view in views:
             view.apply(event)
@@ -124,6 +128,7 @@ class Views:
             samples=self.samples.state,
             pulls=self.pulls.state,
             flow=self.flow.state,
+            dead=self.dead.state,
         )
 
 

@@ -11,11 +11,14 @@ import pytest
 
 from rlstreams import open_run
 from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TrainerStarted
+from rlstreams.streams.kafka.admin_options import admin_settings
 from rlstreams.streams.log.topics import SCORED, STEPS
+from rlstreams.streams.run.place import RunPlace
 from rlstreams.workers.bootstrap.parts import place_of
 from rlstreams.workers.config.load import load
 from tests.conftest import DEMO_WORDS
-from tests.e2e.command import CONFIG, Workspace
+from tests.e2e.command import CONFIG, ROOT, Workspace
+from tests.integration import judge
 
 STEPS_AT_FIRST = 12
 SAMPLES_PER_STEP = 16 * 8
@@ -106,6 +109,20 @@ def test_the_counts_add_up(lines: list[str]) -> None:
     assert STEPS_AT_FIRST * SAMPLES_PER_STEP == counts["trained"]
     assert NUM_EVALUATIONS * ROWS == counts["evaluated"]
     assert counts.pop("issued") == sum(counts.values())
+
+
+def test_an_independent_judge_agrees(workspace: Workspace) -> None:
+    """Written from `schemas/README.md` alone; with the run's password, behind three kills."""
+    report = audit(workspace)
+    place = RunPlace.of_folder(workspace.folder / "runs/demo")
+    with place.served() as bootstrap:
+        login = admin_settings(place.client_options)
+        log, commits = judge.read_run(bootstrap, place.run, **login)
+    found = judge.Judge(log, commits, judge.load_schemas(ROOT / "schemas"))
+    told = {name: report[name] for name in ("trained", "evaluated", "lost")}
+    assert told == {name: found.classes[name] for name in told}
+    assert report["trained_twice"] == found.twice
+    assert report["issued"] == found.classes.total()
 
 
 def test_the_report_is_where_it_says(workspace: Workspace, lines: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 from rlstreams.start.doctor.broker import broker_checks
 from rlstreams.start.doctor.check import Level
 from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.broker.password import FILE, USER
 from rlstreams.streams.kafka.admin import apply, listing
 from rlstreams.streams.kafka.facts import broker_facts
 from rlstreams.streams.log.codec import decoded, outgoing
@@ -22,24 +23,10 @@ from rlstreams.workers.config.run import RunConfig
 from tests.factories import trainer_started
 from tests.integration.monitor_process import Monitored
 
-USER, PASSWORD = "rlstreams", "only-for-tests"
-LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-SETTINGS: Mapping[str, str] = {
-    "inter.broker.listener.name": "SASL_PLAINTEXT",
-    "sasl.enabled.mechanisms": "PLAIN",
-    "sasl.mechanism.inter.broker.protocol": "PLAIN",
-    "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
-        f'{LOGIN} username="{USER}" password="{PASSWORD}" user_{USER}="{PASSWORD}";'
-    ),
-    "listener.security.protocol.map": (
-        "CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,PLAINTEXT:PLAINTEXT"
-    ),
-}
-
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("secured"), settings=SETTINGS)
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("secured"), has_password=True)
     broker.start()
     yield broker
     broker.stop()
@@ -52,7 +39,7 @@ def config(
     """What a user writes; the password stays in the environment."""
     state = secured.status()
     assert state is not None
-    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    monkeypatch.setenv("KAFKA_PASSWORD", (secured.folder / FILE).read_text())
     file = tmp_path / "run.toml"
     file.write_text(
         f"""
@@ -139,3 +126,11 @@ def test_without_the_password_nobody_gets_in(config: RunConfig) -> None:
     """An error of ours that names the broker, after the connection's own deadline."""
     with pytest.raises(BrokerError, match=config.broker.bootstrap):
         listing(config.broker.bootstrap, config.run.id)
+
+
+def test_only_its_owner_reads_the_files(config: RunConfig, secured: EmbeddedBroker) -> None:
+    """Folder, password and segments; and the run's place gives its clients the password."""
+    apply(config.broker.bootstrap, config.run.id, topic_plan(config), client_options(config))
+    files = [path for path in (secured.folder / "data").rglob("*.log") if path.is_file()]
+    found = {path.stat().st_mode & 0o777 for path in (*files, secured.folder / FILE)}
+    assert ({0o600}, 0o700) == (found, secured.folder.stat().st_mode & 0o777)

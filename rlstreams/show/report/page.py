@@ -10,6 +10,7 @@ from html import escape
 from rlstreams.show.report import plot
 from rlstreams.show.report.template import NUM_VERSION_COLORS, figures, number, page, table
 from rlstreams.streams.audit.report import AuditReport
+from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.feed import Answer, StepPoint, ViewState
 from rlstreams.streams.views.pace import PARTS, pace_line, ranks_of, shortage
 from rlstreams.up.live.words import (
@@ -80,6 +81,7 @@ _SHOWN_ELSEWHERE = frozenset(
     {"reward", "entropy", "mismatch_mean", "mismatch_max", "num_loss_tokens", "lr", *PARTS}
     | {"tokens_real", "tokens_computed", "gpu_alloc_retries"}
 )
+FEW_DEAD = 0.05  # of the samples; the verdict is not green above it
 _STATES = ("working", "waiting", "pulling")
 
 
@@ -110,6 +112,7 @@ def render(given: ReportInput) -> str:
             _workers(given),
             _problems(given),
             _audit(given.audit),
+            _dead(given),
             _drops(given),
         )
     )
@@ -130,6 +133,7 @@ def _head(given: ReportInput) -> str:
         (clock(seconds), "time, claim to last step"),
         (str(len(given.kills)), f"processes {ends(given.kills)}"),
         (f"{given.audit.lost:,}" if given.audit else "-", "samples lost"),
+        (f"{given.views.dead.num:,}", "dead letters"),
     ]
     made = f'<p class="muted">{escape(given.made_at)}</p>' if given.made_at else ""
     if given.stopped:
@@ -328,13 +332,26 @@ def _author_css(version: int) -> str:
 def _audit(audit: AuditReport | None) -> str:
     if audit is None:
         return '<h2>Audit</h2><p class="none">not made</p>'
-    css = "verdict" if audit.ok else "verdict bad"
+    share = audit.dead_lettered / max(1, audit.issued - sum(audit.in_flight.values()))
+    is_fine = audit.ok and share <= FEW_DEAD
+    css = "verdict" if is_fine else "verdict bad"
     word = "Every sample is accounted for." if audit.ok else "The log violates a guarantee."
+    if audit.ok and not is_fine:
+        word = f"Nothing is lost, but {100 * share:.0f} % of the samples were dead-lettered."
     return (
         f'<h2>Audit</h2><p class="{css}"><b>{word}</b><br>{escape(audit.line())}</p>'
         f"<details{'' if audit.ok else ' open'}><summary>All of it</summary>"
         f"<pre>{escape(audit.text())}</pre></details>"
     )
+
+
+def _dead(given: ReportInput) -> str:
+    dead = given.views.dead
+    if not dead.num:
+        return ""
+    rows = [(escape(r.reason), f"{r.num:,}", escape(r.newest)) for r in dead.reasons]
+    told = f"<p class=muted>All of them: <code>{escape(list_command())}</code></p>"
+    return f"<h2>Dead letters</h2>{table(('reason', 'number', 'newest'), rows, numbers=[1])}{told}"
 
 
 def _drops(given: ReportInput) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstreams.schemas.events import NO_VERSION
+from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.feed import Answer, EvaluationPoint, StepPoint, WorkerView
 from rlstreams.streams.views.pace import bottleneck, shortage
 from rlstreams.up.live.curve import Line, chart
@@ -232,7 +233,8 @@ def staleness_lines(steps: Sequence[StepPoint], num_bars: int = 3, width: int = 
 
 
 def footer(given: LiveInput) -> RenderableType:
-    """The newest thing that happened, or the pace of the last steps; and the keys."""
+    """The newest thing that happened, or the pace of the last steps; and the keys. Above them dead
+    letters, if there are any."""
     run = given.views.run
     news = given.message or shortage(run.steps)
     told = news or bottleneck(run.steps)
@@ -246,4 +248,6 @@ def footer(given: LiveInput) -> RenderableType:
         no_wrap=True,
         overflow="ellipsis",
     )
-    return Group(message, hint)
+    dead = given.views.dead
+    told = [Text(f" dead letters: {dead}   {list_command()}", "bold red", no_wrap=True)]
+    return Group(*(told if dead.num else ()), message, hint)

@@ -41,6 +41,7 @@ class Screen:
 
     def __init__(self, given: LiveInput) -> None:
         self._given = given
+        self._footer = _FOOTER + (given.views.dead.num > 0)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Fill what the terminal has; at 80 x 24 nothing is cut."""
@@ -50,7 +51,7 @@ class Screen:
 
     def _layout(self, width: int, height: int) -> Layout:
         given = self._given
-        body = height - _HEADER - _FOOTER
+        body = height - _HEADER - self._footer
         num_workers = max(len(given.processes), len(given.views.throughput.workers))
         bottom = min(max(body // 2, 0), max(10, num_workers + 1 + _FRAME))
         top = body - bottom
@@ -75,7 +76,10 @@ class Screen:
     def _stacked(self, layout: Layout, upper: Layout, lower: Layout) -> Layout:
         given = self._given
         layout.split_column(
-            Layout(header(given), size=_HEADER), upper, lower, Layout(footer(given), size=_FOOTER)
+            Layout(header(given), size=_HEADER),
+            upper,
+            lower,
+            Layout(footer(given), size=self._footer),
         )
         return layout
 

@@ -9,6 +9,7 @@ share may be dead-lettered.
 from __future__ import annotations
 
 from collections import Counter, deque
+from functools import partial
 
 from rlstreams.schemas.events import (
     TRAIN,
@@ -20,9 +21,11 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.record import Position
+from rlstreams.streams.views.dead import list_command
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.validation import is_group_number
 
+TELL_EVERY_MS = 30_000  # of one reason
 STEPS_WORTH = 3  # of samples, where the configuration names no window
 POISONED = ("dead_samples", "numerics", "memory")  # why a group was dropped
 _FINE = ""  # trained, or dropped for a reason that is not in POISONED
@@ -30,7 +33,8 @@ _WITH_ITS_GROUP = "lost with their group"
 
 
 class PoisonWatch:
-    """A view: what became of the newest samples, and which letters name a reason first.
+    """A view: what became of the newest samples, and of each reason now and then
+    a dead letter in words.
 
     Args:
         config: of the run.
@@ -49,7 +53,9 @@ class PoisonWatch:
         self._since_ms = since_ms
         self._examples: dict[str, str] = {}  # by reason: the newest
         self.num_foreign = 0  # letters about records that name no sample of this run
-        self.news = ""  # the first letter of its reason, in words; until the next one
+        self._told: dict[str, tuple[int, int]] = {}  # by reason: when, ms; dead letters since
+        self._list = partial(list_command, config.folder)
+        self.news = ""  # of the newest dead letter that was told of, in words
 
     def apply(self, event: Event) -> None:
         """Take one event."""
@@ -82,9 +88,13 @@ class PoisonWatch:
         is_known = event.group_id != ""
         name = f"sample {event.group_id}/{event.sample}" if is_known else "a foreign record"
         told = f"{name} was set aside by {event.worker}, {event.reason}: {event.detail}"
-        if event.reason not in self._examples:
-            self.news = told
         self._examples[event.reason] = told
+        at_ms, num = self._told.get(event.reason, (-TELL_EVERY_MS, 0))
+        self._told[event.reason] = at_ms, num + 1
+        if event.at_ms >= at_ms + TELL_EVERY_MS:
+            more = f"{num + 1} more for reason {event.reason}, the newest: " if num else ""
+            self._told[event.reason] = event.at_ms, 0
+            self.news = f"{more}{told} ({self._list(event.reason)})"
         if not is_group_number(event.group_id) or event.purpose != TRAIN:
             self.num_foreign += event.purpose == TRAIN
             return

@@ -163,7 +163,8 @@ def _ended(
 
 @contextmanager
 def _folder(config: RunConfig) -> Iterator[Path]:
-    """The run's folder, which nobody else uses in the block."""
+    """The run's folder, which nobody else uses in the block, and no other user can read."""
+    os.umask(0o077)  # roles inherit it: logs, checkpoints and weights are their owner's
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked_run(folder):

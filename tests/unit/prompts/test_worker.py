@@ -12,8 +12,8 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, FencedError
 from rlstreams.streams.log.topics import CONTROL, PROMPTS
 from rlstreams.streams.memory.log import Fault
-from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.loop.control import ControlledRole
+from rlstreams.workers.model.base import EngineError
 from tests.factories import control_state, dropped_group, groups_dropped
 from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, turns, until
 

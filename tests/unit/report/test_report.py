@@ -18,13 +18,16 @@ from rlstreams.show.report.page import render
 from rlstreams.show.report.template import number
 from rlstreams.streams.audit.report import Breach, BreachKind
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.views.dead import DeadView
 from rlstreams.streams.views.evaluation import SamplesState, TokenRun
 from rlstreams.streams.views.feed import Restart, ViewState
 from rlstreams.up.live.words import KillMark
 from rlstreams.workers.config.load import load
+from tests import factories
 from tests.factories import NOW_MS
 from tests.html_pages import Balance
 from tests.unit.report.sample_run import audit_report, report_input, views_at
+from tests.unit.report.test_live import drawn, live_input
 
 
 @pytest.mark.parametrize("views", [views_at(20), ViewState()], ids=["a run", "nothing yet"])
@@ -57,6 +60,23 @@ def test_the_page_says_what_happened() -> None:
         "stale 1",
     ):
         assert words in page
+
+
+def test_dead_letters_are_shown_by_reason_and_spoil_the_verdict() -> None:
+    """In the page with the newest detail, on the screen in red; nothing green above a few."""
+    view = DeadView()
+    for reason in ("reward", "decode", "reward"):
+        view.apply(factories.dead_letter(reason=reason, detail=f"my/{reason}.py:3: KeyError"))
+    views = dataclasses.replace(views_at(5), dead=view.state)
+    given = report_input(views=views)
+    assert given.audit is not None
+    audit = dataclasses.replace(given.audit, dead_lettered=given.audit.issued // 2)
+    page = render(dataclasses.replace(given, audit=audit))
+    assert "my/reward.py:3: KeyError" in page
+    assert "verdict bad" in page
+    assert "Every sample is accounted for" not in page
+    told = "dead letters: reward 2, decode 1   rlstreams dead-letters list"
+    assert any(told in line for line in drawn(live_input(views=views)))
 
 
 def test_what_the_environment_said_is_told_apart() -> None:

@@ -13,7 +13,7 @@ from rlstreams.schemas.events import (
     GroupsDropped,
     StepCompleted,
 )
-from rlstreams.up.supervisor.poison import PoisonWatch
+from rlstreams.up.supervisor.poison import TELL_EVERY_MS, PoisonWatch
 from rlstreams.workers.config.operation import DeadLettersSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
@@ -68,12 +68,17 @@ def feed(folded: PoisonWatch, *events: Any) -> PoisonWatch:
     return folded
 
 
-def test_a_reason_is_told_once() -> None:
-    """The first letter of each reason is news, with its sample and detail."""
+def test_each_reason_is_told_now_and_then() -> None:
+    """At once with its sample, its detail and how to list them; then with the number since."""
     folded = feed(watch(), dead_letter(detail="judge.py:3: KeyError"))
-    assert "sample 7/2 was set aside by rollout-0, reward: judge.py:3: KeyError" == folded.news
+    told = "sample 7/2 was set aside by rollout-0, reward: judge.py:3: KeyError (rlstreams dead-"
+    assert folded.news.startswith(told)
+    assert folded.news.endswith("--reason reward)")
     feed(folded, dead_letter(detail="again"))
     assert "again" not in folded.news
+    late = dead_letter(detail="late", at_ms=dead_letter().at_ms + TELL_EVERY_MS)
+    feed(folded, late)
+    assert folded.news.startswith("2 more for reason reward, the newest: ")
     feed(folded, dead_letter(reason="decode", group_id="", sample=-1))
     assert folded.news.startswith("a foreign record was set aside")
     assert 1 == folded.num_foreign

@@ -1,0 +1,74 @@
+"""The password of an embedded broker: whoever cannot read the run's folder cannot use its log.
+
+The port is open to every user of the machine. With a file `password` in its folder the broker
+takes SASL PLAIN only, from clients and on its controller's port, and both listen on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+FILE = "password"
+USER = "rlstreams"
+_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+_CONTROLLER_LOGIN = "listener.name.controller.plain.sasl.jaas.config"
+
+
+def make_password(folder: Path) -> None:
+    """Write the file, for its owner alone, unless it is there; called under the folder's lock."""
+    path = folder / FILE
+    if not path.is_file():
+        beside = folder / f"{FILE}.tmp"
+        beside.unlink(missing_ok=True)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        beside.replace(path)
+
+
+def broker_settings(folder: Path) -> Mapping[str, str]:
+    """Broker properties; none without a password."""
+    controller = dict(controller_settings(folder))
+    if not controller:
+        return {}
+    return controller | {
+        "inter.broker.listener.name": "SASL_PLAINTEXT",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": controller[_CONTROLLER_LOGIN],
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+    }
+
+
+def controller_settings(folder: Path) -> Mapping[str, str]:
+    """Of the node as a controller alone; none without a password."""
+    if not (password := _password(folder)):
+        return {}
+    return {
+        "listener.security.protocol.map": "CONTROLLER:SASL_PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+        _CONTROLLER_LOGIN: (
+            f'{_LOGIN} username="{USER}" password="{password}" user_{USER}="{password}";'
+        ),
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.controller.protocol": "PLAIN",
+    }
+
+
+def client_options(folder: Path) -> Mapping[str, str]:
+    """librdkafka properties for clients of the broker in `folder`; none without a password."""
+    if not (password := _password(folder)):
+        return {}
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanisms": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": password,
+    }
+
+
+def _password(folder: Path) -> str:
+    try:
+        return (folder / FILE).read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
