@@ -55,7 +55,7 @@ class RewardSection:
     timeout_s: float = 10.0
     """Time limit for one call of user code."""
     attempts: int = 3
-    """Calls for one answer while your function raises, with a growing pause between them; an
+    """Calls for one answer while your function raises, or others end its process, with a growing pause between them; an
     exception with an attribute `final = True` is not tried again."""
     processes: int = 2
     """Processes that run user code, in each rollout worker."""
