@@ -94,7 +94,7 @@ class TrainerStarted:
     topic_ids: dict[str, str]
     partitions: dict[str, int]
     config: str  # JSON, resolved, without secrets
-    hashes: dict[str, str]  # data set, tokenizer, model folder
+    hashes: dict[str, str]  # data set, tokenizer, model folder, files of user code
     versions: dict[str, str]  # this code and the libraries that numerics depend on
     started_at_ms: int
     host: str = ""  # name of the machine or container; empty: written before it was told

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import re
-from collections.abc import Mapping
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,3 +40,79 @@ def located(name: str) -> tuple[str, str, str] | None:
     if place.endswith(".py"):
         return str(Path(place).resolve()), "", code
     return ("", place, code) if re.fullmatch(r"\w+(\.\w+)*", place) else None
+
+
+def code_hashes(name: str) -> dict[str, str]:
+    """SHA-256, hexadecimal, of the files that `file.py:name` or `module:name` runs.
+
+    These are the file itself, and what it imports from beside it, or of an installed package from
+    the same package; in turn. Nothing is run.
+
+    Returns:
+        By path relative to the folder where imports begin; empty: `name` is neither, or not here.
+    """
+    file, module, _ = located(name) or ("", "", "")
+    places = [Path(file)] if file else list(_found(module))
+    places = [place for place in places if place.is_file()]
+    if not places:
+        return {}
+    root = Path(file).parent if file else places[0].parents[module.count(".")]
+    if places[0].name == "__init__.py" and not file:
+        root = root.parent
+    top = "" if file or not _is_installed(root) else module.partition(".")[0]
+    found: dict[str, str] = {}
+    while places:
+        place = places.pop()
+        path = place.relative_to(root).as_posix()
+        if path not in found and top in ("", path.split("/")[0].removesuffix(".py")):
+            content = place.read_bytes()
+            found[path] = hashlib.sha256(content).hexdigest()
+            places += _imported(place, content, root)
+    return found
+
+
+def _found(module: str) -> Iterator[Path]:
+    """The file of a module, as an import would find it; none: there is no such."""
+    for folder in [*sys.path, str(Path.cwd())]:
+        if module and (files := _files(Path(folder or "."), module)):
+            yield files[-1].resolve()
+            return
+
+
+def _files(folder: Path, dotted: str) -> list[Path]:
+    """Files of a module and of the packages that it lies in; empty: there is no such."""
+    parts = dotted.split(".")
+    files: list[Path] = []
+    for num in range(1, len(parts) + 1):
+        place = folder.joinpath(*parts[:num])
+        either = (place / "__init__.py", place.parent / f"{place.name}.py")
+        files += [file for file in either if file.is_file()][:1]
+        if num == len(parts) and not any(file.is_file() for file in either):
+            return []
+    return files
+
+
+def _imported(place: Path, content: bytes, root: Path) -> Iterator[Path]:
+    try:
+        nodes = list(ast.walk(ast.parse(content)))
+    except (SyntaxError, ValueError):
+        return  # who loads it says so
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            base, names = root, [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = place.parents[node.level - 1] if node.level else root
+            prefix = f"{node.module}." if node.module else ""
+            names = [
+                *([node.module] if node.module else []),
+                *(prefix + a.name for a in node.names),
+            ]
+        else:
+            continue
+        for name in names:
+            yield from (file for file in _files(base, name) if file.is_relative_to(root))
+
+
+def _is_installed(folder: Path) -> bool:
+    places = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    return str(folder) in places

@@ -19,6 +19,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.user_code import code_hashes
+from rlstreams.workers.loop.host import commit
 
 COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
     "prompts": ("run.seed", "prompts", "trainer.groups_per_step", "trainer.max_staleness"),
@@ -77,7 +79,29 @@ def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
     here, there = tokenizer_hash(config.model.path), claim.hashes.get("tokenizer")
     if here and there and here != there:
         found.append(f"the tokenizer has SHA-256 {here[:12]} here and {there[:12]} there")
+    if role == "rollout":
+        found += _other_code(user_code_hashes(config), claim.hashes)
     return "; ".join(found)
+
+
+def user_code_hashes(config: RunConfig) -> dict[str, str]:
+    """SHA-256 of each file of user code by `FIELD: PATH`; without code that is not on this host."""
+    named = {"reward.verifier": config.reward.verifier, "environment.name": config.environment.name}
+    named |= {f"reward.parts {part.label!r}": part.verifier for part in config.reward.parts}
+    return {
+        f"{field}: {path}": digest
+        for field, name in named.items()
+        for path, digest in code_hashes(name).items()
+    }
+
+
+def _other_code(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:
+    """Files that differ, of fields whose code is on both hosts."""
+    both = {key.partition(": ")[0] for key in here} & {key.partition(": ")[0] for key in there}
+    for key in sorted(here.keys() | there.keys()):
+        ours, theirs = here.get(key, "none")[:12], there.get(key, "none")[:12]
+        if key.partition(": ")[0] in both and ours != theirs:
+            yield f"{key} has SHA-256 {ours} here and {theirs} there"
 
 
 def other_release(claim: TrainerStarted) -> str:
@@ -87,6 +111,9 @@ def other_release(claim: TrainerStarted) -> str:
         here = version("rlstreams")
     except PackageNotFoundError:
         return ""
+    ours, theirs = commit(), claim.versions.get("commit", "")
+    if ours and theirs:
+        here, there = f"{here} (commit {ours})", f"{there} (commit {theirs})"
     return f"rlstreams is {here} here and {there} at the trainer" if here != there else ""
 
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.loop.host import host_name
 
-HOST_VARIABLE = "RLSTREAMS_HOST"  # where the host's own name says nothing, as in a pod
 _LONG = ("role", "instance", "host")  # not for a terminal
 _LEVELS = ("info", "warning", "error")
 
@@ -57,11 +56,6 @@ def get(role: str, worker: str, instance: str) -> Log:
     """
     _logger()
     return Log({"role": role, "worker": worker, "instance": instance, "host": host_name()})
-
-
-def host_name() -> str:
-    """The name that `RLSTREAMS_HOST` gives it, else its own."""
-    return os.environ.get(HOST_VARIABLE, "") or socket.gethostname()
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]

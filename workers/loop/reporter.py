@@ -10,8 +10,8 @@ from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.log import get as get_log
-from rlstreams.workers.loop.log import host_name
 from rlstreams.workers.loop.stall import StuckWatch, limits_of
 
 EVERY_S = 1.0

@@ -19,8 +19,8 @@ from rlstreams.workers.loop.agreement import disagreement, other_release, out_of
 from rlstreams.workers.loop.claims import STEPS_PARTITION, TAIL, claim_at
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.log import get as get_log
-from rlstreams.workers.loop.log import host_name
 from rlstreams.workers.loop.runtime import Role
 from rlstreams.workers.loop.stage import StageLoop
 

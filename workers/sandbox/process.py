@@ -33,7 +33,7 @@ NUM_TRIES, PAUSE_S = 10, 1.0  # to start a process where the system has no room 
 START_S = 60.0  # a user's file may import a large library
 WHERE_S = 0.5
 CANCEL_S = 5.0  # until a call that has missed its deadline must have let go
-_EXIT_S, _POLL_S = 1.0, 0.01  # from the end of the link to the process's
+EXIT_S, _POLL_S = 1.0, 0.01  # from the end of the link to the process's
 _TAIL = 200  # characters of what it printed last
 _READY = 0  # number of the reply that nobody asked for
 _PROGRAM = Path(__file__).with_name("program.py")
@@ -84,7 +84,7 @@ class Process:
         self._sent = _READY
         self._calls: dict[int, _Call] = {}
         self._ready = self._awaited(runs_code=False)
-        self._is_ended = False
+        self._ending: asyncio.Task[None] | None = None
 
     @classmethod
     async def started(cls, code: UserCode) -> Process:
@@ -141,14 +141,21 @@ class Process:
     async def end(self, reason: str) -> None:
         """Kill it and all that it started; what waits for it fails with `reason`."""
         self._break(reason, is_ended=True)
-        if self._is_ended:  # by now its number may be another process's
-            return
-        self._is_ended = True
+        if self._ending is None:  # only once: later its number may be another process's
+            self._ending = asyncio.get_running_loop().create_task(self._kill())
+        await asyncio.shield(self._ending)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the system has let go of it."""
+        return self._ending is not None and self._ending.done()
+
+    async def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM of a zombie
             os.killpg(self._process.pid, signal.SIGKILL)
         end_descendants(self._mark)  # those in sessions of their own
         self._writer.close()
-        await self._exited()
+        await self._exited(START_S)
         self._output.close()
 
     async def last_call(self, request: Mapping[str, Any], timeout_s: float) -> None:
@@ -277,7 +284,7 @@ class Process:
         return kind(f"{self.place}: {called} {reason}")
 
     async def _death(self) -> str:
-        status = await self._exited()
+        status = await self._exited(EXIT_S)
         if status is None:
             return "closed its link"
         if status == OUT_OF_MEMORY and self._code.memory_mb:
@@ -287,9 +294,9 @@ class Process:
         lines = self._printed.tail.decode(errors="replace").strip()[-_TAIL:]
         return f"died {died}" + (f"; it last printed: {lines}" if lines else "")
 
-    async def _exited(self) -> int | None:
+    async def _exited(self, within_s: float) -> int | None:
         """The process's status; None: it runs on."""
-        for _ in range(round(_EXIT_S / _POLL_S)):
+        for _ in range(round(within_s / _POLL_S)):
             if self._process.poll() is not None:
                 break
             await asyncio.sleep(_POLL_S)

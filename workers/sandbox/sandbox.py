@@ -92,17 +92,17 @@ class Sandbox:
                 self._starting = asyncio.get_running_loop().create_task(self._start_another())
             starting = self._starting  # a later one may take its place meanwhile
             waited_s = time.monotonic() - self._started_s
-            patience_s = max(0.0, self.patience_s - waited_s) if self.processes else None
+            patience_s = max(0.0, self.patience_s - waited_s) if self._alive else None
             # Whoever gives up here leaves the start alone: it is everybody's.
             done, _ = await asyncio.wait({starting}, timeout=patience_s)
-            if not done and self.processes:
+            if not done and self._alive:
                 break
             error = starting.result() if done else None
-            if error is not None and not self.processes:
+            if error is not None and not self._alive:
                 raise type(error)(str(error))
         if self.is_closed:
             raise UserCodeError(f"{self.code} is closed")
-        chosen = min(self.processes, key=lambda process: len(process.open))
+        chosen = min(self._alive, key=lambda process: len(process.open))
         chosen.open.add(key)
         return chosen
 
@@ -113,18 +113,23 @@ class Sandbox:
             self._thread.submit(self._end()).result()
             self._thread.close()
 
+    @property
+    def _alive(self) -> list[Process]:
+        return [process for process in self.processes if not process.broken]
+
     def _wants_another(self) -> bool:
-        self.processes = [process for process in self.processes if not process.broken]
-        if not self.processes:
+        self.processes = [process for process in self.processes if not process.is_over]
+        if not (alive := self._alive):
             return True
         # Objects with state are spread out at once; of mere calls each process takes what it can.
         is_class = self.code.kind == "class"
-        is_full = all(len(one.open) >= (1 if is_class else one.room) for one in self.processes)
-        may_start = len(self.processes) < self.code.processes
+        is_full = all(len(one.open) >= (1 if is_class else one.room) for one in alive)
+        may_start = len(alive) < self.code.processes
         return is_full and may_start and time.monotonic() >= self._retry_s
 
     async def _start(self) -> None:
-        self.processes.append(await Process.started(self.code))
+        process = await Process.started(self.code)
+        self.processes.append(process)  # to the list as it is by now
 
     async def _start_another(self) -> UserCodeError | None:
         """The error, if it cannot be started; then the next try is after a while."""

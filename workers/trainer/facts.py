@@ -16,9 +16,9 @@ from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS, TOPICS
 from rlstreams.workers.config.load import from_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
-from rlstreams.workers.loop.agreement import tokenizer_hash
+from rlstreams.workers.loop.agreement import tokenizer_hash, user_code_hashes
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.log import host_name
+from rlstreams.workers.loop.host import commit, host_name
 from rlstreams.workers.trainer.witnesses import check_tail
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _check_fresh(context: Context, bus: Bus) -> None:
 
 
 def _hashes(config: RunConfig) -> dict[str, str]:
-    hashes = data_hashes(config.data)
+    hashes = data_hashes(config.data) | user_code_hashes(config)
     tokenizer = tokenizer_hash(config.model.path)
     return hashes | ({"tokenizer": tokenizer} if tokenizer else {})
 
@@ -142,4 +142,4 @@ def versions(numerics: Numerics) -> dict[str, str]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
-    return found
+    return found | ({"commit": commit()} if commit() else {})

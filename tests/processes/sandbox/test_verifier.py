@@ -96,11 +96,12 @@ async def grade(prompt, completion, answer, metadata):
     here.append(completion)
     while completion == "die" and len(here) < 2:
         await asyncio.sleep(0.01)
+    seen = pathlib.Path(answer)
     if completion == "die":
+        await asyncio.sleep(3 if seen.exists() else 0)  # the other's second answer is out by then
+        seen.touch()
         os._exit(3)
-    first = not pathlib.Path(answer).exists()
-    pathlib.Path(answer).touch()
-    await asyncio.sleep(3600 if first else 0)
+    await asyncio.sleep(0 if seen.exists() else 3600)
     return 1.0
 """
 
@@ -108,10 +109,10 @@ async def grade(prompt, completion, answer, metadata):
         samples = [Sample("", text, str(tmp_path / "seen"), {}) for text in ("live", "die")]
         return await asyncio.gather(*map(one.verify, samples), return_exceptions=True)
 
-    with verifier(tmp_path, body, attempts=3) as one:
+    with verifier(tmp_path, body, attempts=2) as one:
         lives, dies = asyncio.run(both(one))
     assert Judgement(reward=1.0) == lives
-    assert "died with status 3" in str(dies) or "gave no answer" in str(dies)
+    assert "grade died with status 3" in str(dies)
 
 
 def test_a_file_imports_its_neighbours_but_not_ours(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
@@ -13,8 +17,15 @@ from rlstreams.streams.memory.bus import MemoryBus
 from rlstreams.streams.memory.log import MemoryLog
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop import standalone
-from rlstreams.workers.loop.agreement import check_alone, disagreement, out_of_reach
+from rlstreams.workers.config.user_code import code_hashes
+from rlstreams.workers.loop import agreement, host, standalone
+from rlstreams.workers.loop.agreement import (
+    check_alone,
+    disagreement,
+    other_release,
+    out_of_reach,
+    user_code_hashes,
+)
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.standalone import StandaloneRole
@@ -134,6 +145,66 @@ def test_what_is_a_host_s_own_may_differ() -> None:
     here = replace(OURS, reward=reward, rollout=replace(OURS.rollout, slots=8, device="cuda:1"))
     claim = factories.trainer_started(config=resolved_json(replace(OURS, reward=theirs)), hashes={})
     assert "" == disagreement(here, "rollout", claim)
+
+
+def test_user_code_of_another_content_is_refused_by_file_and_both_hashes(tmp_path: Path) -> None:
+    """Also a neighbour that it imports, wherever the folders lie; not what only one host has."""
+    text = "import rules\ndef grade(prompt, completion, answer, metadata): return rules.ONE\n"
+    made: dict[str, RunConfig] = {}
+    for name, rules in (("here", "ONE = 1"), ("there", "ONE = 2"), ("same", "ONE = 1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rules.py").write_text(rules)
+        (tmp_path / name / "unused.py").write_text(name)
+        (tmp_path / name / "reward.py").write_text(text)
+        verifier = f"{tmp_path / name / 'reward.py'}:grade"
+        made[name] = replace(OURS, reward=replace(OURS.reward, verifier=verifier))
+
+    def claim(config: RunConfig) -> TrainerStarted:
+        hashes = user_code_hashes(config)
+        return factories.trainer_started(config=resolved_json(config), hashes=hashes)
+
+    found = disagreement(made["here"], "rollout", claim(made["there"]))
+    assert re.fullmatch(
+        r"reward\.verifier: rules\.py has SHA-256 [0-9a-f]{12} here and [0-9a-f]{12} there", found
+    )
+    assert "" == disagreement(made["here"], "rollout", claim(made["same"]))
+    assert "" == disagreement(made["here"], "logprob", claim(made["there"]))
+    (tmp_path / "there" / "reward.py").unlink()
+    assert "" == disagreement(made["here"], "rollout", claim(made["there"]))
+
+
+def test_code_of_a_module_is_found_without_running_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of its package that it imports, relative imports included."""
+    package = tmp_path / "judging"
+    package.mkdir()
+    for name, text in {
+        "__init__": "raise AssertionError",
+        "grade": "from . import rules\nfrom judging.more import x\nimport json",
+        "rules": "",
+        "more": "from .rules import y",
+        "unused": "",
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {f"judging/{name}.py" for name in ("__init__", "grade", "rules", "more")}
+    assert names == set(code_hashes("judging.grade:f"))
+    assert {} == code_hashes("judging.none:f") == code_hashes("numeric")
+    assert "json/__init__.py" in code_hashes("json:loads")
+    assert all(path.startswith("json/") for path in code_hashes("json:loads"))
+
+
+def test_another_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one release; where both are known."""
+    claim = factories.trainer_started(
+        versions={"rlstreams": version("rlstreams"), "commit": "abc"}, hashes={}
+    )
+    monkeypatch.setattr(agreement, "commit", lambda: "abd")
+    assert "(commit abd) here and 0.1.0 (commit abc) at the trainer" in other_release(claim)
+    monkeypatch.setattr(agreement, "commit", lambda: "")
+    assert "" == other_release(claim)
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|", host.commit())
 
 
 def test_scorer_and_trainer_agree_on_what_both_compute_with() -> None:

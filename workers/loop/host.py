@@ -1,0 +1,40 @@
+"""This host's name, and the commit of our code on it: claims, reports and logs carry them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+VARIABLE = "RLSTREAMS_HOST"  # where the host's own name says nothing, as in a pod
+
+
+def host_name() -> str:
+    """The name that `RLSTREAMS_HOST` gives it, else its own."""
+    return os.environ.get(VARIABLE, "") or socket.gethostname()
+
+
+@cache
+def commit() -> str:
+    """The commit of our own code: of a clone, `-dirty` if files differ; of a package, if it was
+    installed from a repository. Empty: not known.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+        try:
+            done = subprocess.run(
+                [*command, "--abbrev=12"], capture_output=True, text=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.strip()
+    try:
+        origin = json.loads(distribution("rlstreams").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return ""
+    return str(origin.get("vcs_info", {}).get("commit_id", ""))[:12]
