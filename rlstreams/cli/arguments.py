@@ -147,7 +147,7 @@ def opened_run(config: RunConfig) -> RunLog:
     from rlstreams.streams.run.open_run import open_run
     from rlstreams.workers.bootstrap.parts import place_of
 
-    return open_run(place_of(config), say=_Progress())
+    return open_run(place_of(config), say=Progress())
 
 
 def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
@@ -174,13 +174,14 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     return replace(config, run=replace(config.run, dir=str(folder)))
 
 
-class _Progress:
+class Progress:
     """What takes a while, on stderr: one line that changes, or in a file a line now and then."""
 
     def __init__(self) -> None:
         self._shown, self._due_s = "", 0.0
 
     def __call__(self, text: str) -> None:
+        """Show `text` instead of what was shown; "": nothing."""
         if sys.stderr.isatty():
             if text or self._shown:
                 print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

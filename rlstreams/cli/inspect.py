@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import add_run, examples, opened
@@ -140,28 +140,24 @@ def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
 
 
 def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
-    if args.html:
-        from datetime import UTC, datetime
-
-        from rlstreams.debug.inspect.page import render
-
-        made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        Path(args.html).write_text(render(details, title, made_at), encoding="utf-8")
-        print(f"page: {args.html}")
-    elif args.json:
+    if args.json:
         from rlstreams.debug.inspect.as_json import json_line
 
         for detail in details:
             print(json_line(detail))
-    else:
-        _print(details, args, title)
-
-
-def _print(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
+        return
     from rich.console import Console
 
     from rlstreams.debug.inspect.terminal import table, whole
 
+    if args.html:  # the same as on a terminal, all of each
+        console = Console(width=_PIPE_WIDTH, file=io.StringIO(), record=True, highlight=False)
+        console.print(table(details, title))
+        for detail in details:
+            console.print(whole(detail, args.color, _PIPE_WIDTH))
+        console.save_html(args.html)
+        print(f"page: {args.html}")
+        return
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     if args.full or len(details) == 1:

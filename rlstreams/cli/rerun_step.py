@@ -21,8 +21,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "rerun-step",
         help="re-execute a recorded step and compare it; with --set, also a changed one",
         description="Loads the newest checkpoint before the step, redoes the steps in between, "
-        "then the step itself. Writes nothing but a plot of a changed re-run. Exit status 1 if "
-        "anything differs.",
+        "then the step itself. Writes nothing. Exit status 1 if anything differs.",
         epilog=examples(
             "rlstreams rerun-step 7 recordings/demo",
             "rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01",
@@ -43,9 +42,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--checkpoints", action="append", default=[], metavar="DIR", help="also look here"
     )
     parser.add_argument("--model", default="", metavar="DIR", help="where the model folder is now")
-    parser.add_argument(
-        "--plot", default="", metavar="FILE", help="of a changed re-run (rerun-step-N.png)"
-    )
     parser.add_argument("--json", action="store_true", help="the findings as one JSON object")
     parser.set_defaults(run=run)
 
@@ -54,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Re-run; 0 if everything is equal to what was recorded."""
     import json
 
-    from rlstreams.debug.replay.change import changed_config
+    from rlstreams.debug.rerun.change import changed_config
     from rlstreams.streams.run.places import check_checkpoints
     from rlstreams.workers.config.load import from_json
 
@@ -82,16 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(args: argparse.Namespace, found: Rerun) -> int:
-    from rlstreams.debug.replay.rerun_text import as_json, lines, save_plot
+    from rlstreams.debug.rerun.text import as_json, lines
     from rlstreams.streams.log.plain_json import plain_json
 
-    if args.json:
-        print(plain_json(as_json(found)))
-    else:
-        print("\n".join(lines(found)))
-    if found.change is not None:
-        path = Path(args.plot or f"rerun-step-{found.step}.png")
-        save_plot(found, path)
-        if not args.json:
-            print(f"plot: {path}")
+    print(plain_json(as_json(found)) if args.json else "\n".join(lines(found)))
     return 0 if found.is_equal else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.arguments import add_config, add_no_live, examples, whole
@@ -67,11 +68,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dry_run(loaded: Loaded) -> int:
-    from rlstreams.cli.dry_run import write
+    """One TOML file a process, in `dry-run` below the run's folder; secrets stay references."""
+    import json
+
+    from rlstreams.cli.config import toml_lines
     from rlstreams.up.supervisor.fleet import num_workers
+    from rlstreams.workers.config.load import resolved_json
 
     broker = loaded.config.broker.bootstrap or "an embedded one, not started"
     print(f"nothing is started; broker: {broker}")
-    for path, command in write(loaded, num_workers(loaded.config)):
-        print(f"{path}\n  {command}")
+    folder = Path(loaded.config.folder) / "dry-run"
+    folder.mkdir(parents=True, exist_ok=True)
+    body = toml_lines(json.loads(resolved_json(loaded.config)), loaded.origins)
+    for role, count in num_workers(loaded.config).items():
+        for ordinal in range(count):
+            path = folder / f"{role}-{ordinal}.toml"
+            words = ["rlstreams", "worker", role, "--config", str(path), "--ordinal", str(ordinal)]
+            command = shlex.join(words)
+            path.write_text("\n".join([f"# {command}", "", *body]) + "\n", encoding="utf-8")
+            print(f"{path}\n  {command}")
     return 0
