@@ -13,7 +13,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser(
         "doctor",
         help="check machine, configuration and broker, and say what to do",
-        description="Checks packages, Java, disk, GPUs, model, data, verifier, model servers and "
+        description="Checks Java, disk, GPUs, model, data, verifier, model servers and "
         "broker. Starts nothing. Exit status 0 if no check fails.",
         epilog=examples(
             "rlstreams doctor",
