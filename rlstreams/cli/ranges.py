@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from rlstreams.cli.arguments import options
+
 if TYPE_CHECKING:
     from rlstreams.streams.recording.selection import Range, Selection
 
@@ -13,15 +15,16 @@ FIELDS = ("topics", "since", "until", "steps", "groups")
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    group = parser.add_argument_group("which records (all conditions must hold)")
-    for name, value, about in (
-        ("topics", "A,B", "only these topics"),
-        ("since", "TIME", "ISO time (UTC), or milliseconds"),
-        ("until", "TIME", "the same; inclusive"),
-        ("steps", "A:B", "steps, and all their groups"),
-        ("groups", "N,N", "prompt groups, e.g. 17,e10-3"),
-    ):
-        group.add_argument(f"--{name}", default="", metavar=value, help=about)
+    options(
+        parser.add_argument_group("which records (all conditions must hold)"),
+        """
+        --topics A,B   only these topics
+        --since TIME   ISO time (UTC), or milliseconds
+        --until TIME   the same; inclusive
+        --steps A:B    steps, and all their groups
+        --groups N,N   prompt groups, e.g. 17,e10-3
+        """,
+    )
 
 
 def words_of(args: argparse.Namespace) -> dict[str, str]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import Progress, examples, set_threads
+from rlstreams.cli.arguments import Commands, Progress, command, options, set_threads
 from rlstreams.cli.ranges import add_selection, selection_of
 from rlstreams.streams.log.counted import counted
 
@@ -23,41 +23,54 @@ if TYPE_CHECKING:
 INTO = ("trainer", "logprob", "rollout")
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "replay",
-        help="play a recording into a fresh run, or into one role alone",
-        description="Records keep their bytes, keys and partitions; the header rlstreams-replay-of "
-        "names their recorded offset. Refuses to replay into a run that has records. Exit status "
-        "1 if the recording lacks records, or with --into if anything differs.",
-        epilog=examples(
-            "rlstreams replay recordings/demo --as slow --speed 2 --from step:5",
-            "rlstreams replay recordings/demo --into trainer",
-            "rlstreams replay recordings/demo --dry-run --steps 3:7",
-        ),
+        run,
+        """
+        play a recording into a fresh run, or into one role alone
+
+        Records keep their bytes, keys and partitions; the header rlstreams-replay-of names their
+        recorded offset. Refuses to replay into a run that has records. Exit status 1 if the
+        recording lacks records, or with --into if anything differs.
+
+        --as RUN_ID            id of the fresh run (default: the recorded id plus -replay)
+        --dir DIR              its folder (runs/RUN_ID)
+        --bootstrap HOST:PORT  a broker; default: an embedded one
+        --keep                 leave the embedded broker running
+
+        rlstreams replay recordings/demo --as slow --speed 2 --from step:5
+        rlstreams replay recordings/demo --into trainer
+        rlstreams replay recordings/demo --dry-run --steps 3:7
+        """,
+        as_={"dest": "run_id"},
     )
     parser.add_argument("recording", metavar="RECORDING", help="its folder")
-    about = "id of the fresh run (default: the recorded id plus -replay)"
-    parser.add_argument("--as", dest="run_id", default="", metavar="RUN_ID", help=about)
-    parser.add_argument("--dir", default="", metavar="DIR", help="its folder (runs/RUN_ID)")
-    about = "a broker; default: an embedded one"
-    parser.add_argument("--bootstrap", default="", metavar="HOST:PORT", help=about)
-    parser.add_argument("--keep", action="store_true", help="leave the embedded broker running")
     role = parser.add_argument_group("one role alone")
     role.add_argument("--into", choices=INTO, help="run this role, and compare what it writes")
-    about = "folder of weight versions or checkpoints, in addition to the recording's"
-    role.add_argument("--weights", action="append", default=[], metavar="DIR", help=about)
-    about = "trainer: keep every version that it makes"
-    role.add_argument("--keep-weights", action="store_true", help=about)
-    play = parser.add_argument_group("playback")
-    play.add_argument("--speed", default="max", metavar="X", help="1 as recorded, 10, ... (max)")
-    about = "begin there: step:7, version:5, +30 (seconds), or an ISO time"
-    play.add_argument("--from", dest="begin", default="", metavar="WHEN", help=about)
-    play.add_argument("--to", dest="end", default="", metavar="WHEN", help="the same; stop there")
-    play.add_argument("--dry-run", action="store_true", help="only count what would be played")
+    options(
+        role,
+        """
+        --weights DIR   folder of weight versions or checkpoints, in addition to the recording's
+        --keep-weights  trainer: keep every version that it makes
+        """,
+        weights_={"action": "append", "default": []},
+    )
+    options(
+        parser.add_argument_group("playback"),
+        """
+        --speed X    1 as recorded, 10, ... (max)
+        --from WHEN  begin there: step:7, version:5, +30 (seconds), or an ISO time
+        --to WHEN    the same; stop there
+        --dry-run    only count what would be played
+        """,
+        speed_={"default": "max"},
+        from_={"dest": "begin"},
+        to_={"dest": "end"},
+    )
     add_selection(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,41 +9,39 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples, opened, set_threads, whole
+from rlstreams.cli.arguments import Commands, add_run, command, opened, set_threads, whole
 
 if TYPE_CHECKING:
     from rlstreams.debug.rerun.rerun import Rerun
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "rerun-step",
-        help="re-execute a recorded step and compare it; with --set, also a changed one",
-        description="Loads the newest checkpoint before the step, redoes the steps in between, "
-        "then the step itself. Writes nothing. Exit status 1 if anything differs.",
-        epilog=examples(
-            "rlstreams rerun-step 7 recordings/demo",
-            "rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01",
-        ),
+        run,
+        """
+        re-execute a recorded step and compare it; with --set, also a changed one
+
+        Loads the newest checkpoint before the step, redoes the steps in between, then the step
+        itself. Writes nothing. Exit status 1 if anything differs.
+
+        --set NAME=VALUE   re-run it a second time with this changed: trainer.loss.*,
+                           trainer.optimizer.*, trainer.micro_batch_tokens, trainer.control;
+                           repeatable
+        --checkpoints DIR  also look here
+        --model DIR        where the model folder is now
+        --json             the findings as one JSON object
+
+        rlstreams rerun-step 7 recordings/demo
+        rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01
+        """,
+        set_={"dest": "settings", "action": "append", "default": []},
+        checkpoints_={"action": "append", "default": []},
     )
     parser.add_argument("step", type=whole(1), metavar="N", help="the step")
     add_run(parser, is_log=True)
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="re-run it a second time with this changed: trainer.loss.*, trainer.optimizer.*, "
-        "trainer.micro_batch_tokens, trainer.control; repeatable",
-    )
-    parser.add_argument(
-        "--checkpoints", action="append", default=[], metavar="DIR", help="also look here"
-    )
-    parser.add_argument("--model", default="", metavar="DIR", help="where the model folder is now")
-    parser.add_argument("--json", action="store_true", help="the findings as one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
