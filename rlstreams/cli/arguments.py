@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlstreams.streams.run.run_log import RunLog
     from rlstreams.workers.config.run import RunConfig
 
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+else:
+    Commands = argparse._SubParsersAction
+
 EXAMPLES = "examples:\n"
 LINE_EVERY_S = 10.0  # of progress that no terminal shows
+_OPTION = re.compile(r"(--[\w-]+)(?: (\S+))? {2,}(.*)")
 _HERE = "default: ./run.toml"
 
 
@@ -33,6 +40,65 @@ def set_threads(threads: int) -> None:
     """How many threads torch computes with, for when it is imported: it reads them once."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
+
+
+def command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    text: str,
+    usage: str | None = None,
+    **settings: Mapping[str, object],
+) -> argparse.ArgumentParser:
+    """Register a command.
+
+    Args:
+        run: does it and returns the exit status.
+        text: its line in the list of commands, and paragraphs: what its help says first, its
+            options, examples, which begin with `rlstreams` and are parsed by a test.
+        settings: as of `options`.
+    """
+    about, *paragraphs = inspect.cleandoc(text).split("\n\n")
+    told = {"--": "", "rlstreams ": "", "": ""}
+    for paragraph in paragraphs:
+        told[next(begin for begin in told if paragraph.startswith(begin))] = paragraph
+    parser = commands.add_parser(
+        name,
+        help=about,
+        description=" ".join(told[""].split()) or None,
+        epilog=examples(*told["rlstreams "].splitlines()),
+        usage=usage,
+    )
+    parser.set_defaults(run=run)
+    options(parser, told["--"], **settings)
+    return parser
+
+
+def options(
+    parser: argparse._ActionsContainer, text: str, **settings: Mapping[str, object]
+) -> None:
+    """Options as their help reads: `--every SECONDS  mean time between two faults`.
+
+    Args:
+        text: one a line, two spaces before its help, which goes on in the next lines. One that
+            names no value is a flag.
+        settings: argparse's, by option and `_`: `every_={"type": real(0.0), "default": 5.0}`.
+    """
+    entries: list[list[str]] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if match := _OPTION.fullmatch(line):
+            entries.append([*match.groups("")])
+        else:
+            entries[-1][2] += f" {line}"
+    for name, value, about in entries:
+        own = settings.get(name[2:].replace("-", "_") + "_", {})
+        given: dict[str, Any] = {**own, "help": about}
+        if value:
+            default = None if "type" in given else ""
+            given = {"metavar": value, "default": default, **given}
+        else:
+            given["action"] = "store_true"
+        parser.add_argument(name, **given)
 
 
 def examples(*lines: str) -> str:
@@ -147,7 +213,7 @@ def opened_run(config: RunConfig) -> RunLog:
     from rlstreams.streams.run.open_run import open_run
     from rlstreams.workers.bootstrap.parts import place_of
 
-    return open_run(place_of(config), say=_Progress())
+    return open_run(place_of(config), say=Progress())
 
 
 def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
@@ -174,13 +240,14 @@ def configuration(names: Sequence[str], overrides: Sequence[str]) -> RunConfig:
     return replace(config, run=replace(config.run, dir=str(folder)))
 
 
-class _Progress:
+class Progress:
     """What takes a while, on stderr: one line that changes, or in a file a line now and then."""
 
     def __init__(self) -> None:
         self._shown, self._due_s = "", 0.0
 
     def __call__(self, text: str) -> None:
+        """Show `text` instead of what was shown; "": nothing."""
         if sys.stderr.isatty():
             if text or self._shown:
                 print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run, real
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run, real
 
 if TYPE_CHECKING:
     from rlstreams.streams.audit.auditor import Auditor, Hanging
@@ -19,48 +19,36 @@ FOLLOW_EVERY_S = 5.0
 DONE = "done"  # the trainer's last heartbeat says so
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "audit",
-        help="account for every sample of a run, from its topics alone",
-        description="Reads committed offsets and topics, and reports for every issued sample "
-        "whether it was trained, dropped, dead-lettered or evaluated, is in flight, or is lost. "
-        "Exit status 1, with the ids, if the log violates a guarantee.",
-        epilog=examples(
-            "rlstreams audit runs/demo",
-            "rlstreams audit run.toml --follow",
-            "rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092",
-        ),
+        run,
+        """
+        account for every sample of a run, from its topics alone
+
+        Reads committed offsets and topics, and reports for every issued sample whether it was
+        trained, dropped, dead-lettered or evaluated, is in flight, or is lost. Exit status 1, with
+        the ids, if the log violates a guarantee.
+
+        --json                 print the report as one JSON object
+        --bootstrap HOST:PORT  the broker to read from, instead of the configured one or the run's
+                               own
+        --settle SECONDS       how long to wait for a breach to resolve while transactions are
+                               open (default: 35)
+        --follow               audit a live run repeatedly; ends at the first breach or with the
+                               run
+        --every SECONDS        pause between the rounds of --follow (default: %(default)g)
+
+        rlstreams audit runs/demo
+        rlstreams audit run.toml --follow
+        rlstreams audit runs/demo --json --bootstrap 127.0.0.1:9092
+        """,
+        settle_={"type": real(0.0)},
+        every_={"type": real(0.0), "default": FOLLOW_EVERY_S},
     )
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument(
-        "--bootstrap",
-        default="",
-        metavar="HOST:PORT",
-        help="the broker to read from, instead of the configured one or the run's own",
-    )
-    parser.add_argument(
-        "--settle",
-        type=real(0.0),
-        default=None,
-        metavar="SECONDS",
-        help="how long to wait for a breach to resolve while transactions are open (default: 35)",
-    )
-    parser.add_argument(
-        "--follow",
-        action="store_true",
-        help="audit a live run repeatedly; ends at the first breach or with the run",
-    )
-    parser.add_argument(
-        "--every",
-        type=real(0.0),
-        default=FOLLOW_EVERY_S,
-        metavar="SECONDS",
-        help=f"pause between the rounds of --follow (default: {FOLLOW_EVERY_S:g})",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlstreams.cli.arguments import examples, whole
+from rlstreams.cli.arguments import Commands, command, options, whole
 
 _ACTIONS = {
     "start": "start it, unless it is running; it keeps running after this command",
@@ -14,32 +14,28 @@ _ACTIONS = {
 }
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
     parser = subparsers.add_parser("broker", help="the embedded Apache Kafka broker")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for action, about in _ACTIONS.items():
-        one = actions.add_parser(
-            action, help=about, epilog=examples(f"rlstreams broker {action} --dir runs/demo/broker")
-        )
-        one.add_argument(
-            "--dir", default="runs/broker", metavar="DIR", help="data folder (%(default)s)"
-        )
-        one.set_defaults(run=run, port=0, jars_dir="")
+        text = f"""{about}
+
+        rlstreams broker {action} --dir runs/demo/broker
+
+        --dir DIR  data folder (%(default)s)
+        """
+        one = command(actions, action, run, text, dir_={"default": "runs/broker"})
+        one.set_defaults(port=0, jars_dir="")
         if action == "start":
-            _add_start(one)
-
-
-def _add_start(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--port",
-        type=whole(0, 65_535),
-        metavar="N",
-        help="default: the folder's last port, or a free one",
-    )
-    parser.add_argument(
-        "--jars-dir", metavar="DIR", help="folder of the pinned jars; download nothing"
-    )
+            options(
+                one,
+                """
+                --port N        default: the folder's last port, or a free one
+                --jars-dir DIR  folder of the pinned jars; download nothing
+                """,
+                port_={"type": whole(0, 65_535)},
+            )
 
 
 def run(args: argparse.Namespace) -> int:

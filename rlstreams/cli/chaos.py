@@ -5,84 +5,62 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from rlstreams.cli.arguments import add_config, add_no_live, examples, real, whole
+from rlstreams.cli.arguments import Commands, add_config, add_no_live, command, options, real, whole
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "chaos",
-        help="run everything as `up` does while killing processes at random, then audit",
-        description="Starts the run as `up` does, injects faults into its processes and its "
-        "embedded broker by a plan derived from --seed, lets it finish, and reports from the log: "
-        "every sample accounted for, recovery times, tokens sampled twice. Exit status 1 on any "
-        "breach or hang, or if not all faults could be injected.",
-        epilog=examples(
-            "rlstreams chaos run.toml --run.id=chaos --kills 12 --seed 1 --points",
-            "rlstreams chaos run.toml --run.id=points --each-point commit,offsets",
-        ),
+        run,
+        """
+        run everything as `up` does while killing processes at random, then audit
+
+        Starts the run as `up` does, injects faults into its processes and its embedded broker by a
+        plan derived from --seed, lets it finish, and reports from the log: every sample accounted
+        for, recovery times, tokens sampled twice. Exit status 1 on any breach or hang, or if not
+        all faults could be injected.
+
+        --steps N    optimizer steps; default: as configured, but at least --kills + 1
+        --recompute  finally, recompute all steps from the log
+        --json FILE  write all figures there
+
+        rlstreams chaos run.toml --run.id=chaos --kills 12 --seed 1 --points
+        rlstreams chaos run.toml --run.id=points --each-point commit,offsets
+        """,
+        steps_={"type": whole(1)},
     )
     add_config(parser)
     _add_faults(parser)
-    parser.add_argument(
-        "--steps",
-        type=whole(1),
-        metavar="N",
-        help="optimizer steps; default: as configured, but at least --kills + 1",
-    )
-    parser.add_argument(
-        "--recompute", action="store_true", help="finally, recompute all steps from the log"
-    )
-    parser.add_argument("--json", default="", metavar="FILE", help="write all figures there")
     add_no_live(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_faults(parser: argparse.ArgumentParser) -> None:
     """Who is struck, how and when."""
-    parser.add_argument(
-        "--kills", type=whole(1), default=12, metavar="N", help="number of faults (%(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the plan (%(default)s)"
-    )
-    parser.add_argument(
-        "--roles",
-        default="",
-        metavar="A,B",
-        help="targets: rollout, logprob, trainer, prompts, broker, server (the model servers that "
-        "rollout workers start; they are killed, never suspended), up (itself, which then starts "
-        "again with --resume); default: all that exist",
-    )
-    parser.add_argument(
-        "--every",
-        type=real(0.0),
-        default=5.0,
-        metavar="SECONDS",
-        help="mean time between two faults (%(default)g)",
-    )
-    parser.add_argument(
-        "--periodic",
-        action="store_true",
-        help="faults exactly --every seconds apart, from the first step on, instead of 0.5 to 1.5 "
-        "times that; and not sooner when the run nears its end",
-    )
-    parser.add_argument(
-        "--max-stop",
-        type=real(0.0),
-        default=40.0,
-        metavar="SECONDS",
-        help="longest SIGSTOP (%(default)g: beyond the transaction timeout)",
-    )
-    parser.add_argument(
-        "--points", action="store_true", help="also crash at named points in the code"
-    )
-    parser.add_argument(
-        "--each-point",
-        default="",
-        metavar="all|A,B",
-        help="instead of N random faults: every role crashes once at each named point that it "
-        "reaches, or at those whose names begin like this, e.g. commit,offsets",
+    options(
+        parser,
+        """
+        --kills N             number of faults (%(default)s)
+        --seed N              seed of the plan (%(default)s)
+        --roles A,B           targets: rollout, logprob, trainer, prompts, broker, server (the
+                              model servers that rollout workers start; they are killed, never
+                              suspended), up (itself, which starts
+                               again with --resume); default: all that exist
+        --every SECONDS       mean time between two faults (%(default)g)
+        --periodic            faults exactly --every seconds apart, from the first step on,
+                              instead of 0.5 to 1.5 times that; and not sooner when the run nears
+                              its end
+        --max-stop SECONDS    longest SIGSTOP (%(default)g: beyond the transaction timeout)
+        --points              also crash at named points in the code
+        --each-point all|A,B  instead of N random faults: every role crashes once at each named
+                              point that it reaches, or at those whose names begin like this, e.g.
+                              commit,offsets
+        """,
+        kills_={"type": whole(1), "default": 12},
+        seed_={"type": int, "default": 0},
+        every_={"type": real(0.0), "default": 5.0},
+        max_stop_={"type": real(0.0), "default": 40.0},
     )
 
 

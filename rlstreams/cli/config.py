@@ -7,42 +7,49 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rlstreams.cli.arguments import add_config, examples
+from rlstreams.cli.arguments import Commands, add_config, command
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
     parser = subparsers.add_parser("config", help="show and explain the configuration")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser(
+    show = command(
+        actions,
         "show",
-        help="print every field, its value and its origin",
-        epilog=examples(
-            "rlstreams config show",
-            "rlstreams config show base.toml mine.toml --why trainer.optimizer.lr",
-            "rlstreams config show run.toml --json --trainer.steps=3",
-        ),
+        run,
+        """
+        print every field, its value and its origin
+
+        --json       as one JSON object, without origins
+        --why FIELD  explain one field and where its value is set
+
+        rlstreams config show
+        rlstreams config show base.toml mine.toml --why trainer.optimizer.lr
+        rlstreams config show run.toml --json --trainer.steps=3
+        """,
     )
     add_config(show)
-    show.add_argument("--json", action="store_true", help="as one JSON object, without origins")
-    show.add_argument("--why", metavar="FIELD", help="explain one field and where its value is set")
-    show.set_defaults(run=run)
-    schema = actions.add_parser(
+    command(
+        actions,
         "schema",
-        help="print a JSON Schema for editors",
-        epilog=examples(
-            "rlstreams config schema > rlstreams.schema.json",
-        ),
+        run_schema,
+        """
+        print a JSON Schema for editors
+
+        rlstreams config schema > rlstreams.schema.json
+        """,
     )
-    schema.set_defaults(run=run_schema)
-    fields = actions.add_parser(
+    command(
+        actions,
         "fields",
-        help="print every field as a page in Markdown",
-        epilog=examples(
-            "rlstreams config fields > configuration.md",
-        ),
+        run_fields,
+        """
+        print every field as a page in Markdown
+
+        rlstreams config fields > configuration.md
+        """,
     )
-    fields.set_defaults(run=run_fields)
 
 
 def run(args: argparse.Namespace) -> int:

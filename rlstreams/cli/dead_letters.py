@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run, options
 
 if TYPE_CHECKING:
     from rlstreams.schemas.events import DeadLetter
@@ -21,7 +21,7 @@ _PLACE = re.compile(r"(?P<topic>[a-z-]+?)(?:-(?P<a>\d+)|\[(?P<b>\d+)\])@(?P<offs
 _GROUP = re.compile(r"\d+|e\d+-\d+")
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "dead-letters",
@@ -35,58 +35,66 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     _add_requeue(actions)
 
 
-def _add_list(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser(
+def _add_list(actions: Commands) -> None:
+    parser = command(
+        actions,
         "list",
-        help="one line per letter, and totals by reason",
-        epilog=examples(
-            "rlstreams dead-letters list runs/demo",
-            "rlstreams dead-letters list runs/demo --reason reward --json",
-        ),
+        run_list,
+        """
+        one line per letter, and totals by reason
+
+        --reason REASON  only this reason: decode, reward, ...
+        --role ROLE      only letters from this role
+        --group GROUP    only this group's
+        --json           one JSON object a line
+
+        rlstreams dead-letters list runs/demo
+        rlstreams dead-letters list runs/demo --reason reward --json
+        """,
     )
     add_run(parser)
-    parser.add_argument(
-        "--reason", default="", metavar="REASON", help="only this reason: decode, reward, ..."
-    )
-    parser.add_argument("--role", default="", metavar="ROLE", help="only letters from this role")
-    parser.add_argument("--group", default="", metavar="GROUP", help="only this group's")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.set_defaults(run=run_list)
 
 
-def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser(
+def _add_show(actions: Commands) -> None:
+    parser = command(
+        actions,
         "show",
-        help="show one letter in full, its record decoded if possible",
+        run_show,
+        """
+        show one letter in full, its record decoded if possible
+
+        rlstreams dead-letters show 17/3 runs/demo
+        rlstreams dead-letters show trajectories-0@41 runs/demo
+        """,
         usage="%(prog)s [-h] GROUP/SAMPLE | TOPIC-PARTITION@OFFSET [RUN ...]",
-        epilog=examples(
-            "rlstreams dead-letters show 17/3 runs/demo",
-            "rlstreams dead-letters show trajectories-0@41 runs/demo",
-        ),
     )
     add_run(parser, metavar="LETTER | RUN", before=_WHICH)
-    parser.set_defaults(run=run_show)
 
 
-def _add_requeue(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = actions.add_parser(
+def _add_requeue(actions: Commands) -> None:
+    parser = command(
+        actions,
         "requeue",
-        help="request another group for the same row",
-        description="Exit status 0 only if every group named can be requeued; otherwise nothing "
-        "is written.",
+        run_requeue,
+        """
+        request another group for the same row
+
+        Exit status 0 only if every group named can be requeued; otherwise nothing is written.
+
+        rlstreams dead-letters requeue 17 21 runs/demo
+        rlstreams dead-letters requeue --reason reward runs/demo
+        """,
         usage="%(prog)s [-h] [--reason REASON | --all] [GROUP ...] [RUN ...]",
-        epilog=examples(
-            "rlstreams dead-letters requeue 17 21 runs/demo",
-            "rlstreams dead-letters requeue --reason reward runs/demo",
-        ),
     )
     add_run(parser, metavar="GROUP | RUN", before="GROUP: number of a dropped group; ")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--reason", default="", metavar="REASON", help="every dropped group with such a letter"
+    options(
+        which,
+        """
+        --reason REASON  every dropped group with such a letter
+        --all            every dropped group with a letter
+        """,
     )
-    which.add_argument("--all", action="store_true", help="every dropped group with a letter")
-    parser.set_defaults(run=run_requeue)
 
 
 def run_list(args: argparse.Namespace) -> int:

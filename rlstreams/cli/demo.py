@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_no_live, examples, whole
+from rlstreams.cli.arguments import Commands, add_no_live, command, whole
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.up import UpOptions
@@ -16,27 +16,29 @@ if TYPE_CHECKING:
 NAME = "demo"
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "demo",
-        help="see a tiny model learn while processes are killed; needs no files",
-        description="Runs the packaged example in ./runs: a broker, every role, three kills, and "
-        "a report. About two minutes on two cores. Takes --section.field VALUE as `up` does.",
-        epilog=examples(
-            "rlstreams demo",
-            "rlstreams demo --steps 20 --run.seed=1",
-            "rlstreams demo --resume --steps 120",
-        ),
-    )
-    parser.add_argument(
-        "--steps", type=whole(1), metavar="N", help="optimizer steps; short for --trainer.steps"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the run demo, or the one of --run.id"
+        run,
+        """
+        see a tiny model learn while processes are killed; needs no files
+
+        Runs the packaged example in ./runs: a broker, every role, three kills, and a report. About
+        two minutes on two cores. Takes --section.field VALUE as `up` does.
+
+        --steps N  optimizer steps; short for --trainer.steps
+        --resume   continue the run demo, or the one of --run.id
+
+        rlstreams demo
+        rlstreams demo --steps 20 --run.seed=1
+        rlstreams demo --resume --steps 120
+        """,
+        steps_={"type": whole(1)},
     )
     add_no_live(parser)
-    parser.set_defaults(run=run, config=None)
+    parser.set_defaults(config=None)
 
 
 def run(args: argparse.Namespace) -> int:

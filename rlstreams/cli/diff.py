@@ -9,40 +9,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import examples, opened, real
+from rlstreams.cli.arguments import Commands, command, opened, real
 
 if TYPE_CHECKING:
     from rlstreams.streams.recording import Recording
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "diff",
-        help="compare two recordings or runs, record by record, field by field",
-        description="Pairs records by sample, step or version. Writers, times and offsets are "
-        "ignored unless --everything is given. Exit status 1 if something differs.",
-        epilog=examples(
-            "rlstreams diff recordings/demo runs/demo-2",
-            "rlstreams diff a b --events ScoredTrajectory --tolerance 1e-6",
-        ),
+        run,
+        """
+        compare two recordings or runs, record by record, field by field
+
+        Pairs records by sample, step or version. Writers, times and offsets are ignored unless
+        --everything is given. Exit status 1 if something differs.
+
+        --events A,B   e.g. ScoredTrajectory
+        --tolerance X  numbers this close are equal (0)
+        --everything   also compare writers, times and offsets
+
+        rlstreams diff recordings/demo runs/demo-2
+        rlstreams diff a b --events ScoredTrajectory --tolerance 1e-6
+        """,
+        tolerance_={"type": real(0.0), "default": 0.0},
     )
     for name in ("one", "other"):
         parser.add_argument(
             name, metavar=name.upper(), help="a run: its folder or one TOML file, or a recording"
         )
-    parser.add_argument("--events", default="", metavar="A,B", help="e.g. ScoredTrajectory")
-    parser.add_argument(
-        "--tolerance",
-        type=real(0.0),
-        default=0.0,
-        metavar="X",
-        help="numbers this close are equal (0)",
-    )
-    parser.add_argument(
-        "--everything", action="store_true", help="also compare writers, times and offsets"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

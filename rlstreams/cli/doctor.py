@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import argparse
 
-from rlstreams.cli.arguments import add_run, configuration, examples, whole
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, whole
 from rlstreams.cli.worker import ROLES
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "doctor",
-        help="check machine, configuration and broker, and say what to do",
-        description="Checks packages, Java, disk, GPUs, model, data, verifier, model servers and "
-        "broker. Starts nothing. Exit status 0 if no check fails.",
-        epilog=examples(
-            "rlstreams doctor",
-            "rlstreams doctor run.toml --broker.bootstrap=10.0.0.5:9092",
-            "rlstreams doctor runs/demo --json",
-            "rlstreams doctor run.toml --role rollout --ordinal 1",
-        ),
+        run,
+        """
+        check machine, configuration and broker, and say what to do
+
+        Checks Java, disk, GPUs, model, data, verifier, model servers and broker. Starts nothing.
+        Exit status 0 if no check fails.
+
+        --ordinal N  with --role: only what its worker N needs; default: any of them
+        --json       print the checks as a JSON array
+
+        rlstreams doctor
+        rlstreams doctor run.toml --broker.bootstrap=10.0.0.5:9092
+        rlstreams doctor runs/demo --json
+        rlstreams doctor run.toml --role rollout --ordinal 1
+        """,
+        ordinal_={"type": whole(0)},
     )
     add_run(parser)
-    parser.add_argument(
-        "--role", choices=ROLES, default="", metavar="ROLE",
-        help=f"only what this role needs, on a host of its own: {', '.join(ROLES)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ordinal", type=whole(0), default=None, metavar="N",
-        help="with --role: only what its worker N needs; default: any of them",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the checks as a JSON array")
-    parser.set_defaults(run=run)
+    about = f"only what this role needs, on a host of its own: {', '.join(ROLES)}"
+    parser.add_argument("--role", choices=ROLES, default="", metavar="ROLE", help=about)
 
 
 def run(args: argparse.Namespace) -> int:

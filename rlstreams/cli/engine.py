@@ -6,53 +6,52 @@ import argparse
 import shutil
 import textwrap
 
-from rlstreams.cli.arguments import add_config, examples
+from rlstreams.cli.arguments import Commands, add_config, command
 
 _INDENT = 28
 _NARROWEST = 60
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
     parser = subparsers.add_parser("engine", help="start command for a model server; check one")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    command = actions.add_parser(
+    start = command(
+        actions,
         "command",
-        help="print the complete start command",
-        epilog=examples(
-            "rlstreams engine command vllm run.toml",
-            "rlstreams engine command sglang run.toml --format kubernetes",
-        ),
+        run_command,
+        """
+        print the complete start command
+
+        --image IMAGE             container image, for docker and kubernetes
+        --server-version VERSION  version of the server, if it is not installed here
+
+        rlstreams engine command vllm run.toml
+        rlstreams engine command sglang run.toml --format kubernetes
+        """,
     )
-    command.add_argument("kind", choices=("vllm", "sglang"), metavar="KIND",
+    start.add_argument("kind", choices=("vllm", "sglang"), metavar="KIND",
                          help="which server: vllm, sglang")  # fmt: skip
-    add_config(command)
-    command.add_argument(
+    add_config(start)
+    start.add_argument(
         "--format",
         choices=("shell", "docker", "kubernetes"),
         default="shell",
         help="output format (%(default)s)",
     )
-    command.add_argument(
-        "--image", default="", metavar="IMAGE", help="container image, for docker and kubernetes"
-    )
-    command.add_argument(
-        "--server-version",
-        default="",
-        metavar="VERSION",
-        help="version of the server, if it is not installed here",
-    )
-    command.set_defaults(run=run_command)
-    check = actions.add_parser(
+    check = command(
+        actions,
         "check",
-        help="check that a running server meets all requirements",
-        description="Exit status 1 if the server cannot be used.",
-        epilog=examples(
-            "rlstreams engine check http://127.0.0.1:8000",
-        ),
+        run_check,
+        """
+        check that a running server meets all requirements
+
+        Exit status 1 if the server cannot be used.
+
+        rlstreams engine check http://127.0.0.1:8000
+        """,
     )
     check.add_argument("url", metavar="URL", help="http://HOST:PORT")
-    check.set_defaults(run=run_check)
 
 
 def run_command(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlstreams.cli.arguments import add_run, examples, opened, real
+from rlstreams.cli.arguments import Commands, add_run, command, opened, real
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,35 +19,37 @@ if TYPE_CHECKING:
 SAMPLES = "samples"
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "export",
-        help="samples, or all events of a kind, as Parquet or JSON lines",
-        description="Reads the log and writes one table: by default `samples`, a row for each "
-        "finished rollout with prompt, completion, reward, tokens, log-probs and outcome; or any "
-        "kind of event as it is, `step_completed` for example.",
-        epilog=examples(
-            "rlstreams export runs/demo --out samples.parquet --min-reward 1",
-            "rlstreams export runs/demo --out - --table step_completed",
-            "rlstreams export --schema",
-        ),
+        run,
+        """
+        samples, or all events of a kind, as Parquet or JSON lines
+
+        Reads the log and writes one table: by default `samples`, a row for each finished rollout
+        with prompt, completion, reward, tokens, log-probs and outcome; or any kind of event as it
+        is, `step_completed` for example.
+
+        --out FILE    FILE.parquet, FILE.jsonl, or -
+        --table NAME  samples, or an event type (%(default)s)
+        --schema      print the table's columns and end
+        --min-reward X   only samples of X or more
+        --step N         only samples that step N trained on
+        --tokenizer DIR  where tokenizer.json is, if it has moved
+
+        rlstreams export runs/demo --out samples.parquet --min-reward 1
+        rlstreams export runs/demo --out - --table step_completed
+        rlstreams export --schema
+        """,
+        table_={"default": SAMPLES},
+        min_reward_={"type": real(-math.inf)},
+        step_={"type": int},
     )
     add_run(parser, is_log=True)
-    parser.add_argument("--out", default="", metavar="FILE", help="FILE.parquet, FILE.jsonl, or -")
-    parser.add_argument(
-        "--table", default=SAMPLES, metavar="NAME", help="samples, or an event type (%(default)s)"
-    )
-    parser.add_argument("--schema", action="store_true", help="print the table's columns and end")
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
-    parser.add_argument(
-        "--min-reward", type=real(-math.inf), metavar="X", help="only samples of X or more"
-    )
-    parser.add_argument("--step", type=int, metavar="N", help="only samples that step N trained on")
-    parser.add_argument(
-        "--tokenizer", default="", metavar="DIR", help="where tokenizer.json is, if it has moved"
-    )
-    parser.set_defaults(run=run, wants_config=False)  # `--schema` needs none
+    parser.set_defaults(wants_config=False)  # `--schema` needs none
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,39 +5,41 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "export-model",
-        help="the trained model as a Hugging Face folder",
-        description="Takes a checkpoint that the log confirms and writes what other programs "
-        "load: configuration, tokenizer, and weights under the names of the folder that training "
-        "began with; adapters of trainer.lora are merged into them. What was written is loaded "
-        "again and its hash compared with the log's before the folder gets its name.",
-        epilog=examples(
-            "rlstreams export-model runs/demo --to models/demo",
-            "rlstreams export-model runs/demo --to models/demo-40 --step 40",
-            "rlstreams export-model runs/demo --to models/demo --dtype bfloat16",
-        ),
+        run,
+        """
+        the trained model as a Hugging Face folder
+
+        Takes a checkpoint that the log confirms and writes what other programs load:
+        configuration, tokenizer, and weights under the names of the folder that training began
+        with; adapters of trainer.lora are merged into them. What was written is loaded again and
+        its hash compared with the log's before the folder gets its name.
+
+        --to DIR  a folder that is not there yet, or is empty
+        --step N  a step with a checkpoint (the newest)
+        --model DIR  where the model folder is now
+
+        rlstreams export-model runs/demo --to models/demo
+        rlstreams export-model runs/demo --to models/demo-40 --step 40
+        rlstreams export-model runs/demo --to models/demo --dtype bfloat16
+        """,
+        to={"required": True},
+        step_={"type": int, "default": 0},
     )
     add_run(parser)
-    parser.add_argument(
-        "--to", required=True, metavar="DIR", help="a folder that is not there yet, or is empty"
-    )
-    parser.add_argument(
-        "--step", type=int, default=0, metavar="N", help="a step with a checkpoint (the newest)"
-    )
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="",
         help="of the weights (as the checkpoint has them)",
     )
-    parser.add_argument("--model", default="", metavar="DIR", help="where the model folder is now")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

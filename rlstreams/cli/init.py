@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import examples
+from rlstreams.cli.arguments import Commands, command
 
 if TYPE_CHECKING:
     from rlstreams.start.project.scaffold import Plan
@@ -14,37 +14,32 @@ if TYPE_CHECKING:
 DEMO, GSM8K = "demo", "gsm8k"
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "init",
-        help="create a project: configuration, reward with its test, rows, README",
-        description="Writes DIR with run.toml, reward.py and its test, twenty rows and a README. "
-        "It runs as is: cd DIR, then `rlstreams up`.",
-        epilog=examples(
-            "rlstreams init sums",
-            "rlstreams init x --from my.jsonl --prompt question --answer target",
-            "rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B",
-        ),
+        run,
+        """
+        create a project: configuration, reward with its test, rows, README
+
+        Writes DIR with run.toml, reward.py and its test, twenty rows and a README. It runs as is:
+        cd DIR, then `rlstreams up`.
+
+        --from demo|gsm8k|FILE  twenty sums, the data set openai/gsm8k, or your own rows, .jsonl
+                                or .parquet (default: demo)
+        --prompt COLUMN         FILE's problem column
+        --answer COLUMN         FILE's answer column
+        --model MODEL           Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can
+                                write the rows)
+
+        rlstreams init sums
+        rlstreams init x --from my.jsonl --prompt question --answer target
+        rlstreams init math --from gsm8k --model hf:Qwen/Qwen3-0.6B
+        """,
+        from_={"dest": "source", "default": DEMO},
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that does not exist yet")
-    parser.add_argument(
-        "--from",
-        dest="source",
-        default=DEMO,
-        metavar="demo|gsm8k|FILE",
-        help="twenty sums, the data set openai/gsm8k, or your own rows, .jsonl or .parquet "
-        "(default: demo)",
-    )
-    parser.add_argument("--prompt", default="", metavar="COLUMN", help="FILE's problem column")
-    parser.add_argument("--answer", default="", metavar="COLUMN", help="FILE's answer column")
-    parser.add_argument(
-        "--model",
-        default="",
-        metavar="MODEL",
-        help="Hugging Face folder, or hf:ORG/NAME (default: the demo's if it can write the rows)",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples, opened
+from rlstreams.cli.arguments import Commands, add_run, command, opened
 
 if TYPE_CHECKING:
     from rlstreams.debug.inspect.choose import Query
@@ -31,47 +31,43 @@ _PIPE_WIDTH = 160
 _WHICH = "SAMPLE: 12/3, or 12 for all samples of group 12; "
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "inspect",
-        help="a trajectory, its tokens and its whole lineage; or the worst ones of a run",
-        description="Follows a sample from its prompt through attempts, segments, scores and step "
-        "to the version that it contributed to. Without a sample, lists the worst ones by some "
-        "measure: by default the mismatch of engine and trainer.",
+        run,
+        """
+        a trajectory, its tokens and its whole lineage; or the worst ones of a run
+
+        Follows a sample from its prompt through attempts, segments, scores and step to the version
+        that it contributed to. Without a sample, lists the worst ones by some measure: by default
+        the mismatch of engine and trainer.
+
+        --step N     only samples that step N trained on
+        --version N  only samples started at or before version N and ended at or after it
+        --limit K  list at most K (%(default)s)
+        --full     show each listed sample in full, not as a line
+        --html FILE      write one page of them
+        --json           one complete JSON object per line
+        --tokenizer DIR  where tokenizer.json is, if it has moved
+
+        rlstreams inspect runs/demo
+        rlstreams inspect 12/3 runs/demo
+        rlstreams inspect recordings/demo --worst reward --step 8 --html worst.html
+        """,
         usage="%(prog)s [OPTION ...] [GROUP/SAMPLE | GROUP ...] [RUN ...]",
-        epilog=examples(
-            "rlstreams inspect runs/demo",
-            "rlstreams inspect 12/3 runs/demo",
-            "rlstreams inspect recordings/demo --worst reward --step 8 --html worst.html",
-        ),
+        step_={"type": int},
+        version_={"type": int},
+        limit_={"type": int, "default": 10},
     )
     add_run(parser, metavar="SAMPLE | RUN", is_log=True, before=_WHICH)
     rank = parser.add_mutually_exclusive_group()
     rank.add_argument("--worst", choices=_MEASURES, help="list the worst first")
     rank.add_argument("--best", choices=_MEASURES, help="list the best first")
-    parser.add_argument("--step", type=int, metavar="N", help="only samples that step N trained on")
-    parser.add_argument(
-        "--version",
-        type=int,
-        metavar="N",
-        help="only samples started at or before version N and ended at or after it",
-    )
     parser.add_argument("--purpose", choices=("train", "evaluate"), default="", help="only these")
-    parser.add_argument(
-        "--limit", type=int, default=10, metavar="K", help="list at most K (%(default)s)"
-    )
-    parser.add_argument(
-        "--full", action="store_true", help="show each listed sample in full, not as a line"
-    )
     parser.add_argument("--color", choices=_COLORS, default="version",
                         help="color tokens by this (%(default)s)")  # fmt: skip
-    parser.add_argument("--html", default="", metavar="FILE", help="write one page of them")
-    parser.add_argument("--json", action="store_true", help="one complete JSON object per line")
-    parser.add_argument(
-        "--tokenizer", default="", metavar="DIR", help="where tokenizer.json is, if it has moved"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,28 +136,24 @@ def _title(name: str, args: argparse.Namespace, wanted: Sequence[str]) -> str:
 
 
 def _show(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
-    if args.html:
-        from datetime import UTC, datetime
-
-        from rlstreams.debug.inspect.page import render
-
-        made_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        Path(args.html).write_text(render(details, title, made_at), encoding="utf-8")
-        print(f"page: {args.html}")
-    elif args.json:
+    if args.json:
         from rlstreams.debug.inspect.as_json import json_line
 
         for detail in details:
             print(json_line(detail))
-    else:
-        _print(details, args, title)
-
-
-def _print(details: Sequence[SampleDetail], args: argparse.Namespace, title: str) -> None:
+        return
     from rich.console import Console
 
     from rlstreams.debug.inspect.terminal import table, whole
 
+    if args.html:  # the same as on a terminal, all of each
+        console = Console(width=_PIPE_WIDTH, file=io.StringIO(), record=True, highlight=False)
+        console.print(table(details, title))
+        for detail in details:
+            console.print(whole(detail, args.color, _PIPE_WIDTH))
+        console.save_html(args.html)
+        print(f"page: {args.html}")
+        return
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     if args.full or len(details) == 1:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.show.metrics.reading import Sink
@@ -20,34 +20,33 @@ FORMATS = ("jsonl", "csv", "tensorboard", "prometheus")
 STDOUT = "-"
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "metrics",
-        help="figures by step as JSON lines, CSV, TensorBoard files or for Prometheus",
-        description="Reads the log and touches nothing: while the run goes on, afterwards, or "
-        "again from the beginning, each time with the same figures. Files have a row for each "
-        "step and each evaluation; prometheus answers scrapes with the present state until "
-        "Ctrl-C.",
-        epilog=examples(
-            "rlstreams metrics runs/demo --to steps.csv --format csv",
-            "rlstreams metrics runs/demo --follow",
-            "rlstreams metrics runs/demo --follow --format tensorboard --to tb/demo",
-            "rlstreams metrics runs/demo --format prometheus --port 9400",
-        ),
+        run,
+        """
+        figures by step as JSON lines, CSV, TensorBoard files or for Prometheus
+
+        Reads the log and touches nothing: while the run goes on, afterwards, or again from the
+        beginning, each time with the same figures. Files have a row for each step and each
+        evaluation; prometheus answers scrapes with the present state until Ctrl-C.
+
+        --follow   go on until the run is over or Ctrl-C
+        --to PATH  a file, or the folder of tensorboard (-)
+        --port N   of prometheus (%(default)s)
+
+        rlstreams metrics runs/demo --to steps.csv --format csv
+        rlstreams metrics runs/demo --follow
+        rlstreams metrics runs/demo --follow --format tensorboard --to tb/demo
+        rlstreams metrics runs/demo --format prometheus --port 9400
+        """,
+        to_={"default": STDOUT},
+        port_={"type": int, "default": 9400},
     )
     add_run(parser)
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="(%(default)s)")
-    parser.add_argument(
-        "--follow", action="store_true", help="go on until the run is over or Ctrl-C"
-    )
-    parser.add_argument(
-        "--to", default=STDOUT, metavar="PATH", help="a file, or the folder of tensorboard (-)"
-    )
-    parser.add_argument(
-        "--port", type=int, default=9400, metavar="N", help="of prometheus (%(default)s)"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,35 +5,32 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run, whole
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run, whole
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "monitor",
-        help="serve a run's health, and figures by minute, as JSON (extra `monitor`)",
-        description="Reads the small topics (steps, versions, pulls, dead letters, workers' "
-        "reports; no prompts, no trajectories) and writes nothing. /health is 200, or 503 with "
-        "what is wrong; /windows has figures by minute; /workers what each says. "
-        "Until Ctrl-C.",
-        epilog=examples(
-            "rlstreams monitor runs/demo",
-            "rlstreams monitor run.toml --host 0.0.0.0 --port 9401 --deadlines.stall_s=600",
-        ),
+        run,
+        """
+        serve a run's health, and figures by minute, as JSON (extra `monitor`)
+
+        Reads the small topics (steps, versions, pulls, dead letters, workers' reports; no prompts,
+        no trajectories) and writes nothing. /health is 200, or 503 with what is wrong; /windows
+        has figures by minute; /workers what each says. Until Ctrl-C.
+
+        --host ADDRESS  to listen on (%(default)s)
+        --port N        to listen on; 0: a free one (%(default)s)
+
+        rlstreams monitor runs/demo
+        rlstreams monitor run.toml --host 0.0.0.0 --port 9401 --deadlines.stall_s=600
+        """,
+        host_={"default": "127.0.0.1"},
+        port_={"type": whole(0, 65535), "default": 9401},
     )
     add_run(parser)
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (%(default)s)"
-    )
-    parser.add_argument(
-        "--port",
-        type=whole(0, 65535),
-        default=9401,
-        metavar="N",
-        help="to listen on; 0: a free one (%(default)s)",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

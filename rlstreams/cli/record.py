@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 from rlstreams.cli.ranges import add_selection
 
 if TYPE_CHECKING:
@@ -21,38 +21,34 @@ if TYPE_CHECKING:
 ACTIONS = ("list", "verify")
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "record",
-        help="copy a run's topics to Parquet files, live or afterward",
-        description="Records up to the current end of the topics; --follow continues until the "
-        "run is done. The same command continues an interrupted recording. list names recordings, "
-        "verify reads every byte of them; exit status 1 if something is missing or was changed.",
-        epilog=examples(
-            "rlstreams record runs/demo",
-            "rlstreams record run.toml --follow --weights --checkpoints",
-            "rlstreams record runs/demo --steps 10:20 --out ten-steps",
-            "rlstreams record list",
-            "rlstreams record verify recordings/demo",
-        ),
+        run,
+        """
+        copy a run's topics to Parquet files, live or afterward
+
+        Records up to the current end of the topics; --follow continues until the run is done. The
+        same command continues an interrupted recording. list names recordings, verify reads every
+        byte of them; exit status 1 if something is missing or was changed.
+
+        --out DIR      folder of the recording (recordings/RUN_ID)
+        --follow       until the run is done, or Ctrl-C
+        --weights      copy the run's weight versions, for replays of the log-prob role
+        --checkpoints  copy its checkpoints, for rerun-step
+        --json         list, verify: a JSON object a line
+
+        rlstreams record runs/demo
+        rlstreams record run.toml --follow --weights --checkpoints
+        rlstreams record runs/demo --steps 10:20 --out ten-steps
+        rlstreams record list
+        rlstreams record verify recordings/demo
+        """,
     )
     add_run(parser, before="list or verify, and folders (recordings); or ")
-    parser.add_argument(
-        "--out", default="", metavar="DIR", help="folder of the recording (recordings/RUN_ID)"
-    )
-    parser.add_argument("--follow", action="store_true", help="until the run is done, or Ctrl-C")
-    parser.add_argument(
-        "--weights",
-        action="store_true",
-        help="copy the run's weight versions, for replays of the log-prob role",
-    )
-    parser.add_argument(
-        "--checkpoints", action="store_true", help="copy its checkpoints, for rerun-step"
-    )
-    parser.add_argument("--json", action="store_true", help="list, verify: a JSON object a line")
     add_selection(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

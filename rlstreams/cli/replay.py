@@ -5,79 +5,72 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import examples
-from rlstreams.cli.ranges import add_selection
-from rlstreams.cli.replay_options import fresh_target, record_filter
+from rlstreams.cli.arguments import Commands, Progress, command, options, set_threads
+from rlstreams.cli.ranges import add_selection, selection_of
+from rlstreams.streams.log.counted import counted
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.player import Played
     from rlstreams.debug.replay.target import Target
+    from rlstreams.debug.rerun.steps import StepAgain
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.recording.selection import Selection
 
 INTO = ("trainer", "logprob", "rollout")
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "replay",
-        help="play a recording into a fresh run, or into one role alone",
-        description="Records keep their bytes, keys and partitions; the header rlstreams-replay-of "
-        "names their recorded offset. Refuses to replay into a run that has records. Exit status "
-        "1 if the recording lacks records, or with --into if anything differs.",
-        epilog=examples(
-            "rlstreams replay recordings/demo --as slow --speed 2 --from step:5",
-            "rlstreams replay recordings/demo --into trainer",
-            "rlstreams replay recordings/demo --dry-run --rewards 1:",
-        ),
+        run,
+        """
+        play a recording into a fresh run, or into one role alone
+
+        Records keep their bytes, keys and partitions; the header rlstreams-replay-of names their
+        recorded offset. Refuses to replay into a run that has records. Exit status 1 if the
+        recording lacks records, or with --into if anything differs.
+
+        --as RUN_ID            id of the fresh run (default: the recorded id plus -replay)
+        --dir DIR              its folder (runs/RUN_ID)
+        --bootstrap HOST:PORT  a broker; default: an embedded one
+        --keep                 leave the embedded broker running
+
+        rlstreams replay recordings/demo --as slow --speed 2 --from step:5
+        rlstreams replay recordings/demo --into trainer
+        rlstreams replay recordings/demo --dry-run --steps 3:7
+        """,
+        as_={"dest": "run_id"},
     )
     parser.add_argument("recording", metavar="RECORDING", help="its folder")
-    parser.add_argument(
-        "--as",
-        dest="run_id",
-        default="",
-        metavar="RUN_ID",
-        help="id of the fresh run (default: the recorded id plus -replay)",
-    )
-    parser.add_argument("--dir", default="", metavar="DIR", help="its folder (runs/RUN_ID)")
-    parser.add_argument(
-        "--bootstrap", default="", metavar="HOST:PORT", help="a broker; default: an embedded one"
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the embedded broker running")
     role = parser.add_argument_group("one role alone")
     role.add_argument("--into", choices=INTO, help="run this role, and compare what it writes")
-    role.add_argument(
-        "--weights",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder of weight versions or checkpoints, in addition to the recording's",
+    options(
+        role,
+        """
+        --weights DIR   folder of weight versions or checkpoints, in addition to the recording's
+        --keep-weights  trainer: keep every version that it makes
+        """,
+        weights_={"action": "append", "default": []},
     )
-    role.add_argument(
-        "--keep-weights", action="store_true", help="trainer: keep every version that it makes"
+    options(
+        parser.add_argument_group("playback"),
+        """
+        --speed X    1 as recorded, 10, ... (max)
+        --from WHEN  begin there: step:7, version:5, +30 (seconds), or an ISO time
+        --to WHEN    the same; stop there
+        --dry-run    only count what would be played
+        """,
+        speed_={"default": "max"},
+        from_={"dest": "begin"},
+        to_={"dest": "end"},
     )
-    play = parser.add_argument_group("playback")
-    play.add_argument("--speed", default="max", metavar="X", help="1 as recorded, 10, ... (max)")
-    play.add_argument("--from", dest="begin", default="", metavar="WHEN", help="seek: step:7, "
-                      "version:5, +30 (seconds), or an ISO time")  # fmt: skip
-    play.add_argument("--to", dest="end", default="", metavar="WHEN", help="the same; stop there")
-    play.add_argument("--paused", action="store_true", help="start paused")
-    play.add_argument(
-        "--ordered", action="store_true", help="keep the recorded order across partitions too"
-    )
-    play.add_argument("--dry-run", action="store_true", help="only count what would be played")
     add_selection(parser)
-    more = parser.add_argument_group("which samples (all conditions must hold)")
-    more.add_argument("--rewards", default="", metavar="A:B", help="from A to B, both included")
-    more.add_argument("--staleness", default="", metavar="A:B", help="of trained samples")
-    more.add_argument("--dead-letters", choices=("only", "without"), default="",
-                      help="only dead-lettered samples, or none of them")  # fmt: skip
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,17 +87,15 @@ def run(args: argparse.Namespace) -> int:
     with Recording(args.recording) as recording:
         for problem in recording.problems:
             print(f"warning: {problem}", file=sys.stderr)
+        if args.into == "trainer":
+            return _trainer(args, recording)
+        selection = resolve(recording, selection_of(args), args.begin, args.end)
         if args.into:
-            from rlstreams.cli.replay_into import run_into
-
-            return run_into(args, recording)
-        selection = resolve(recording, record_filter(args))
+            return _one_role(args, recording, selection)
         if args.dry_run:
             _count(recording, selection)
         else:
-            with fresh_target(args, recording) as target:
-                played = _play(args, recording, target, selection)
-                _tell(played, target)
+            _play(args, recording, selection)
         if recording.problems:
             print("records are missing in the recording: see the warnings above", file=sys.stderr)
             return 1
@@ -128,11 +119,18 @@ def speed_of(text: str) -> float:
     return speed
 
 
+def _fresh(args: argparse.Namespace, recording: Recording) -> AbstractContextManager[Target]:
+    """The fresh run that the options name."""
+    from rlstreams.debug.replay.target import fresh_run, replay_config
+
+    config = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap=args.bootstrap)
+    return fresh_run(config, schemas=[*recording.schemas.values()], keep=args.keep)
+
+
 def _count(recording: Recording, selection: Selection) -> None:
     from collections import Counter
 
     from rlstreams.debug.replay.filters import chosen
-    from rlstreams.streams.log.counted import counted
 
     counts = Counter(raw.position.topic for raw in chosen(recording, selection))
     for topic, count in sorted(counts.items()):
@@ -140,62 +138,28 @@ def _count(recording: Recording, selection: Selection) -> None:
     print(f"{counted(counts.total(), 'record')} would be played")
 
 
-def _play(
-    args: argparse.Namespace, recording: Recording, target: Target, selection: Selection
-) -> Played:
+def _play(args: argparse.Namespace, recording: Recording, selection: Selection) -> None:
     from rlstreams.debug.replay.filters import chosen
-    from rlstreams.debug.replay.keys import HELP, Keys
-    from rlstreams.debug.replay.player import Pace, Player
-    from rlstreams.debug.replay.progress import Bar
-    from rlstreams.debug.replay.seek import Seeker
-    from rlstreams.schemas.events import StepCompleted
-    from rlstreams.up.supervisor.terminal import Keyboard
+    from rlstreams.debug.replay.player import Player
+    from rlstreams.streams.recording.selection import Selection as Everything
 
-    pace = Pace(speed=speed_of(args.speed), is_paused=args.paused)
-    seeker = Seeker(recording, selection)
-    with Keyboard() as keyboard, Bar(recording, pace) as bar:
-        if sys.stdin.isatty():
-            print(HELP, file=sys.stderr)
-        keys = Keys(pace, seeker, lambda: player.played.at_ms)
-
-        def look() -> None:
-            for key in keyboard.pressed():
-                keys.press(key)
-
-        def pause(seconds: float) -> None:
-            look()
-            bar.show(said=keys.said)
-            time.sleep(seconds)
-
-        def progress(played: Played) -> None:
-            look()
-            bar.show(played, said=keys.said)
-
+    speed, progress = speed_of(args.speed), Progress()
+    # Less is played than the run's log held: an audit judges what can hold then.
+    is_part = bool(selection != Everything() or recording.manifest.selection or recording.problems)
+    with _fresh(args, recording) as target:
         player = Player(
             target.bus,
             recording.manifest.run,
-            pace,
-            is_part=_is_part(recording, selection),
-            in_order=args.ordered,
-            seek=seeker.records,
-            is_step=lambda raw: isinstance(recording.event(raw), StepCompleted),
-            on_progress=progress,
-            sleep=pause,
+            speed,
+            is_part=is_part,
+            on_progress=lambda now: progress(f"{counted(now.num_records, 'record')} played"),
         )
-        return player.play(chosen(recording, selection))
-
-
-def _is_part(recording: Recording, selection: Selection) -> bool:
-    """Whether less is played than the run's log held: an audit judges what can hold then."""
-    from rlstreams.streams.recording.selection import Selection as Everything
-
-    is_chosen = selection != Everything() or bool(recording.manifest.selection)
-    return is_chosen or bool(recording.problems)
+        played = player.play(chosen(recording, selection))
+        progress("")
+        _tell(played, target)
 
 
 def _tell(played: Played, target: Target) -> None:
-    from rlstreams.streams.log.counted import counted
-
     for topic, count in sorted(played.by_topic.items()):
         print(f"{topic:<20} {count:>10,}")
     rate = played.num_records / max(played.seconds, 1e-9)
@@ -204,3 +168,79 @@ def _tell(played: Played, target: Target) -> None:
         f"{played.seconds:.1f} s ({rate:,.0f} a second) into run {target.config.run.id}, "
         f"folder {Path(target.config.folder)}"
     )
+
+
+def _one_role(args: argparse.Namespace, recording: Recording, selection: Selection) -> int:
+    """Feed the log-prob or the rollout role; 0 only if it made the same."""
+    from rlstreams.debug.replay.into_role import replay_into
+    from rlstreams.debug.replay.target import recorded_config
+    from rlstreams.debug.replay.weights import RecordedWeights
+
+    with _fresh(args, recording) as target:
+        folders = [Path(name) for name in args.weights]
+        own = target.folder / "weights"
+        weights = RecordedWeights(recording, recorded_config(recording), folders, own)
+        missing = ", ".join(map(str, sorted(weights.known - weights.available)))
+        print(
+            f"weights of {len(weights.available)} of {len(weights.known)} versions are available"
+            + (f"; missing: {missing}" if missing else "")
+        )
+        made = replay_into(args.into, recording, target, weights, selection)
+    print("\n".join(made.lines()))
+    return 0 if made.is_equal else 1
+
+
+def _trainer(args: argparse.Namespace, recording: Recording) -> int:
+    """Do the recorded steps again; 0 only if every one is equal."""
+    from rlstreams.debug.replay.target import recorded_config, replay_config
+    from rlstreams.streams.log.errors import ConfigError
+    from rlstreams.streams.recording.bus import RecordingBus
+    from rlstreams.streams.run.places import CONFIG_FILE
+
+    config, weights = recorded_config(recording), None
+    if args.keep_weights:
+        fresh = replay_config(recording, run_id=args.run_id, folder=args.dir, bootstrap="")
+        if (Path(fresh.folder) / CONFIG_FILE).exists():
+            raise ConfigError(f"{fresh.folder} is the folder of a run: name another with --dir DIR")
+        weights = Path(fresh.folder) / "weights"
+    set_threads(config.model.threads)
+    from rlstreams.debug.rerun.steps import steps_again
+
+    print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
+    num_equal = num_steps = num_samples = 0
+    bus, last = RecordingBus(recording), _last_step(args)
+    for step in steps_again(bus, config, last=last, keep_weights=weights):
+        _print_step(step)
+        num_steps += 1
+        num_equal += not step.differences
+        num_samples += len(step.recorded.samples)
+    print(
+        f"{num_equal} of {num_steps} steps equal, bit for bit: samples, order, masks, "
+        "micro-batches, batch hash, loss, metrics, weight hash\n"
+        f"{counted(num_samples, 'scored trajectory', 'scored trajectories')} trained on again"
+    )
+    return 0 if num_equal == num_steps else 1
+
+
+def _last_step(args: argparse.Namespace) -> int:
+    from rlstreams.streams.log.errors import ConfigError
+
+    if args.begin:
+        raise ConfigError("--from: the trainer begins with step 1; rerun-step begins elsewhere")
+    kind, _, number = args.end.partition(":")
+    if args.end and (kind != "step" or not number.isdecimal()):
+        raise ConfigError(f"--to must be step:N for the trainer, got {args.end!r}")
+    return int(number or 0)
+
+
+def _print_step(step: StepAgain) -> None:
+    again, differ = step.again, counted(len(step.differences), "thing")
+    print(
+        f"{step.number:>5}  {len(step.recorded.samples):>7}  {again.batch_hash[:12]:<14} "
+        f"{again.loss!r:>22}  {again.weight_hash[:12]:<14} "
+        f"{f'NOT equal in {differ}' if step.differences else 'equal'}",
+        flush=True,
+    )
+    for one in step.differences:
+        where = f"; first: {one.place}" if one.place else ""
+        print(f"       {one.name}: recorded {one.recorded[:60]}, now {one.again[:60]}{where}")

@@ -7,26 +7,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, configuration, examples, opened_run
+from rlstreams.cli.arguments import Commands, add_run, command, configuration, opened_run
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "report",
-        help="one HTML page and the learning curve of a finished or running run",
-        description="Reads the run's topics; writes report.html and curve.png into its folder.",
-        epilog=examples(
-            "rlstreams report runs/demo",
-            "rlstreams report runs/demo --out public",
-        ),
+        run,
+        """
+        one HTML page and the learning curve of a finished or running run
+
+        Reads the run's topics; writes report.html and curve.png into its folder.
+
+        --out DIR  folder for the files (the run's)
+
+        rlstreams report runs/demo
+        rlstreams report runs/demo --out public
+        """,
     )
     add_run(parser)
-    parser.add_argument("--out", default="", metavar="DIR", help="folder for the files (the run's)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,52 +9,46 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_run, examples, opened, set_threads, whole
+from rlstreams.cli.arguments import Commands, add_run, command, opened, set_threads, whole
 
 if TYPE_CHECKING:
     from rlstreams.debug.rerun.rerun import Rerun
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "rerun-step",
-        help="re-execute a recorded step and compare it; with --set, also a changed one",
-        description="Loads the newest checkpoint before the step, redoes the steps in between, "
-        "then the step itself. Writes nothing but a plot of a changed re-run. Exit status 1 if "
-        "anything differs.",
-        epilog=examples(
-            "rlstreams rerun-step 7 recordings/demo",
-            "rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01",
-        ),
+        run,
+        """
+        re-execute a recorded step and compare it; with --set, also a changed one
+
+        Loads the newest checkpoint before the step, redoes the steps in between, then the step
+        itself. Writes nothing. Exit status 1 if anything differs.
+
+        --set NAME=VALUE   re-run it a second time with this changed: trainer.loss.*,
+                           trainer.optimizer.*, trainer.micro_batch_tokens, trainer.control;
+                           repeatable
+        --checkpoints DIR  also look here
+        --model DIR        where the model folder is now
+        --json             the findings as one JSON object
+
+        rlstreams rerun-step 7 recordings/demo
+        rlstreams rerun-step 7 runs/demo --set trainer.loss.clip_high=0.01
+        """,
+        set_={"dest": "settings", "action": "append", "default": []},
+        checkpoints_={"action": "append", "default": []},
     )
     parser.add_argument("step", type=whole(1), metavar="N", help="the step")
     add_run(parser, is_log=True)
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="re-run it a second time with this changed: trainer.loss.*, trainer.optimizer.*, "
-        "trainer.micro_batch_tokens, trainer.control; repeatable",
-    )
-    parser.add_argument(
-        "--checkpoints", action="append", default=[], metavar="DIR", help="also look here"
-    )
-    parser.add_argument("--model", default="", metavar="DIR", help="where the model folder is now")
-    parser.add_argument(
-        "--plot", default="", metavar="FILE", help="of a changed re-run (rerun-step-N.png)"
-    )
-    parser.add_argument("--json", action="store_true", help="the findings as one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Re-run; 0 if everything is equal to what was recorded."""
     import json
 
-    from rlstreams.debug.replay.change import changed_config
+    from rlstreams.debug.rerun.change import changed_config
     from rlstreams.streams.run.places import check_checkpoints
     from rlstreams.workers.config.load import from_json
 
@@ -82,16 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(args: argparse.Namespace, found: Rerun) -> int:
-    from rlstreams.debug.replay.rerun_text import as_json, lines, save_plot
+    from rlstreams.debug.rerun.text import as_json, lines
     from rlstreams.streams.log.plain_json import plain_json
 
-    if args.json:
-        print(plain_json(as_json(found)))
-    else:
-        print("\n".join(lines(found)))
-    if found.change is not None:
-        path = Path(args.plot or f"rerun-step-{found.step}.png")
-        save_plot(found, path)
-        if not args.json:
-            print(f"plot: {path}")
+    print(plain_json(as_json(found)) if args.json else "\n".join(lines(found)))
     return 0 if found.is_equal else 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from rlstreams.cli.arguments import add_config, add_run, configuration, examples
+from rlstreams.cli.arguments import Commands, add_config, add_run, configuration, examples
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
     parser = subparsers.add_parser("topics", help="create or list the topics of a run")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_config, examples, whole
+from rlstreams.cli.arguments import Commands, add_config, command, whole
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
@@ -14,43 +14,34 @@ if TYPE_CHECKING:
     from rlstreams.workers.sandbox.reward import Verifier
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "try",
-        help="run a few rows through prompt, model and reward, without a broker",
-        description="Shows each prompt as the model sees it, the model's answers, their rewards "
-        "by part, how long each takes, and what a run would reject and why. Samples with the "
-        "built-in engine. Exit status 0 if every answer was scored.",
-        epilog=examples(
-            "rlstreams try",
-            "rlstreams try run.toml --rows 10 --samples 1 --tokens",
-            "rlstreams try --reward-only completions.jsonl",
-        ),
+        run,
+        """
+        run a few rows through prompt, model and reward, without a broker
+
+        Shows each prompt as the model sees it, the model's answers, their rewards by part, how
+        long each takes, and what a run would reject and why. Samples with the built-in engine.
+        Exit status 0 if every answer was scored.
+
+        --rows N            rows of data.train, from the first (%(default)s)
+        --samples N         answers per row (%(default)s)
+        --tokens            show the tokens too
+        --reward-only FILE  score completions from a file, no model: lines {"completion": TEXT,
+                            "row": N}
+
+        rlstreams try
+        rlstreams try run.toml --rows 10 --samples 1 --tokens
+        rlstreams try --reward-only completions.jsonl
+        """,
+        rows_={"type": whole(1), "default": 3},
+        samples_={"type": whole(1), "default": 4},
+        reward_only_={"type": Path},
     )
     add_config(parser)
-    parser.add_argument(
-        "--rows",
-        type=whole(1),
-        default=3,
-        metavar="N",
-        help="rows of data.train, from the first (%(default)s)",
-    )
-    parser.add_argument(
-        "--samples",
-        type=whole(1),
-        default=4,
-        metavar="N",
-        help="answers per row (%(default)s)",
-    )
-    parser.add_argument("--tokens", action="store_true", help="show the tokens too")
-    parser.add_argument(
-        "--reward-only",
-        type=Path,
-        metavar="FILE",
-        help='score completions from a file, no model: lines {"completion": TEXT, "row": N}',
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

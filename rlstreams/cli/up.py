@@ -8,38 +8,37 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import add_config, add_no_live, examples, whole
+from rlstreams.cli.arguments import Commands, add_config, add_no_live, command, whole
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.load import Loaded
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "up",
-        help="run everything on this machine: broker and all roles, supervised",
-        description="Starts a broker, unless broker.bootstrap names one, and every role; restarts "
-        "what dies. Ctrl-C drains and leaves a run that --resume continues. Exit status 0 "
-        "if the run is complete, or drained as asked, and the audit finds no breach.",
-        epilog=examples(
-            "rlstreams up",
-            "rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5",
-            "rlstreams up run.toml --resume --steps 120",
-        ),
+        run,
+        """
+        run everything on this machine: broker and all roles, supervised
+
+        Starts a broker, unless broker.bootstrap names one, and every role; restarts what dies.
+        Ctrl-C drains and leaves a run that --resume continues. Exit status 0 if the run is
+         complete, or drained as asked, and the audit finds no breach.
+
+        --steps N  optimizer steps; short for --trainer.steps
+        --resume   continue a run that has steps
+        --dry-run  write the configuration of each process, and start nothing
+
+        rlstreams up
+        rlstreams up base.toml mine.toml --trainer.optimizer.lr=1e-5
+        rlstreams up run.toml --resume --steps 120
+        """,
+        steps_={"type": whole(1)},
     )
     add_config(parser)
-    parser.add_argument(
-        "--steps", type=whole(1), metavar="N", help="optimizer steps; short for --trainer.steps"
-    )
-    parser.add_argument("--resume", action="store_true", help="continue a run that has steps")
     add_no_live(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="write the configuration of each process, and start nothing",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dry_run(loaded: Loaded) -> int:
-    """What would be started, written down instead: a complete configuration for each process, in
-    `dry-run` below the run's folder; secrets stay references."""
+    """One TOML file a process, in `dry-run` below the run's folder; secrets stay references."""
     from rlstreams.cli.config import toml_lines
     from rlstreams.up.supervisor.fleet import num_workers
     from rlstreams.workers.config.load import resolved_json

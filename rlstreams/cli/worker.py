@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.arguments import examples, set_threads, whole
+from rlstreams.cli.arguments import Commands, command, set_threads, whole
 
 if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
@@ -15,41 +15,36 @@ BROKER_S = 60.0  # longest wait for a broker that is being started again
 ROLES = ("prompts", "rollout", "logprob", "trainer")
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: Commands) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    parser = command(
+        subparsers,
         "worker",
-        help="run one worker of one role",
-        description="Works until the run is complete, or SIGTERM: then it drains. Exit status 0 "
-        "done or drained, 75 fenced by a successor, 76 another trainer is alive, 78 configuration "
-        "refused, 1 anything else.",
-        epilog=examples(
-            "rlstreams worker rollout --config run.toml --ordinal 1",
-            "rlstreams worker trainer --config run.toml --broker.bootstrap=10.0.0.5:9092",
-        ),
+        run,
+        """
+        run one worker of one role
+
+        Works until the run is complete, or SIGTERM: then it drains. Exit status 0 done or drained,
+        75 fenced by a successor, 76 another trainer is alive, 78 configuration refused, 1 anything
+        else.
+
+        --ordinal N  which worker of its role, from 0 (%(default)s)
+        --takeover   the predecessor is known to be dead: a trainer does not wait for its lease
+
+        rlstreams worker rollout --config run.toml --ordinal 1
+        rlstreams worker trainer --config run.toml --broker.bootstrap=10.0.0.5:9092
+        """,
+        ordinal_={"type": whole(0), "default": 0},
     )
     parser.add_argument("role", choices=ROLES, metavar="ROLE", help=", ".join(ROLES))
     parser.add_argument("--config", nargs="+", required=True, metavar="CONFIG",
                         help="TOML files, merged from left to right")  # fmt: skip
-    parser.add_argument(
-        "--ordinal",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="which worker of its role, from 0 (%(default)s)",
-    )
-    parser.add_argument(
-        "--takeover",
-        action="store_true",
-        help="the predecessor is known to be dead: a trainer does not wait for its lease",
-    )
     # Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
     # ended, a pipe that closes when `up` is gone, and where it is to die on purpose.
     parser.add_argument("--instance", default="", help=argparse.SUPPRESS)
     parser.add_argument("--reaped", default="", help=argparse.SUPPRESS)
     parser.add_argument("--crash-at", default="", help=argparse.SUPPRESS)
     parser.add_argument("--supervisor-fd", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

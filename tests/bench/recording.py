@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstreams.debug.replay.player import Pace, Player
+from rlstreams.debug.replay.player import Player
 from rlstreams.schemas.events import Tensor
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.kafka.admin import apply
@@ -112,7 +112,7 @@ def record(bus: KafkaBus, folder: Path) -> float:
 
 
 def replay(recording: Recording, bus: KafkaBus) -> float:
-    return Player(bus, "bench", Pace(speed=math.inf)).play(recording.records()).seconds
+    return Player(bus, "bench", math.inf).play(recording.records()).seconds
 
 
 def by_id(folder: Path, count: int) -> list[float]:

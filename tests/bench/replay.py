@@ -37,7 +37,7 @@ import confluent_kafka
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rlstreams.debug.replay.player import Pace, Player, outgoing_of
+from rlstreams.debug.replay.player import Player, outgoing_of
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import _CONSUMER, _PRODUCER, KafkaBus
@@ -91,7 +91,7 @@ def write_recording(folder: Path, name: str) -> int:
 
 def replay(bootstrap: str, run: str, folder: Path) -> None:
     with Recording(folder) as recording:
-        player = Player(KafkaBus(bootstrap, run), "bench", Pace(speed=math.inf))
+        player = Player(KafkaBus(bootstrap, run), "bench", math.inf)
         assert recording.num_records == player.play(recording.records()).num_records
 
 

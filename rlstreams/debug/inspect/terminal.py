@@ -7,6 +7,7 @@ token `[/INST]` is an error and `[i]` vanishes.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -17,12 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstreams.debug.inspect.sample_detail import SampleDetail
-from rlstreams.debug.inspect.scale import DIFFERENCE_BOUNDS, level
 from rlstreams.show.report.template import number
 from rlstreams.streams.lineage.fold import Outcome
 from rlstreams.streams.lineage.hops import Hop
 from rlstreams.up.live.visible import visible
 
+# Nats; a factor of 1.01, 1.05, 1.2, 2.7 in probability: steps that an eye can tell apart.
+DIFFERENCE_BOUNDS = (0.01, 0.05, 0.2, 1.0)
 AUTHOR_STYLES = {"prompt": "bright_black", "policy": "cyan", "environment": "magenta"}
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue", "green")
 # From no difference to the largest; below zero the policy that sampled was the surer one.
@@ -164,11 +166,16 @@ def _tokens(detail: SampleDetail, color: str) -> Text:
             style = AUTHOR_STYLES.get(author, "")
         elif color == "difference":
             styles = LOWER_STYLES if difference_N[at] < 0 else HIGHER_STYLES
-            style = styles[level(difference_N[at], DIFFERENCE_BOUNDS)]
+            style = styles[level(difference_N[at])]
         else:
             style = _version_style(detail, int(tokens.version_N[at]))
         text.append(visible(word), style)
     return text
+
+
+def level(difference: float) -> int:
+    """0 below the first bound, 4 from the last one on; 0 for NaN."""
+    return 0 if math.isnan(difference) else bisect_right(DIFFERENCE_BOUNDS, abs(difference))
 
 
 def _worst(detail: SampleDetail) -> RenderableType:

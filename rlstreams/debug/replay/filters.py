@@ -1,76 +1,66 @@
-"""Which records of a recording are played: what was asked for, resolved by what it holds."""
+"""Selection of a recording's records: what was asked for, resolved by what the recording holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, Trajectory
+from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.utc import utc_text
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.selection import Range, Selection
 
-ONLY, WITHOUT = "only", "without"
 
+def resolve(
+    recording: Recording, selection: Selection, begin: str = "", end: str = ""
+) -> Selection:
+    """The selection with the groups of its steps, and the times of two moments.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordFilter:
-    """What was asked for beyond a selection; it takes the recording to resolve it."""
-
-    selection: Selection
-    rewards: Range | None = None
-    staleness: Range | None = None  # of trained samples, versions
-    dead_letters: str = ""  # ONLY groups with one, or WITHOUT
-    begin: str = ""  # a moment: `step:7`, `version:5`, `+30` seconds, an ISO time
-    end: str = ""
-
-
-def resolve(recording: Recording, record_filter: RecordFilter) -> Selection:
-    """The selection with every group and sample named.
+    Args:
+        begin, end: as of `moment`; empty: none.
 
     Raises:
-        NotRecordedError: steps or a moment outside the recording, or nothing that fits.
+        NotRecordedError, ConfigError: a step or a moment that is not there.
     """
-    selection = record_filter.selection
     if selection.steps is not None:
-        selection = _with_groups(selection, _groups_of_steps(recording, selection.steps))
-    if record_filter.dead_letters:
-        selection = _with_groups(selection, _dead(recording, record_filter.dead_letters))
-    if record_filter.rewards is not None:
-        rewarded = frozenset(
-            (record.event.group_id, record.event.sample)
-            for record in recording.events(Trajectory)
-            if record.event.reward in record_filter.rewards
-        )
-        selection = _with_samples(selection, rewarded, "--rewards")
-    if record_filter.staleness is not None:
-        found = frozenset(
-            (ref.group_id, ref.sample)
-            for step in _steps(recording)
-            for ref in step.samples
-            if step.policy_version - 1 - ref.oldest_policy_version in record_filter.staleness
-        )
-        selection = _with_samples(selection, found, "--staleness")
-    if record_filter.begin or record_filter.end:
-        first = moment(recording, record_filter.begin) if record_filter.begin else -float("inf")
-        last = moment(recording, record_filter.end) if record_filter.end else float("inf")
+        groups = _groups_of_steps(recording, selection.steps)
+        both = groups if selection.groups is None else selection.groups & groups
+        selection = replace(selection, groups=both)
+    if begin or end:
         given = selection.time_ms or Range()
+        first = moment(recording, begin) if begin else given.first
+        last = moment(recording, end) if end else given.last
         span = Range(first=max(first, given.first), last=min(last, given.last))
         selection = replace(selection, time_ms=span)
     return selection
 
 
-def chosen(
-    recording: Recording, selection: Selection, since_ms: int | None = None
-) -> Iterator[RawRecord]:
-    """The records of a selection, in the order of the recording; from a recorded time on."""
+def chosen(recording: Recording, selection: Selection) -> Iterator[RawRecord]:
+    """The records of a selection, in the order of the recording."""
     is_all = selection == Selection()
-    for raw in recording.records(selection.topics, since_ms=since_ms):
+    for raw in recording.records(selection.topics):
         if is_all or selection.wants(raw, recording.event(raw)):
             yield raw
+
+
+def time_ms(text: str, option: str) -> int:
+    """Milliseconds since 1970 of an ISO time (UTC where it names no zone), or of that number.
+
+    Raises:
+        ConfigError: neither; names the option.
+    """
+    try:
+        if text.isdecimal():
+            return int(text)
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{option} must be a time like 2026-11-21T10:30:00, or milliseconds, got {text!r}"
+        ) from None
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def moment(recording: Recording, text: str) -> int:
@@ -80,29 +70,22 @@ def moment(recording: Recording, text: str) -> int:
         NotRecordedError: outside the recording; says what is there.
         ConfigError: none of these.
     """
-    kind, _, number = text.partition(":")
-    span = recording.time_span
-    if span is None:
+    if recording.time_span is None:
         raise NotRecordedError(f"{recording.folder} holds no record")
-    first, last = span
+    first, last = recording.time_span
+    kind, _, number = text.partition(":")
     if kind in ("step", "version") and number.isdecimal():
         return _announced(recording, kind, int(number), first)
     try:
-        if text.startswith("+"):
-            found = first + round(float(text.removeprefix("+").removesuffix("s")) * 1000)
-        elif text.isdecimal():
-            found = int(text)
-        else:
-            when = datetime.fromisoformat(text)
-            found = round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+        found = first + round(float(text) * 1000) if text.startswith("+") else None
     except ValueError:
-        raise ConfigError(
-            f"a moment is step:N, version:N, +SECONDS or a time, got {text!r}"
-        ) from None
+        found = None
+    if found is None:
+        found = time_ms(text, "a moment (step:N, version:N, +SECONDS or a time)")
     if not first <= found <= last:
         raise NotRecordedError(
-            f"{text} is outside the recording, which goes from {time_text(first)} to "
-            f"{time_text(last)} (+{(last - first) / 1000:.1f})"
+            f"{text} is outside the recording, which goes from {_time_text(first)} to "
+            f"{_time_text(last)} (+{(last - first) / 1000:.1f})"
         )
     return found
 
@@ -122,12 +105,11 @@ def _announced(recording: Recording, kind: str, number: int, first_ms: int) -> i
     return times[wanted]
 
 
-def _steps(recording: Recording) -> Iterator[StepCompleted]:
-    return (record.event for record in recording.events(StepCompleted))
-
-
 def _groups_of_steps(recording: Recording, steps: Range) -> frozenset[str]:
-    by_step = {step.step: {ref.group_id for ref in step.samples} for step in _steps(recording)}
+    by_step = {
+        record.event.step: {ref.group_id for ref in record.event.samples}
+        for record in recording.events(StepCompleted)
+    }
     found = frozenset(g for step, groups in by_step.items() if step in steps for g in groups)
     if not found:
         there = f"steps {min(by_step)} to {max(by_step)}" if by_step else "no completed step"
@@ -135,28 +117,6 @@ def _groups_of_steps(recording: Recording, steps: Range) -> frozenset[str]:
     return found
 
 
-def _dead(recording: Recording, which: str) -> frozenset[str]:
-    dead = {record.event.group_id for record in recording.events(DeadLetter)}
-    if which == ONLY:
-        return frozenset(dead)
-    prompts = {record.event.group_id for record in recording.events(Prompt)}
-    return frozenset(prompts | {r.event.group_id for r in recording.events(Trajectory)}) - dead
-
-
-def _with_groups(selection: Selection, groups: frozenset[str]) -> Selection:
-    both = groups if selection.groups is None else selection.groups & groups
-    return replace(selection, groups=both)
-
-
-def _with_samples(
-    selection: Selection, samples: frozenset[tuple[str, int]], option: str
-) -> Selection:
-    if not samples:
-        raise NotRecordedError(f"{option}: no sample of the recording fits")
-    both = samples if selection.samples is None else selection.samples & samples
-    return replace(selection, samples=both)
-
-
-def time_text(ms: int) -> str:
+def _time_text(ms: int) -> str:
     """UTC, as it can be typed again; to a thousandth of a second."""
     return f"{utc_text(ms, 'T')}.{ms % 1000:03}"

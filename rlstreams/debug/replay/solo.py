@@ -1,4 +1,4 @@
-"""One real role as a process of its own, fed stage by stage, with everybody else absent.
+"""Harness of one real role: its process, fed stage by stage, with everybody else absent.
 
 A stage is what the role may know before it goes on: a recorded step's samples, or the prompts that
 one version sampled. Which of several ready things a role takes first is a matter of time; feeding
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rlstreams.debug.replay.player import commit
 from rlstreams.debug.replay.target import Target
@@ -67,17 +66,21 @@ class SoloRole(Closing):
         target: the fresh run; its configuration file is what the role reads.
         role: which.
         deadline_s: longest wait for the next thing that it writes.
-        reaped: instances before it that ended: a trainer does not watch their lease.
     """
 
-    def __init__(
-        self, target: Target, role: str, *, deadline_s: float, reaped: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, target: Target, role: str, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self.log = target.folder / "logs" / f"{role}-0.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.name = role
-        self._child: Child = _spawn(target, role, self.log, reaped)
+        spec = ChildSpec(
+            role=role,
+            ordinal=0,
+            config=target.config_file,
+            log=self.log,
+            instance=uuid.uuid4().hex,
+        )
+        self._child: Child = make_spawner(has_gpus=target.config.has_gpus).spawn(spec)
         self._started_s = time.monotonic()
 
     def until(
@@ -101,35 +104,16 @@ class SoloRole(Closing):
                 continue
             status = self._child.poll()
             if status is not None and not (advance() or reached()):
+                tail = "\n".join(log_tail(self.log))
                 raise RoleEndedError(
                     f"{self.name} ended with status {status} before {waiting_for}; "
-                    f"last lines of {self.log}:\n{_tail(self.log)}"
+                    f"last lines of {self.log}:\n{tail}"
                 )
             if time.monotonic() - last_s > self._deadline_s:
                 raise DeadlineError(
                     f"{self.name} wrote nothing for {self._deadline_s:g} s; waiting for "
                     f"{waiting_for}; see {self.log}"
                 )
-
-    @property
-    def instance(self) -> str:
-        """What the process calls itself in its events."""
-        return self._child.spec.instance
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end.
-
-        Raises:
-            RoleEndedError: it failed.
-            DeadlineError: it did not end.
-        """
-        if not self._child.wait(timeout_s):
-            raise DeadlineError(f"{self.name} did not end within {timeout_s:g} s; see {self.log}")
-        if status := self._child.poll():
-            raise RoleEndedError(
-                f"{self.name} ended with status {status}; last lines of {self.log}:\n"
-                f"{_tail(self.log)}"
-            )
 
     def close(self) -> None:
         """Let it drain, or end it."""
@@ -142,28 +126,11 @@ class SoloRole(Closing):
                 self._child.wait(5.0)
 
 
-def _tail(log: Path) -> str:
-    return "\n".join(log_tail(log))
-
-
-def _spawn(target: Target, role: str, log: Path, reaped: Sequence[str]) -> Child:
-    spec = ChildSpec(
-        role=role,
-        ordinal=0,
-        config=target.config_file,
-        log=log,
-        instance=uuid.uuid4().hex,
-        reaped=reaped,
-    )
-    return make_spawner(has_gpus=target.config.has_gpus).spawn(spec)
-
-
 class Feeder(Closing):
     """Sends records to a fresh run, each call in one or a few transactions."""
 
     def __init__(self, bus: Bus) -> None:
         self._producer = bus.producer(PRODUCER_ID)
-        self.num_sent = 0
 
     def send(self, records: Sequence[Outgoing]) -> None:
         """Send them, in order.
@@ -173,7 +140,6 @@ class Feeder(Closing):
         """
         for at in range(0, len(records), _BATCH_RECORDS):
             commit(self._producer, list(records[at : at + _BATCH_RECORDS]))
-        self.num_sent += len(records)
 
     def close(self) -> None:
         """Release the producer."""

@@ -41,11 +41,6 @@ class Target:
         """Of the fresh run."""
         return Path(self.config.folder)
 
-    def configured(self, config: RunConfig) -> Target:
-        """The same place under another configuration, written for the next role."""
-        self.config_file.write_text(resolved_json(config) + "\n", encoding="utf-8")
-        return replace(self, config=config)
-
 
 def recorded_config(recording: Recording) -> RunConfig:
     """The configuration that the recorded run was under, at its newest claim.
@@ -101,8 +96,9 @@ def fresh_run(
         apply(bootstrap_of(config), config.run.id, topic_plan(config), options, schemas)
         if keep and not config.broker.bootstrap:
             keep_running(broker)
-        target = Target(config=config, bus=bus, config_file=folder / CONFIG_FILE)
-        yield target.configured(config)
+        file = folder / CONFIG_FILE
+        file.write_text(resolved_json(config) + "\n", encoding="utf-8")
+        yield Target(config=config, bus=bus, config_file=file)
 
 
 def _refuse_others_folder(config: RunConfig) -> None:

@@ -35,7 +35,6 @@ class Change:
     weight_hash: str
     update_norm: float  # L2 of the change of all weights
     cosine: float  # between the two updates
-    by_parameter: dict[str, tuple[float, float]]  # L2 of the update: as it was, changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +157,6 @@ def _change(
     as_it_was: Mapping[str, Tensor],
     now: Mapping[str, Tensor],
 ) -> Change:
-    by_parameter = {
-        name: (
-            float((as_it_was[name].float() - tensor.float()).norm()),
-            float((now[name].float() - tensor.float()).norm()),
-        )
-        for name, tensor in before.items()
-    }
     one, other = _update(before, as_it_was), _update(before, now)
     return Change(
         settings=tuple(_changed_settings(recorded, changed)),
@@ -173,7 +165,6 @@ def _change(
         weight_hash=trained.weight_hash,
         update_norm=float(other.norm()),
         cosine=float(torch.nn.functional.cosine_similarity(one, other, dim=0)),
-        by_parameter=by_parameter,
     )
 
 

@@ -1,4 +1,4 @@
-"""All pictures, by matplotlib: the learning curve as PNG and SVG, small charts and lanes as SVG.
+"""All pictures, by matplotlib: the learning curve as PNG and SVG, small charts as SVG.
 
 In an SVG the colours are variables of the page's style sheet, so it follows light and dark.
 """
@@ -97,31 +97,6 @@ def bars(rows: Sequence[tuple[str, Mapping[str, float]]], unit: str, title: str)
         spine.set_visible(False)
     told = "; ".join(f"{row[0]}: {number(total)}" for row, total in zip(rows, totals, strict=True))
     return _svg(figure, f"{title}, {unit}. {told}")
-
-
-def lanes(
-    names: Sequence[str], spans: Sequence[tuple[str, float, float, str, bool]], title: str
-) -> str:
-    """Work as bars on one lane for each name, by seconds.
-
-    Args:
-        spans: lane, begin and end in seconds, what it is, whether it went wrong.
-    """
-    figure, axes = _figure(10.0, 0.6 + 0.4 * len(names))
-    end_s = max((end for _, _, end, _, _ in spans), default=0.0) or 1.0
-    places = {name: place for place, name in enumerate(names)}
-    for name, begin, end, what, is_bad in spans:
-        width = max(end - begin, end_s / 300)
-        axes.barh(places[name], width, left=begin, height=0.4, color=RED if is_bad else BLUE)
-        where = (begin + width, places[name] + 0.25)
-        axes.annotate(what, where, xytext=(3, 0), textcoords="offset points", fontsize=8,
-                      va="top", color=INK)  # fmt: skip
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.5)
-    axes.set_xlim(0, 1.12 * end_s)
-    _style(axes, "seconds since it was issued", "", 8)
-    axes.xaxis.get_major_locator().set_params(integer=False)
-    return _svg(figure, title)
 
 
 def _figure(width_inches: float, height_inches: float) -> tuple[_Figure, _Axes]:

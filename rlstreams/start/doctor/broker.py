@@ -1,12 +1,13 @@
-"""Whether a broker that runs is one that we can use, and has this run's topics. Looks only."""
+"""Checks of a broker that runs: its version, its limits, this run's topics. Changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from rlstreams.start.doctor.check import Check, fail, ok, warn
 from rlstreams.streams.kafka.admin import version_warning
 from rlstreams.streams.kafka.facts import BrokerFacts, broker_facts
+from rlstreams.streams.log.counted import counted
 from rlstreams.streams.log.topics import STEPS, TOPICS
 from rlstreams.workers.bootstrap.parts import client_options, topic_plan
 from rlstreams.workers.config.run import RunConfig
@@ -15,7 +16,6 @@ SETTLE_S = 5.0  # beyond its timeout, for the broker's own clean-up
 LOW_DISK_BYTES = 1_000_000_000
 TRANSACTION_MS = 30_000  # `transaction.timeout.ms` of our producers
 PART_BYTES = 1_000_000  # a part of a record, with its headers
-_SHOWN = 3  # partitions that a sentence names
 
 
 def broker_checks(bootstrap: str, config: RunConfig) -> Iterator[Check]:
@@ -91,48 +91,39 @@ def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
     the configuration the thing to change.
     """
     wanted, run = config.broker.replication, config.run.id
-    found = f"broker.replication is {wanted}"
-    down = facts.assigned - facts.brokers
+    found, down = f"broker.replication is {wanted}", facts.assigned - facts.brokers
     if wanted > facts.num_brokers:  # before the run has topics; else a node may be gone on purpose
         down |= facts.fenced
-    weak = _some(f"{run}.{name}" for name in _lacking(facts, to_write=True))
+    weak, behind = [], []
+    for name, topic in facts.topics.items():
+        least = int(topic.settings.get("min.insync.replicas", 1))
+        for number, copies in topic.copies.items():
+            if len(copies.in_sync) < len(copies.assigned):
+                behind.append(f"{run}.{name}[{number}]")
+                if len(copies.in_sync) < min(least, len(copies.assigned)):
+                    weak.append(behind[-1])
+    is_refused = bool(weak)
     if weak:
-        weak = f"; fewer copies in sync than min.insync.replicas, so writes are refused: {weak}"
+        found += (
+            f"; fewer copies in sync than min.insync.replicas, so writes are refused: {weak[0]}"
+        )
+    elif behind:
+        found += f"; {counted(len(behind), 'partition')} not in sync: {behind[0]}"
     if down:
         names = ", ".join(map(str, sorted(down)))
         every = ", ".join(map(str, sorted(facts.brokers | down)))
         found += f"; of the brokers {every} there is no answer from {names}"
         if not weak and len(facts.topics) < len(TOPICS):
-            weak = ", and not all topics of the run exist"
+            is_refused, found = True, f"{found}, and not all topics of the run exist"
         advice = f"start broker {names}; leave broker.replication as it is"
-        return (fail if weak else warn)("replicas", found + weak, advice)
+        return (fail if is_refused else warn)("replicas", found, advice)
     if wanted > facts.num_brokers:
-        return fail(
-            "replicas", f"{found}, brokers are {facts.num_brokers}",
-            "start as many brokers, or lower broker.replication",
-        )  # fmt: skip
-    if weak:
-        return fail("replicas", found + weak, "wait until their brokers have caught up")
-    if behind := _some(f"{run}.{name}" for name in _lacking(facts, to_write=False)):
-        found += f"; copies that are not in sync: {behind}"
-        return warn("replicas", found, "wait until their brokers have caught up")
+        found += f", brokers are {facts.num_brokers}"
+        return fail("replicas", found, "start as many brokers, or lower broker.replication")
+    if behind:
+        advice = "wait until their brokers have caught up"
+        return (fail if is_refused else warn)("replicas", found, advice)
     return ok("replicas", found)
-
-
-def _lacking(facts: BrokerFacts, *, to_write: bool) -> Iterable[str]:
-    """Partitions with fewer copies in sync than writing needs, or else than are assigned."""
-    for name, topic in facts.topics.items():
-        least = int(topic.settings.get("min.insync.replicas", 1))
-        for number, copies in topic.copies.items():
-            needed = min(least, len(copies.assigned)) if to_write else len(copies.assigned)
-            if len(copies.in_sync) < needed:
-                yield f"{name}[{number}]"
-
-
-def _some(names: Iterable[str]) -> str:
-    every = list(names)
-    rest = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + rest
 
 
 def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:

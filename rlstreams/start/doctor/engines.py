@@ -1,8 +1,4 @@
-"""Whether the model servers that a run names, or will start, can be used. Starts and changes none.
-
-Asked is what a rollout worker asks: which server a Python has, what a running one says it is,
-whether a port is taken. `rlstreams engine check URL` asks a running one for more.
-"""
+"""Checks of the model servers that a run names or will start. Starts and changes none."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
 
 ASK_S = 3.0  # longest answer of a server that works
 BUILTIN = "builtin"
-_URLS, _ROUTERS = "engine.urls", "engine.routers"  # names of checks
 
 
 def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator[Check]:
@@ -119,7 +114,7 @@ def _is_up(config: RunConfig, kind: Kind, ordinal: int) -> bool:
 
 
 def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
-    """A line for each server and router; a worker that has another server can do without one."""
+    """A line for each server; a worker that has another server can do without one."""
     from rlstreams.workers.bootstrap.served import router_of, urls_of
 
     for ordinal in ordinals:
@@ -129,7 +124,7 @@ def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
             yield fail("engine", str(err), "")
             return
         servers = asyncio.run(_met(config, urls_of(config, ordinal), router))
-        is_served = any(one.name == _URLS and one.level is Level.OK for one in servers)
+        is_served = any(one.name == "engine.urls" and one.level is Level.OK for one in servers)
         for one in servers:
             # A server that answers and is refused ends its worker's part in the run; one that does
             # not answer is waited for.
@@ -143,19 +138,32 @@ async def _met(config: RunConfig, urls: Sequence[str], router: Router | None) ->
     return await asyncio.gather(*asked, *([_router(router)] if router is not None else []))
 
 
+async def _router(router: Router) -> Check:
+    """Whatever it answers, it is there."""
+    from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
+
+    try:
+        await router.http.get("/health", ASK_S)
+    except ServerGoneError as err:
+        found = str(err).replace("server", "router", 1)
+        return fail("engine.routers", found, "start it, or correct the url")
+    except ServerError:
+        pass
+    finally:
+        await router.http.close()
+    return ok("engine.routers", f"{router.url} answers")
+
+
 async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
-    from rlstreams.workers.engines.served.dialect import dialect_of
     from rlstreams.workers.engines.served.facts import Kind, ask_usable
     from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 
     kind, http = Kind(config.rollout.engine), ServerHttp(url)
-    name, start = _URLS, f"start it (`rlstreams engine command {kind} CONFIG` prints how)"
+    name, start = "engine.urls", f"start it (`rlstreams engine command {kind} CONFIG` prints how)"
     try:
         facts = await ask_usable(http, kind, ASK_S, allow_untested=config.engine.allow_untested)
         if router is not None:
             router.check(facts)
-        if await http.status_of("/health", ASK_S) not in dialect_of(kind).alive:
-            return warn(name, f"server {url}: GET /health says that it does not work", "restart it")
     except ServerGoneError as err:
         return warn(name, str(err), f"{start}, or correct engine.urls")
     except ServerError as err:
@@ -164,22 +172,5 @@ async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
         return fail(name, str(err), f"{start} as such a server, or correct engine.urls")
     finally:
         await http.close()
-    return ok(
-        name, f"{url}: {facts.name}, model {facts.model} (`rlstreams engine check {url}` asks more)"
-    )
-
-
-async def _router(router: Router) -> Check:
-    """Whatever it answers, it is there."""
-    from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
-
-    name = _ROUTERS
-    try:
-        await router.http.get("/health", ASK_S)
-    except ServerGoneError as err:
-        return fail(name, str(err).replace("server", "router", 1), "start it, or correct the url")
-    except ServerError:
-        pass
-    finally:
-        await router.http.close()
-    return ok(name, f"{router.url} answers")
+    asks = f"(`rlstreams engine check {url}` asks more)"
+    return ok(name, f"{url}: {facts.name}, model {facts.model} {asks}")

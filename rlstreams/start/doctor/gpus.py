@@ -1,4 +1,4 @@
-"""Which GPUs this host has, and whether those that the roles name are there."""
+"""Checks of the GPUs: which this host has, and whether those that the roles name are there."""
 
 from __future__ import annotations
 

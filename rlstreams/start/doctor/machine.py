@@ -1,17 +1,14 @@
-"""What this machine has: Python and packages, Java and jars, disk, a free port."""
+"""Checks of the machine: Java and jars, disk, a free port."""
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
 from rlstreams.workers.config.run import RunConfig
 
-OLDEST_PYTHON = (3, 11)
 LOG_MB = 2000  # of a run on a small model; a log grows with its samples
 _ONLY_NEEDED_FOR_EMBEDDED = "set broker.bootstrap to your own broker; then none is needed"
 
@@ -26,7 +23,7 @@ def machine(
         is_broker_up: the run's embedded broker runs already, and so holds its port.
         weights_mb: size of the model in float32.
     """
-    checks = [python(), packages()]
+    checks = []
     if not config.broker.bootstrap and not host.is_alone:
         checks += [
             probed("java", java, f"or {_ONLY_NEEDED_FOR_EMBEDDED}"),
@@ -34,37 +31,6 @@ def machine(
             port(config.broker.port, is_broker_up=is_broker_up),
         ]
     return [*checks, disk(config, weights_mb, host)]
-
-
-def python() -> Check:
-    """The interpreter's version."""
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if tuple(map(int, platform.python_version_tuple()[:2])) < OLDEST_PYTHON:
-        return fail("python", found, "use Python 3.11 or newer; rlstreams is developed on 3.12")
-    return ok("python", found)
-
-
-def packages() -> Check:
-    """Whether what we need is installed, in the versions that we need."""
-    from packaging.requirements import Requirement
-
-    wanted = [Requirement(text) for text in requires("rlstreams") or ()]
-    problems, told = [], []
-    for requirement in wanted:
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            found = version(requirement.name)
-        except PackageNotFoundError:
-            problems.append(f"{requirement.name} is missing")
-            continue
-        if not requirement.specifier.contains(found, prereleases=True):
-            problems.append(f"{requirement.name} is {found}, wanted is {requirement.specifier}")
-        if requirement.name in ("torch", "transformers", "confluent-kafka"):
-            told.append(f"{requirement.name} {found}")
-    if problems:
-        return fail("packages", "; ".join(problems), "install again: `make setup`")
-    return ok("packages", f"{', '.join(told)} and {len(wanted) - len(told)} others")
 
 
 def java() -> Check:
@@ -103,11 +69,8 @@ def port(number: int, *, is_broker_up: bool) -> Check:
     if not number:
         return ok("port", "broker.port is 0: a free one is chosen")
     if not is_free(number):
-        return fail(
-            "port",
-            f"broker.port {number} is in use by another program",
-            "choose another one, or 0 for a free one",
-        )
+        found = f"broker.port {number} is in use by another program"
+        return fail("port", found, "choose another one, or 0 for a free one")
     return ok("port", f"broker.port {number} is free")
 
 

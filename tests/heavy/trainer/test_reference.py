@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstreams.debug.replay.change import changed_config
+from rlstreams.debug.rerun.change import changed_config
 from rlstreams.debug.rerun.rerun import RerunError, rerun
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
 from rlstreams.streams.log.errors import ConfigError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstreams.debug.replay.change import changed_config
+from rlstreams.debug.rerun.change import changed_config
 from rlstreams.debug.rerun.rerun import rerun
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS

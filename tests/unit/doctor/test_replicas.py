@@ -38,9 +38,9 @@ def facts(
     [
         (facts(ALL, ALL), Level.OK, "is 3", ""),
         (facts((1, 3), (1, 3)), Level.WARN, "1, 2, 3 there is no answer from 2", "start broker 2"),
-        (facts((1,), (1,)), Level.FAIL, "from 2, 3; fewer copies in sync", "start broker 2, 3"),
+        (facts((1,), (1,)), Level.FAIL, "answer from 2, 3", "start broker 2, 3"),
         (facts((1, 3), (1, 3), ()), Level.FAIL, "not all topics", "start broker 2; leave"),
-        (facts(ALL, (1, 3)), Level.WARN, "not in sync: run.prompts[0], run", "have caught up"),
+        (facts(ALL, (1, 3)), Level.WARN, "not in sync: run.prompts[0]", "have caught up"),
         (facts(ALL, (3,)), Level.FAIL, "writes are refused: run.prompts[0]", "have caught up"),
     ],
 )

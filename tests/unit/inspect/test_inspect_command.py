@@ -56,7 +56,10 @@ def test_a_page_is_written(folder: str, tmp_path: Path, capsys: pytest.CaptureFi
     page = tmp_path / "worst.html"
     assert 0 == main(["inspect", folder, "--step", "1", "--html", str(page)])
     assert f"page: {page}\n" == capsys.readouterr().out
-    assert ": step 1" in page.read_text("utf-8")
+    text = page.read_text("utf-8")
+    assert ": step 1" in text
+    assert text.count("lineage") == text.count("largest differences") == 2
+    assert "<script" not in text
 
 
 def test_what_is_not_there_is_named(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What people see of a sample: on the terminal, on the page, in pipes."""
+"""What people see of a sample: on the terminal, in pipes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console, RenderableType
 
 from rlstreams.debug.inspect.as_json import json_line
-from rlstreams.debug.inspect.page import render, timeline
-from rlstreams.debug.inspect.page_tokens import CSS, WAYS
 from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
 from rlstreams.debug.inspect.terminal import seconds_text, table, whole
 from rlstreams.debug.inspect.words import NUMBERS, Spelling
 from rlstreams.streams.lineage.fold import SampleId
 from tests import factories as f
-from tests.html_pages import Balance
 from tests.unit.inspect import told_run
 
 SPELLING = Spelling(decode=told_run.decode, plain=told_run.decode, hash=f.HASH)
@@ -35,74 +31,6 @@ def printed(drawn: RenderableType) -> str:
     console = Console(file=io.StringIO(), width=180, color_system=None)
     console.print(drawn)
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("samples", [SAMPLES, ("1/0",), ("3/0",), ("4/0",)], ids=str)
-def test_the_page_is_whole_and_needs_nothing_else(samples: tuple[str, ...]) -> None:
-    """Tags balance, pictures are well-formed, no address is fetched."""
-    page = render(details(*samples), "told", "today")
-    balance = Balance()
-    balance.feed(page)
-    assert [] == balance.open
-    for picture in re.findall(r"<svg.*?</svg>", page):
-        assert "img" == ElementTree.fromstring(picture).get("role")
-    assert not re.search(r"https?://|src=|@import|url\((?!#)", page)
-
-
-def test_every_way_to_colour_has_its_switch_and_its_rules() -> None:
-    """Classes of tokens, and rules that a switch turns on: the page needs no script."""
-    page = render(details("1/0"), "told")
-    for way in WAYS:
-        assert f'id="by-{way}"' in page
-        assert f"main:has(#by-{way}:checked)" in CSS
-    tokens = re.findall(r'<span class="([^"]*)"[^>]* title=', page)
-    assert "ap o" == tokens[0]
-    assert "ao v0 dl2 s1 e2" == tokens[6]
-    assert "ao v1 dh3 s2 e2" == tokens[10]
-
-
-def test_titles_have_the_numbers_of_every_token() -> None:
-    """Without those that nobody gave."""
-    titles = re.findall(r'<span[^>]* title="(token [^"]*)"', render(details("1/0"), "told"))
-    assert 11 == len(titles)
-    assert "proximal" not in titles[4]
-    assert "policy\nversion 0" in titles[6]
-    assert "proximal -0.375\ndifference -0.125" in titles[6]
-
-
-def test_what_a_model_wrote_is_not_markup() -> None:
-    """It is escaped everywhere; links lead to tokens that are there."""
-    evil = Spelling(decode=lambda ids: "</script><b>" * len(ids), plain=str, hash=f.HASH)
-    page = render(details("0/0", "1/0", spelling=evil), "told <b>")
-    assert "<script" not in page
-    assert "<b></b>" not in page
-    assert "told &lt;b&gt;" in page
-    for name in re.findall(r'href="#([^"]*)"', page):
-        assert f'id="{name}"' in page
-
-
-def test_the_page_tells_group_segments_and_facts() -> None:
-    """What an advantage compares with, who scored what, the expected answer."""
-    page = render(details("0/1", "1/0"), "told")
-    for words in (
-        "Its group in the step",
-        "<td><b>this one</b> 0/1</td>",
-        "left out: reward",
-        "1 (sampled)",
-        "expected answer",
-        "trained in step",
-        "0,1 → 2",
-    ):
-        assert words in page
-
-
-def test_a_timeline_has_the_work_of_every_hop() -> None:
-    """Spoken too; what went wrong is red."""
-    trained, dead = details("0/0", "4/0")
-    told = timeline(trained)
-    assert 1 == told.count('role="img"')
-    assert all(f"{role}: " in told for role in ("prompts", "rollout", "logprob", "trainer"))
-    assert ("var(--bad)" in told, "var(--bad)" in timeline(dead)) == (False, True)
 
 
 def test_the_terminal_tells_the_same() -> None:
@@ -142,13 +70,12 @@ def said(word: str) -> Callable[[Sequence[int]], str]:
 
 
 def test_what_is_missing_is_told() -> None:
-    """On the terminal, on the page and in JSON."""
+    """On the terminal and in JSON."""
     trajectory = told_run.rollout("7", 0, 0)[1]
     (found,) = told_run.bus_log([trajectory]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     expected = "not in this log, removed or not recorded: its prompt, load rollout-0/0"
     assert expected in printed(whole(shown))
-    assert expected in render([shown], "told")
     assert "its prompt" == json.loads(json_line(shown))["missing"][0]
 
 
@@ -215,11 +142,10 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     assert "its tokens cannot be read: a segment of 3 tokens" in shown.problem
     assert 3 == len(shown.hops)
     assert "cannot be read" in printed(whole(shown))
-    assert "cannot be read" in render([shown], "told")
 
 
 def test_a_long_text_is_cut_in_a_list_only() -> None:
-    """A strip of differences has a bounded number of columns too."""
+    """A sample in full has all of it."""
     prompt, *_ = told_run.rollout("7", 0, 0)
     long = f.trajectory(
         group_id="7",
@@ -231,11 +157,8 @@ def test_a_long_text_is_cut_in_a_list_only() -> None:
     )
     (found,) = told_run.bus_log([prompt, long]).samples("7/0")
     shown = sample_detail(found, SPELLING)
-    page = render([shown, shown], "told")
     assert 3005 == len(shown.words)
     assert "…" in printed(table([shown], ""))
-    strips = re.findall(r'<svg class="strip".*?</svg>', page)
-    assert 160 == strips[0].count("<rect")
 
 
 def test_seconds_are_told_as_people_do() -> None:
@@ -249,5 +172,4 @@ def test_a_rollout_without_a_token_is_shown() -> None:
     event = f.trajectory(group_id="7", sample=0, segments=())
     (found,) = told_run.bus_log([event]).samples("7/0")
     shown = sample_detail(found, SPELLING)
-    assert "7/0" in render([shown, shown], "told")
     assert "7/0" in printed(whole(shown))

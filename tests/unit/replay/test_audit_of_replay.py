@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.replay.player import Pace, Player, outgoing_of
+from rlstreams.debug.replay.player import Player, outgoing_of
 from rlstreams.schemas.binary import MARKER
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.audit.auditor import audit
@@ -51,10 +50,10 @@ def recorded(run: Run, folder: Path) -> Path:
     return folder
 
 
-def played(raws: Iterable[RawRecord], *, in_order: bool = True, is_part: bool = False) -> Bus:
+def played(raws: Iterable[RawRecord], *, is_part: bool = False) -> Bus:
     """Into a fresh run, where every record but the first lies somewhere else."""
     bus = MemoryBus(made_log("again", 2), "again")
-    Player(bus, "demo", Pace(speed=math.inf), in_order=in_order, is_part=is_part).play(raws)
+    Player(bus, "demo", is_part=is_part).play(raws)
     return bus
 
 
@@ -76,8 +75,8 @@ def offsets_by_origin(bus: Bus, topic: str) -> dict[str, int]:
 
 def test_a_replayed_run_is_judged_by_the_recorded_positions(raws: Sequence[RawRecord]) -> None:
     """Records lie elsewhere than steps say; each header says where it lay."""
-    report = judged(played(raws, in_order=False))
-    moved = offsets_by_origin(played(raws, in_order=False), SCORED.name)
+    report = judged(played(raws))
+    moved = offsets_by_origin(played(raws), SCORED.name)
     assert any(not origin.endswith(f"@{offset}") for origin, offset in moved.items())
     assert {} == report.breach_counts
     assert ("demo", False, SIZE) == (report.replay_of, report.is_part, report.trained)
@@ -97,7 +96,7 @@ def test_what_the_recorded_run_broke_its_replay_breaks(tmp_path: Path) -> None:
     expected = judged(run.bus).breach_counts
     assert {"unknown position", "trained twice", "closed twice"} <= set(expected)
     with Recording(recorded(run, tmp_path / "rec")) as recording:
-        report = judged(played(recording.records(), in_order=False))
+        report = judged(played(recording.records()))
     assert expected == report.breach_counts
 
 
@@ -144,7 +143,7 @@ def test_a_stranger_in_steps_does_not_make_positions_those_of_this_log(
     raws: Sequence[RawRecord],
 ) -> None:
     """Its record is named; that it was not replayed says nothing of who made the steps."""
-    bus = played(raws, in_order=False)
+    bus = played(raws)
     with bus.producer("stranger") as producer:
         producer.commit([Outgoing(topic=STEPS.name, key=b"", value=[MARKER + bytes(40)])])
     assert {"unreadable step": 1} == judged(bus).breach_counts
@@ -181,16 +180,6 @@ def test_what_retention_had_removed_is_unproven_in_the_replay_too(tmp_path: Path
     with Recording(recorded(run, tmp_path / "rec")) as recording:
         report = judged(played(recording.records()))
     assert ({}, SIZE) == (report.breach_counts, report.unproven)
-
-
-def test_a_leap_forward_makes_a_part_of_a_replay(raws: Sequence[RawRecord]) -> None:
-    """What was leapt over was not replayed."""
-    bus = MemoryBus(made_log("again", 2), "again")
-    pace = Pace(speed=math.inf)
-    player = Player(bus, "demo", pace, seek=lambda _now, _to: raws[-1:])
-    pace.go_to_ms = raws[-1].timestamp_ms
-    player.play(raws)
-    assert judged(bus).is_part
 
 
 @pytest.mark.parametrize("text", [b"demo", b"demo/steps[x]@1", b"demo/prompts[0]@1", b"\xff" * 9])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlstreams.debug.replay.into_rollout import RolloutReplay, fed_by_version
+from rlstreams.debug.replay.into_role import RoleReplay, fed_by_version
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.selection import Selection
 from tests import factories
@@ -27,7 +27,7 @@ def test_what_cannot_be_sampled_again_is_skipped_and_counted(tmp_path: Path) -> 
         factories.trajectory(group_id="4", segments=(prompt, of_three)),
     ]
     record(tmp_path / "r", (raw_of(event, number) for number, event in enumerate(told)))
-    made = RolloutReplay()
+    made = RoleReplay(role="rollout")
     with Recording(tmp_path / "r") as recording:
         fed = fed_by_version(recording, Selection(), {2}, made)
         assert {2: ["0"]} == {v: [f.sample[0] for f in found] for v, found in fed.items()}

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.replay.filters import ONLY, WITHOUT, RecordFilter, chosen, moment, resolve
-from rlstreams.debug.replay.keys import press
-from rlstreams.debug.replay.player import REPLAY_HEADER, Pace, Player
+from rlstreams.debug.replay.filters import chosen, moment, resolve
+from rlstreams.debug.replay.player import REPLAY_HEADER, Player
 from rlstreams.schemas.events import StepCompleted, Trajectory
 from rlstreams.streams.log.errors import AbortedError, BrokerError
 from rlstreams.streams.log.record import Outgoing, RawRecord
@@ -64,7 +63,7 @@ def test_records_arrive_byte_for_byte_where_they_lay(tmp_path: Path) -> None:
     raws = record(tmp_path / "r", trajectories(20))
     bus = make_bus()
     with Recording(tmp_path / "r") as recording:
-        played = Player(bus, "r", Pace(speed=math.inf)).play(recording.records())
+        played = Player(bus, "r", math.inf).play(recording.records())
 
     found = read(bus, "trajectories")
     by_origin = {raw.headers[REPLAY_HEADER].decode(): raw for raw in found}
@@ -80,7 +79,7 @@ def test_a_partition_keeps_its_order(tmp_path: Path) -> None:
     record(tmp_path / "r", trajectories(50))
     bus = make_bus()
     with Recording(tmp_path / "r") as recording:
-        Player(bus, "r", Pace(speed=math.inf), in_order=True).play(recording.records())
+        Player(bus, "r", math.inf).play(recording.records())
 
     for partition in (0, 1):
         origins = [
@@ -99,31 +98,10 @@ def test_the_recorded_pace_is_kept_or_scaled(tmp_path: Path, speed: float, secon
         for n in range(20)
     ]
     clock = Clock()
-    player = Player(make_bus(), "r", Pace(speed=speed), now_s=clock, sleep=clock.sleep)
+    player = Player(make_bus(), "r", speed, now_s=clock, sleep=clock.sleep)
 
     assert 20 == player.play(raws).num_records
     assert seconds == pytest.approx(clock.now_s, abs=0.2)
-
-
-def test_the_keyboard_pauses_and_steps() -> None:
-    """One record, then up to the next step, then to the end."""
-    pace = Pace(speed=math.inf)
-    press(pace, " ")
-    keys = iter(["n", "s", "q"])
-    player = Player(
-        make_bus(),
-        "r",
-        pace,
-        is_step=lambda raw: raw.position.topic == "steps",
-        sleep=lambda _: press(pace, next(keys)),
-    )
-    seen: list[int] = []
-    player._on_progress = lambda played: seen.append(played.num_records)
-
-    raws = list(trajectories(5))
-    step = raw_of(factories.step_completed(), 0)
-    assert 5 == player.play([*raws[:4], step, raws[4]]).num_records
-    assert [1, 5] == seen
 
 
 class Stumbling(MemoryBus):
@@ -157,7 +135,7 @@ def test_an_aborted_stream_is_sent_again_from_its_first_record(tmp_path: Path) -
     raws = record(tmp_path / "r", trajectories(20))
     bus = Stumbling(num_aborts=2)
     with Recording(tmp_path / "r") as recording:
-        played = Player(bus, "r", Pace(speed=math.inf)).play(recording.records())
+        played = Player(bus, "r", math.inf).play(recording.records())
 
     origins = sorted(raw.headers[REPLAY_HEADER].decode() for raw in read(bus, "trajectories"))
     assert sorted(f"r/{raw.position}" for raw in raws) == origins
@@ -166,35 +144,24 @@ def test_an_aborted_stream_is_sent_again_from_its_first_record(tmp_path: Path) -
 
 def test_a_stream_that_is_aborted_again_and_again_ends_the_replay() -> None:
     """With the broker's reason."""
-    player = Player(Stumbling(num_aborts=99), "r", Pace(speed=math.inf))
+    player = Player(Stumbling(num_aborts=99), "r", math.inf)
     with pytest.raises(BrokerError, match=r"5 transactions in a row .* as it happens"):
         player.play(trajectories(20))
 
 
 def test_filters_choose_samples_with_all_that_is_about_them(tmp_path: Path) -> None:
-    """By step, dead letters, reward; a step's groups come with it."""
+    """By step and group; a step's groups come with it."""
     record(tmp_path / "r", a_run())
     with Recording(tmp_path / "r") as recording:
 
-        def groups(**changes: object) -> set[str]:
-            given = {"selection": Selection()} | changes
-            selection = resolve(recording, RecordFilter(**given))  # type: ignore[arg-type]
-            events = [recording.event(raw) for raw in chosen(recording, selection)]
+        def groups(selection: Selection) -> set[str]:
+            selected = chosen(recording, resolve(recording, selection))
+            events = map(recording.event, selected)
             return {e.group_id for e in events if isinstance(e, Trajectory)}
 
-        assert {"2", "3"} == groups(selection=Selection(steps=Range(first=2)))
-        assert {"3"} == groups(dead_letters=ONLY)
-        assert {"0", "1", "2"} == groups(dead_letters=WITHOUT)
-        assert {"1"} == groups(selection=Selection(groups=frozenset("1")))
-        chosen_now = resolve(
-            recording, RecordFilter(selection=Selection(), rewards=Range(first=2.0, last=2.0))
-        )
-        rewards = [
-            e.reward
-            for raw in chosen(recording, chosen_now)
-            if isinstance(e := recording.event(raw), Trajectory)
-        ]
-        assert [2.0] * 5 == rewards
+        assert {"2", "3"} == groups(Selection(steps=Range(first=2)))
+        assert {"1"} == groups(Selection(groups=frozenset("1")))
+        assert {"2"} == groups(Selection(steps=Range(first=2), groups=frozenset("12")))
 
 
 def test_moments_are_steps_versions_seconds_and_times(tmp_path: Path) -> None:
@@ -210,15 +177,13 @@ def test_moments_are_steps_versions_seconds_and_times(tmp_path: Path) -> None:
         with pytest.raises(NotRecordedError, match=r"outside the recording, which goes from"):
             moment(recording, "+99")
         with pytest.raises(NotRecordedError, match="there is steps 1 to 2"):
-            resolve(recording, RecordFilter(selection=Selection(steps=Range(first=9))))
+            resolve(recording, Selection(steps=Range(first=9)))
 
 
 def test_step_events_are_found_in_a_selection_of_steps(tmp_path: Path) -> None:
     """The step itself, not its neighbours."""
     record(tmp_path / "r", a_run())
     with Recording(tmp_path / "r") as recording:
-        selection = resolve(
-            recording, RecordFilter(selection=Selection(steps=Range(first=2, last=2)))
-        )
+        selection = resolve(recording, Selection(steps=Range(first=2, last=2)))
         steps = [recording.event(raw) for raw in chosen(recording, selection)]
     assert [2] == [event.step for event in steps if isinstance(event, StepCompleted)]

@@ -11,8 +11,7 @@ import pytest
 from rlstreams.__main__ import main
 from rlstreams.cli import record as record_command
 from rlstreams.cli import replay as replay_command
-from rlstreams.cli import replay_into
-from rlstreams.debug.replay.into_logprob import ScoreReplay
+from rlstreams.debug.replay.into_role import RoleReplay
 from rlstreams.debug.replay.player import Played
 from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
 from rlstreams.debug.replay.target import Target
@@ -78,7 +77,7 @@ def test_a_dry_run_counts_by_topic(tmp_path: Path, capsys: Said, num: int, told:
 
 def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
     """One record is one record."""
-    played = Played(num_records=1, num_bytes=10, at_ms=0, seconds=1.0, by_topic={"steps": 1})
+    played = Played(num_records=1, num_bytes=10, seconds=1.0, by_topic={"steps": 1})
     target = Target(config=RunConfig(), bus=cast("Any", None), config_file=Path("x"))
     replay_command._tell(played, target)
     assert "\n1 record, 0.0 MB in 1.0 s (1 a second) into run" in capsys.readouterr().out
@@ -86,5 +85,5 @@ def test_a_replay_says_what_it_wrote(capsys: Said) -> None:
 
 def test_one_role_alone_says_what_it_was_fed(capsys: Said) -> None:
     """Scores."""
-    (scores,) = replay_into._scores(ScoreReplay(num_equal=1))
+    (scores,) = RoleReplay(num_equal=1).lines()
     assert scores.startswith("1 scored trajectory equal, bit for bit; 0 different, 0 not scored")
