@@ -237,9 +237,9 @@ def footer(given: LiveInput) -> RenderableType:
     letters, if there are any."""
     run = given.views.run
     news = given.message or shortage(run.steps)
-    told = news or bottleneck(run.steps)
+    line = news or bottleneck(run.steps)
     style = "bold red" if news else "bright_black"
-    message = Text(f" {visible(told)}", style, no_wrap=True, overflow="ellipsis")
+    message = Text(f" {visible(line)}", style, no_wrap=True, overflow="ellipsis")
     hint = Text.assemble(
         (" k ", "reverse"),
         " kill a process   ",
@@ -249,5 +249,5 @@ def footer(given: LiveInput) -> RenderableType:
         overflow="ellipsis",
     )
     dead = given.views.dead
-    told = [Text(f" dead letters: {dead}   {list_command()}", "bold red", no_wrap=True)]
-    return Group(*(told if dead.num else ()), message, hint)
+    letters = [Text(f" dead letters: {dead}   {list_command()}", "bold red", no_wrap=True)]
+    return Group(*(letters if dead.num else ()), message, hint)
