@@ -13,7 +13,6 @@ from rich.console import Console, RenderableType
 
 from rlstreams.debug.inspect.as_json import json_line
 from rlstreams.debug.inspect.page import render, timeline
-from rlstreams.debug.inspect.page_tokens import CSS, WAYS
 from rlstreams.debug.inspect.sample_detail import SampleDetail, sample_detail
 from rlstreams.debug.inspect.terminal import seconds_text, table, whole
 from rlstreams.debug.inspect.words import NUMBERS, Spelling
@@ -47,27 +46,6 @@ def test_the_page_is_whole_and_needs_nothing_else(samples: tuple[str, ...]) -> N
     for picture in re.findall(r"<svg.*?</svg>", page):
         assert "img" == ElementTree.fromstring(picture).get("role")
     assert not re.search(r"https?://|src=|@import|url\((?!#)", page)
-
-
-def test_every_way_to_colour_has_its_switch_and_its_rules() -> None:
-    """Classes of tokens, and rules that a switch turns on: the page needs no script."""
-    page = render(details("1/0"), "told")
-    for way in WAYS:
-        assert f'id="by-{way}"' in page
-        assert f"main:has(#by-{way}:checked)" in CSS
-    tokens = re.findall(r'<span class="([^"]*)"[^>]* title=', page)
-    assert "ap o" == tokens[0]
-    assert "ao v0 dl2 s1 e2" == tokens[6]
-    assert "ao v1 dh3 s2 e2" == tokens[10]
-
-
-def test_titles_have_the_numbers_of_every_token() -> None:
-    """Without those that nobody gave."""
-    titles = re.findall(r'<span[^>]* title="(token [^"]*)"', render(details("1/0"), "told"))
-    assert 11 == len(titles)
-    assert "proximal" not in titles[4]
-    assert "policy\nversion 0" in titles[6]
-    assert "proximal -0.375\ndifference -0.125" in titles[6]
 
 
 def test_what_a_model_wrote_is_not_markup() -> None:
@@ -167,14 +145,6 @@ def test_every_fate_can_be_shown(sample: str, color: str) -> None:
     assert sample in printed(whole(details(sample)[0], color))
 
 
-def test_a_list_has_a_line_for_each() -> None:
-    """With the text that it is about."""
-    lines = printed(table(details(*SAMPLES), "told: all")).splitlines()
-    assert "told: all" == lines[0].strip()
-    assert list(SAMPLES) == [line.split()[0] for line in lines[2:]]
-    assert "2 + 3 =" in lines[2]
-
-
 def test_json_has_everything() -> None:
     """One line; nulls where nobody gave a number; floats as short as they were sent."""
     line = json_line(details("1/0")[0])
@@ -242,12 +212,3 @@ def test_seconds_are_told_as_people_do() -> None:
     """Milliseconds where they matter, minutes where they do not."""
     expected = ["+0.120 s", "-0.001 s", "+12.3 s", "+3 min"]
     assert expected == [seconds_text(s) for s in (0.12, -0.001, 12.345, 181.0)]
-
-
-def test_a_rollout_without_a_token_is_shown() -> None:
-    """An engine that was stopped at once."""
-    event = f.trajectory(group_id="7", sample=0, segments=())
-    (found,) = told_run.bus_log([event]).samples("7/0")
-    shown = sample_detail(found, SPELLING)
-    assert "7/0" in render([shown, shown], "told")
-    assert "7/0" in printed(whole(shown))
