@@ -68,7 +68,7 @@ def _detail(detail: SampleDetail, key: str, *, is_open: bool) -> str:
         _tokens(detail, key),
         "<h3>Lineage</h3>",
         timeline(detail),
-        _hops(detail),
+        _stages(detail),
         _segments(detail),
         _group(detail),
         _facts(detail),
@@ -84,8 +84,8 @@ def _figures(detail: SampleDetail) -> str:
     if trained is None:
         return template.figures([*shown, (versions, "versions")])
     shown[1:1] = [(f"{trained.ref.advantage:+.3f}", "advantage")]
-    own = [hop for hop in detail.hops if hop.is_own]
-    took_s = (max(hop.until_ms for hop in own) - own[0].at_ms) / 1000
+    own = [stage for stage in detail.stages if stage.is_own]
+    took_s = (max(stage.until_ms for stage in own) - own[0].at_ms) / 1000
     shown += [
         (stale, "staleness, versions"),
         (step, "trained in step"),
@@ -112,36 +112,36 @@ def _tokens(detail: SampleDetail, key: str) -> str:
 
 def timeline(detail: SampleDetail) -> str:
     """The sample's work as bars, a lane for each role; empty where nothing of it is known."""
-    own = [hop for hop in detail.hops if hop.is_own]
+    own = [stage for stage in detail.stages if stage.is_own]
     if not own:
         return ""
     start_ms = own[0].at_ms
     spans = [
         (
-            hop.role if hop.role in ROLES else ROLES[-1],
-            (hop.at_ms - start_ms) / 1000,
-            (hop.until_ms - start_ms) / 1000,
-            hop.what,
-            hop.what in _BAD,
+            stage.role if stage.role in ROLES else ROLES[-1],
+            (stage.at_ms - start_ms) / 1000,
+            (stage.until_ms - start_ms) / 1000,
+            stage.what,
+            stage.what in _BAD,
         )
-        for hop in own
+        for stage in own
     ]
-    return plot.lanes(ROLES, spans, ". ".join(f"{hop.role}: {hop.what}" for hop in own))
+    return plot.lanes(ROLES, spans, ". ".join(f"{stage.role}: {stage.what}" for stage in own))
 
 
-def _hops(detail: SampleDetail) -> str:
+def _stages(detail: SampleDetail) -> str:
     rows = []
     before_ms: int | None = None
-    for hop in detail.hops:
+    for stage in detail.stages:
         wait = ""
-        if hop.is_own:
+        if stage.is_own:
             if before_ms is not None:
-                wait = seconds_text((hop.at_ms - before_ms) / 1000)
-            before_ms = hop.until_ms
-        took = hop.until_ms - hop.at_ms
-        where = "" if hop.position is None else f"<code>{escape(str(hop.position))}</code>"
-        cells = (clock_text(hop.at_ms), wait, f"{took / 1000:.3f} s" if took else "", hop.role,
-                 hop.what, hop.detail)  # fmt: skip
+                wait = seconds_text((stage.at_ms - before_ms) / 1000)
+            before_ms = stage.until_ms
+        took = stage.until_ms - stage.at_ms
+        where = "" if stage.position is None else f"<code>{escape(str(stage.position))}</code>"
+        cells = (clock_text(stage.at_ms), wait, f"{took / 1000:.3f} s" if took else "", stage.role,
+                 stage.what, stage.detail)  # fmt: skip
         rows.append((*map(escape, cells), where))
     copies = ", ".join(str(position) for position in detail.lineage.copies)
     head = ("time, UTC", "after", "took", "role", "what", "how", "where in the log")

@@ -84,7 +84,7 @@ def test_a_timeline_has_the_work_of_every_hop() -> None:
 
 
 def test_the_terminal_tells_the_same() -> None:
-    """Figures, tokens, worst tokens and every hop with its place."""
+    """Figures, tokens, worst tokens and every stage with its place."""
     told = printed(whole(details("1/0")[0], "difference"))
     for words in (
         "trained   step 2   reward 1   mismatch 0.5   staleness 0,1   tokens 6   versions 0,1",
@@ -157,7 +157,7 @@ def test_json_has_everything() -> None:
         told["staleness"],
     )
     assert [None, 0.0, -0.125, 0.5] == told["tokens"]["difference"][4:8]
-    assert told["hops"][0]["position"] is None or "@" in told["hops"][0]["position"]
+    assert told["stages"][0]["position"] is None or "@" in told["stages"][0]["position"]
     unsampled = json.loads(json_line(details("3/0")[0]))
     assert (None, None, "issued") == (
         unsampled["tokens"],
@@ -183,7 +183,7 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     (found,) = told_run.bus_log([prompt, trajectory, broken]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     assert "its tokens cannot be read: a segment of 3 tokens" in shown.problem
-    assert 3 == len(shown.hops)
+    assert 3 == len(shown.stages)
     assert "cannot be read" in printed(whole(shown))
     assert "cannot be read" in render([shown], "told")
 
