@@ -231,7 +231,7 @@ class Inquiry:
         )
 
     def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
-        """The stage with its workers, worst first; None if one of them finished something lately."""
+        """The stage with its workers, worst first; None if one finished something lately."""
         workers = self._worst_first(role)
         if not workers:
             said = f"no {role} worker has ever reported"

@@ -90,11 +90,11 @@ def page() -> str:
     lines = [
         "# Configuration",
         "",
-        "Every field with its default, as `rlstreams config fields` prints it; behind *When:* what is",
-        "seen if it should have another value. Files merge from left to right, each after the files",
-        "its `extends` names (`example:NAME.toml`: one that comes with the package);",
-        "`--section.field VALUE` comes last. `rlstreams config show FILE --why FIELD` shows where a",
-        "value comes from, `rlstreams config schema` prints a JSON Schema for editors.",
+        "Every field with its default, as `rlstreams config fields` prints it; behind *When:* what",
+        "is seen if it should have another value. Files merge from left to right, each after the",
+        "files that its `extends` names (`example:NAME.toml`: one that comes with the package);",
+        "`--section.field VALUE` comes last. `rlstreams config show FILE --why FIELD` shows where",
+        "a value comes from, `rlstreams config schema` prints a JSON Schema for editors.",
     ]
     of_sections = section_docs()
     for name, docs in _by_section(field_docs()):
