@@ -1,4 +1,4 @@
-"""What `up` would start, written down instead: a complete configuration for each process."""
+"""Dry run of `up`: a complete configuration for each process, written and not started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users type to choose records: `3:7`, `2026-11-21T10:00`, `trajectories-0@100:200`."""
+"""Parser of record choices: `3:7`, `2026-11-21T10:00`, `trajectories-0@100:200`."""
 
 from __future__ import annotations
 

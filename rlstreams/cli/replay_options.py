@@ -1,4 +1,4 @@
-"""What the options of `rlstreams replay` mean, whatever it plays into."""
+"""Options of `rlstreams replay`, whatever it plays into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a re-run step shows: lines for the terminal, a JSON object, and a plot of a change."""
+"""Output of a re-run step: lines for the terminal, a JSON object, a plot of a change."""
 
 from __future__ import annotations
 

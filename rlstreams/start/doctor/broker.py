@@ -1,4 +1,4 @@
-"""Whether a broker that runs is one that we can use, and has this run's topics. Looks only."""
+"""Checks of a running broker: can we use it, and has it this run's topics. Looks only."""
 
 from __future__ import annotations
 

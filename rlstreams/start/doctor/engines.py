@@ -1,4 +1,4 @@
-"""Whether the model servers that a run names, or will start, can be used. Starts and changes none.
+"""Checks of the model servers that a run names or will start. Starts and changes none.
 
 Asked is what a rollout worker asks: which server a Python has, what a running one says it is,
 whether a port is taken. `rlstreams engine check URL` asks a running one for more.

@@ -1,4 +1,4 @@
-"""What this machine has: Python and packages, Java and jars, disk, a free port."""
+"""Checks of this machine: Python and packages, Java and jars, disk, a free port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running server lacks for being driven from here: what it costs, and what cures it.
+"""Check of a running server: what it lacks for being driven from here, cost and cure.
 
 Asked of the server itself, without changing anything: two requests of one token.
 """
