@@ -15,6 +15,7 @@ from rlstreams.schemas.events import NO_VERSION
 from rlstreams.show.report import plot
 from rlstreams.show.report.collect import kill_marks
 from rlstreams.show.report.page import render
+from rlstreams.show.report.template import number
 from rlstreams.streams.audit.report import Breach, BreachKind
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.evaluation import SamplesState, TokenRun
@@ -141,6 +142,14 @@ def test_killed_is_said_only_of_what_up_killed() -> None:
     for marks, expected in (([killed], "processes killed"), ([killed, other], "restarted")):
         assert expected in render(report_input(kills=marks))
     assert "killed" not in render(report_input(kills=[other], audit=None))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0, "0"), (0.25, "0.25"), (1234.6, "1,235"), (0.0002, "2e-04")]
+)
+def test_numbers_are_short(value: float, expected: str) -> None:
+    """Three figures at most below a hundred."""
+    assert expected == number(value)
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
