@@ -144,7 +144,7 @@ async def _met(config: RunConfig, urls: Sequence[str], router: Router | None) ->
 
 
 async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
-    from rlstreams.workers.engines.served.dialect import dialect_of
+    from rlstreams.workers.engines.served.adapter import adapter_of
     from rlstreams.workers.engines.served.facts import Kind, ask_usable
     from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 
@@ -154,7 +154,7 @@ async def _server(config: RunConfig, url: str, router: Router | None) -> Check:
         facts = await ask_usable(http, kind, ASK_S, allow_untested=config.engine.allow_untested)
         if router is not None:
             router.check(facts)
-        if await http.status_of("/health", ASK_S) not in dialect_of(kind).alive:
+        if await http.status_of("/health", ASK_S) not in adapter_of(kind).alive:
             return warn(name, f"server {url}: GET /health says that it does not work", "restart it")
     except ServerGoneError as err:
         return warn(name, str(err), f"{start}, or correct engine.urls")
