@@ -1,12 +1,13 @@
 #!/bin/sh
-# Tests that MARKS chooses (all, if empty), in two parts: what needs no broker and starts no fleet
-# shares the cores; the rest runs one after the other. Ends with how each part went.
+# Tests that MARKS chooses (all, if empty), in three parts: what needs no broker shares the cores;
+# what needs one runs on two workers, each with a broker of its own, for it waits more than it
+# computes; whole runs and containers come one after the other. Ends with how each part went.
 #   infra/tests.sh MARKS [--no-broker] [PYTEST ARGUMENTS]
 set -u
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 CHOSEN=${1:+and ($1)}
-ALONE="broker or e2e or docker or vllm"
+FLEETS="e2e or docker or vllm"
 WORKERS=$(($(getconf _NPROCESSORS_ONLN) + 1)) # one more than cores: many tests wait for processes
 [ "$WORKERS" -le 4 ] || WORKERS=4
 SAID=
@@ -27,8 +28,12 @@ part() { # NAME, MARKS, pytest's arguments
 }
 
 if [ "${1:-}" = --no-broker ]; then BROKER=false; shift; else BROKER=true; fi
-part "tests without a broker, on all cores" "not ($ALONE)" \
+part "tests without a broker, on all cores" "not (broker or $FLEETS)" \
     --numprocesses "$WORKERS" --dist worksteal "$@"
-$BROKER && part "tests with a broker, one after the other" "($ALONE)" "$@"
+if $BROKER; then
+    part "tests with a broker, two at a time" "broker and not ($FLEETS)" \
+        --numprocesses 2 --dist loadfile "$@"
+    part "whole runs and containers, one after the other" "($FLEETS)" "$@"
+fi
 printf '%s\n' "$SAID"
 exit "$STATUS"

@@ -1,4 +1,4 @@
-"""What is said: the events of an RL post-training run, their Avro schemas and their bytes."""
+"""Events of an RL post-training run, their Avro schemas and their bytes."""
 
 if __name__ != "rlstreams.schemas":  # a module under two names would have two of every class
     raise ImportError(f"import rlstreams.schemas, not {__name__}")

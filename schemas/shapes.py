@@ -1,4 +1,4 @@
-"""What Avro shape each field of an event has, read from the dataclass's annotations."""
+"""Avro shape of each field of an event, read from the dataclass's annotations."""
 
 from __future__ import annotations
 

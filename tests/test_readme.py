@@ -129,15 +129,6 @@ def test_the_block_runs(
     assert 0 == done.returncode, done.stdout
 
 
-def test_blocks_are_found_with_their_marks() -> None:
-    """Language, text, line, and the comment right before."""
-    page = "# A\n```bash\nmake run\n```\n<!-- not run: needs GPUs -->\n```bash\nvllm\n```\n"
-    first, second = blocks(page)
-    assert block("bash", "make run\n", line=2) == first
-    assert block("bash", "vllm\n", line=6, not_run="needs GPUs") == second
-    assert [] == to_run([first, second])
-
-
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
@@ -152,25 +143,10 @@ def test_a_block_that_nothing_runs_is_refused(shown: Block, expected: str) -> No
         to_run([shown])
 
 
-def test_headings_are_found_by_the_names_that_links_use() -> None:
-    """As the usual viewers make them: small letters, hyphens, no marks; none inside of a block."""
-    page = "# A page\n```bash\n# no heading\n```\n## What, and `how`\n"
-    assert {"a-page", "what-and-how"} == anchors(page)
-
-
 def test_an_open_block_is_refused() -> None:
     """Otherwise the rest of the page would be one block."""
     with pytest.raises(ReadmeError, match="line 1 is not closed"):
         blocks("```bash\nmake run\n")
-
-
-def test_what_runs_is_chosen_by_language_and_first_line() -> None:
-    """Commands of ours, Python and settings; output and trees are looked at."""
-    runs = [block("bash", "rlstreams audit x\n"), block("python", "1\n"), block("toml", "a = 1\n")]
-    shown = [block("text", "step 1\n"), block("", "schemas/ a\nstreams/ b\nworkers/ c\n")]
-    assert runs == to_run([*runs, *shown])
-    assert "my/verifier.py" == block("python", "# my/verifier.py: says no\n").saved_as
-    assert "" == block("python", "# a comment about x.y\n").saved_as
 
 
 def test_a_tree_that_is_wrong_names_each_entry(tmp_path: Path) -> None:

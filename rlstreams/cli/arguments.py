@@ -1,4 +1,4 @@
-"""What commands have in common: naming a run, opening it, examples in the help."""
+"""Arguments that commands share: naming a run, opening it, examples in the help."""
 
 from __future__ import annotations
 

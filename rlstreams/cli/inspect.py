@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: {problem}", file=sys.stderr)
     if num_unreadable:
         print(f"{name}: records that could not be decoded: {num_unreadable}", file=sys.stderr)
-    known = [one for one in details if one.hops]
-    if missing := [str(one.lineage.sample) for one in details if not one.hops]:
+    known = [one for one in details if one.stages]
+    if missing := [str(one.lineage.sample) for one in details if not one.stages]:
         print(f"{name} does not know {', '.join(missing)}", file=sys.stderr)
     if not known:
         print(f"nothing in {name} matches", file=sys.stderr)

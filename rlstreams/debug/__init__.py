@@ -1,1 +1,1 @@
-"""What looks into a run: one sample, dead letters, recordings, a step done again."""
+"""Tools that look into a run: one sample, dead letters, recordings, a step done again."""

@@ -1,1 +1,1 @@
-"""What shows a run or gives it to other tools: report, metrics, monitor, export."""
+"""Tools that show a run or give it to others: report, metrics, monitor, export."""

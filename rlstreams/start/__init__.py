@@ -1,1 +1,1 @@
-"""What comes before a run, or tries one: a project, a trial of rows, the doctor, chaos."""
+"""Tools before a run: a project, a trial of rows, the doctor, chaos."""

@@ -1,1 +1,1 @@
-"""Where every issued sample is, found from the topics alone."""
+"""Audit: where every issued sample is, found from the topics alone."""

@@ -1,4 +1,4 @@
-"""Where every sample is, from what the fold knows of it: one class for each issued sample.
+"""Classes of the audit: each issued sample is in exactly one, from what the fold knows of it.
 
 In flight is proven, never the remainder: the rollout group has not committed past the prompt, or
 the log-prob group has not committed past the trajectory, or the scored record lies at or above the

@@ -1,4 +1,4 @@
-"""What a log's headers say of the replay that wrote it (decision 0032).
+"""Headers of a replay: what a log says of the replay that wrote it (decision 0015).
 
 Events name positions of the log that they were recorded from. Each replayed record says in a header
 where it lay there, so an audit can take every record at that place, and positions hold again.

@@ -1,4 +1,4 @@
-"""What an audit found: where every issued sample is, and which guarantees the log breaks."""
+"""Report of an audit: where every issued sample is, and which guarantees the log breaks."""
 
 from __future__ import annotations
 

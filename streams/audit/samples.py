@@ -1,4 +1,4 @@
-"""What the audit remembers of each group and sample: a few numbers, whatever the payload's size."""
+"""Memory of the audit: a few numbers for each group and sample, whatever the payload's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Kafka error means for us: one table, so that no caller reads error codes.
+"""Table of Kafka errors and what each means for us, so that no caller reads error codes.
 
 Transactions follow librdkafka's contract (`KafkaError.retriable`, `txn_requires_abort`, `fatal`):
 retriable means the same call again, never a new transaction instead.

@@ -1,4 +1,4 @@
-"""What an event is about: its sample, step, version and row of the data set. Pure."""
+"""Index columns of an event: its sample, step, version and row of the data set. Pure."""
 
 from __future__ import annotations
 

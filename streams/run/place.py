@@ -1,4 +1,4 @@
-"""Where a run's log lies: on a broker that was named, or on the embedded one in its folder."""
+"""Place of a run's log: a broker that was named, or the embedded one in the run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to say when a run or a recording is not where the user says: what there is instead."""
+"""Message for a run or recording that is not where the user says: what is there instead."""
 
 from __future__ import annotations
 

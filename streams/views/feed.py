@@ -1,4 +1,4 @@
-"""What people look at: pure folds over the topics, events in, frozen state out.
+"""Views and their feed: pure folds over the topics, events in, frozen state out.
 
 Live view, report and monitor show the same states, because they run the same folds. A fold knows
 no clock and no bus: `apply` takes one event after another, in the order of its partition, and

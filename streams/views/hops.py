@@ -1,6 +1,6 @@
-"""How far every open sample has come, and what each worker did last: what a stall is told from.
+"""View of stages: how far every open sample has come, and what each worker did last.
 
-A fold like the other views, with one difference: it is also told where a record lies, so that the
+A fold like the other views, with one difference: it is also given where a record lies, so that the
 groups' committed positions say later who has finished what. Only open groups are kept.
 """
 

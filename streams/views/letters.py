@@ -1,4 +1,4 @@
-"""What was set aside, and what became of its groups: a fold for operators.
+"""View of dead letters: each one, and what became of its group.
 
 Folds `dead-letters`, `steps` and `prompts`, in any order between the topics.
 """

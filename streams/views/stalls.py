@@ -87,7 +87,7 @@ class Evidence:
 class Blocked:
     """The first blocked stage."""
 
-    hop: str  # "broker", "prompts", "rollout", "logprob", "weights" or "trainer"
+    hop: str  # the stage: "broker", "prompts", "rollout", "logprob", "weights" or "trainer"
     workers: tuple[str, ...]  # the culprits, the worst first
     sentence: str
     is_overdue: bool  # False: its own deadline is still to come
@@ -231,7 +231,7 @@ class Inquiry:
         )
 
     def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
-        """The hop with its workers, worst first; None if one of them finished something lately."""
+        """The stage with its workers, worst first; None if one finished something lately."""
         workers = self._worst_first(role)
         if not workers:
             said = f"no {role} worker has ever reported"

@@ -1,4 +1,4 @@
-"""What the workers say of themselves: state, rates, time by state, restarts, weight pulls."""
+"""View of workers: state, rates, time by state, restarts, weight pulls."""
 
 from __future__ import annotations
 

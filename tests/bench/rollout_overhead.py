@@ -164,7 +164,7 @@ def prompt_of(args: argparse.Namespace) -> npt.NDArray[np.int32]:
 
 async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> Run:
     """The same requests, as many at once."""
-    room, dialect = asyncio.Semaphore(args.slots), VllmDialect()
+    room, adapter = asyncio.Semaphore(args.slots), VllmDialect()
 
     async def one(session: aiohttp.ClientSession, number: int) -> int:
         request = GenerateRequest(
@@ -179,8 +179,8 @@ async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> R
             experts_start=None,
             salt="bench",
         )
-        body = dialect.body(request, NO_RECORDS)
-        async with room, session.post(f"{url}{dialect.generate_route}", json=body) as answer:
+        body = adapter.body(request, NO_RECORDS)
+        async with room, session.post(f"{url}{adapter.generate_route}", json=body) as answer:
             return len((await answer.json())["choices"][0]["token_ids"])
 
     connector = aiohttp.TCPConnector(limit=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -79,37 +78,6 @@ def answer(client: socket.socket, num_bytes: int) -> bytes:
     return found
 
 
-def test_bytes_pass_and_ends_are_told(client: socket.socket) -> None:
-    """In calm weather nothing is changed, and the end of one way leaves the other open."""
-    text = bytes(range(256)) * 2000
-    threading.Thread(target=client.sendall, args=(text,), daemon=True).start()
-
-    assert text == answer(client, len(text))
-    client.shutdown(socket.SHUT_WR)
-    assert b"bye" == answer(client, 100)
-
-
-def test_a_delay_holds_each_way(client: socket.socket, proxy: FaultProxy) -> None:
-    """There and back take twice the delay."""
-    proxy.hurt(Weather(delay_s=0.1))
-    begun = time.monotonic()
-    client.sendall(b"x")
-
-    assert b"x" == answer(client, 1)
-    assert 0.2 <= time.monotonic() - begun
-
-
-def test_a_throttle_holds_the_rate(client: socket.socket, proxy: FaultProxy) -> None:
-    """40 kB at 200 kB/s take a fifth of a second, and arrive whole."""
-    proxy.hurt(Weather(bytes_per_s=200_000.0))
-    text = bytes(range(256)) * 160
-    begun = time.monotonic()
-    client.sendall(text)
-
-    assert text == answer(client, len(text))
-    assert 0.2 <= time.monotonic() - begun
-
-
 def test_a_cut_resets_living_connections_and_new_ones_pass(
     client: socket.socket, proxy: FaultProxy
 ) -> None:
@@ -142,26 +110,6 @@ def test_a_black_hole_takes_connections_and_bytes_and_says_nothing(
     proxy.calm()
     with pytest.raises(ConnectionResetError):
         client.recv(1)
-
-
-def test_refused_connections_are_closed(proxy: FaultProxy) -> None:
-    """As a server that is down."""
-    proxy.hurt(Weather(refuse=True))
-
-    with socket.create_connection((HOST, proxy.port), DEADLINE_S) as client:
-        assert b"" == _received(client)
-
-
-def test_a_half_close_ends_the_way_to_the_server_alone(
-    client: socket.socket, proxy: FaultProxy, echo: Echo
-) -> None:
-    """The server hears the end and its last words come back; the client's are lost."""
-    client.sendall(b"x")
-    answer(client, 1)
-    proxy.half_close()
-
-    assert b"bye" == answer(client, 100)
-    assert b"x" == echo.heard
 
 
 @pytest.mark.parametrize(("after", "heard"), [(False, b"one"), (True, b"onetwo")])

@@ -54,7 +54,7 @@ def test_a_running_server_that_hangs_is_shut_and_named(
     server = world.serve(flavour, has_plugin=has_plugin)
 
     async def scenario(engine: ServedEngine) -> None:
-        way = engine._keepers[0].server
+        way = engine._monitors[0].server
         await engine.pull(world.publish(0), world.channel)
         assert way.delivery_name.startswith("plugin" if has_plugin else "folder")
         running = asyncio.create_task(collect(engine, long_request("0/0/0")))
@@ -88,7 +88,7 @@ def test_a_running_server_that_hangs_is_shut_and_named(
 
 def hurry(engine: ServedEngine, deadline_s: float = SHORT_S) -> None:
     """What is asked of a server that is known to hang need not take long."""
-    server = engine._keepers[0].server
+    server = engine._monitors[0].server
     server._settings = replace(server._settings, pull_s=deadline_s, answer_s=deadline_s)
     plugin = server._delivery
     assert isinstance(plugin, PluginDelivery)
@@ -113,7 +113,7 @@ def test_a_spawned_server_that_hangs_is_started_again(tmp_path: Path) -> None:
         await engine.pull(world.publish(0), world.channel)
         first = spawned.server_pid
         hangs.touch()
-        server = engine._keepers[0].server
+        server = engine._monitors[0].server
         server._settings = replace(server._settings, pull_s=SHORT_S)
         assert isinstance(server._delivery, FolderDelivery)
         server._delivery._probe_s = SHORT_S

@@ -57,32 +57,36 @@ def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
     assert formatted_at == (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
 
 
-def test_another_object_sees_the_living_broker_and_cannot_start_a_second(
+def test_a_folder_in_use_a_clean_stop_and_a_state_that_was_lost(
     own_broker: EmbeddedBroker,
 ) -> None:
-    """A second start on a folder in use is refused by name before it touches the first."""
+    """A second start is refused by name, and what a power cut emptied is made anew.
+
+    The data name their cluster themselves; only the port is another one, perhaps.
+    """
     state = own_broker.start()
     other = EmbeddedBroker(own_broker.folder)
-
     assert state == other.status() == other.attach_or_start()
     with pytest.raises(ConfigError, match=f"in use by process {state.pid}"):
         other.start()
-
-    written = [b"x"]
-    _write(state.bootstrap, "still-serves", written)
-    assert written == _read(state.bootstrap, "still-serves", 1)
-
-
-def test_stop_is_clean_and_says_whether_there_was_something_to_stop(
-    own_broker: EmbeddedBroker,
-) -> None:
-    """Stop leaves nothing behind; stopping again says that nothing ran."""
-    own_broker.start()
+    _write(state.bootstrap, "kept", [b"one"])
 
     assert own_broker.stop() is True
     assert own_broker.status() is None
     assert own_broker.stop() is False
     assert (own_broker.folder / "data" / ".kafka_cleanshutdown").is_file()
+
+    (own_broker.folder / "broker.json").write_text("")
+    assert own_broker.status() is None
+    assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
+
+    own_broker.stop()
+    properties = own_broker.folder / "data" / "meta.properties"
+    text = properties.read_text(encoding="utf-8")
+    properties.write_text(re.sub("node.id=1", "node.id=7", text), encoding="utf-8")
+    with pytest.raises(BrokerError, match=r"(?s)ended while starting.*7"):
+        own_broker.start()  # and what it said before it ended is in the error
+    assert own_broker.status() is None
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -94,19 +98,6 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
         with pytest.raises(BrokerError, match=f"port {port} is in use"):
             EmbeddedBroker(tmp_path, port=port).start()
-
-
-def test_a_broker_that_cannot_start_shows_its_log(own_broker: EmbeddedBroker) -> None:
-    """What the broker said before it ended is in the error."""
-    own_broker.start()
-    own_broker.stop()
-    properties = own_broker.folder / "data" / "meta.properties"
-    text = properties.read_text(encoding="utf-8")
-    properties.write_text(re.sub("node.id=1", "node.id=7", text), encoding="utf-8")
-
-    with pytest.raises(BrokerError, match=r"(?s)ended while starting.*7"):
-        own_broker.start()
-    assert own_broker.status() is None
 
 
 @pytest.mark.slow
@@ -138,15 +129,6 @@ def test_a_start_that_is_broken_off_leaves_no_broker(tmp_path: Path) -> None:
     assert 128 + signal.SIGTERM == command.returncode
     with pytest.raises(ProcessLookupError):
         os.kill(state.pid, 0)
-
-
-def test_a_state_that_a_power_cut_emptied_is_made_anew(own_broker: EmbeddedBroker) -> None:
-    """The data name their cluster themselves; only the port is another one, perhaps."""
-    _write(own_broker.start().bootstrap, "kept", [b"one"])
-    own_broker.stop()
-    (own_broker.folder / "broker.json").write_text("")
-    assert own_broker.status() is None
-    assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
 
 
 def test_the_command_starts_shows_and_stops_it(

@@ -11,7 +11,7 @@ from rlstreams.streams.log.record import Outgoing, Partition, Position
 from tests.contract.buses import KafkaCluster
 from tests.contract.polling import read
 
-NUM_TOPICS = 10
+NUM_TOPICS = 6
 NUM_PARTITIONS = 16
 NUM_RECORDS = 24
 PART_BYTES = 800_000  # alone in its batch, so that several batches of a partition are under way

@@ -165,18 +165,3 @@ def test_the_first_of_two_workers_with_one_ordinal_is_fenced(
             assert Exit.DONE == end(second)
     site.check()
     site.close()
-
-
-def test_a_drain_finishes_what_was_begun(broker: str, run_id: str, tmp_path: Path) -> None:
-    """SIGTERM: nothing new is begun, and what was is committed; the rest is for the next one."""
-    site = Site(broker, run_id, tmp_path, num_groups=60)
-    with site.worker(step_s=SLOW_S) as process:
-        site.wait_for(20)
-        assert Exit.DONE == end(process)
-    num_done = len(site.found())
-    assert num_done < len(site.samples)
-    with site.worker() as process:
-        site.wait_for(len(site.samples))
-        assert Exit.DONE == end(process)
-    site.check()
-    site.close()

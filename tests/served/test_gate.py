@@ -85,25 +85,6 @@ def test_a_pull_that_breaks_off_leaves_partial_segments(world: World, flavour: s
     world.run(scenario)
 
 
-def test_a_version_that_cannot_be_read_leaves_the_old_one(world: World) -> None:
-    """Nothing reached the server: it goes on, and its requests with it."""
-    server = world.serve()
-
-    async def scenario(engine: ServedEngine) -> None:
-        await engine.pull(world.publish(0), world.channel)
-        running = asyncio.create_task(collect(engine, long_request(LONG)))
-        await until_sampling(server)
-        bad = world.publish(1)
-        world.weights.retire(0)
-        with pytest.raises(WeightError, match="no longer served"):
-            await engine.pull(bad, world.channel)
-        assert engine.policy_version == 0
-        server.core.holds = False
-        assert (await running)[-1].finish_reason is FinishReason.LENGTH
-
-    world.run(scenario)
-
-
 def test_a_server_killed_in_the_middle_of_a_pull_comes_back_shut(world: World) -> None:
     """The pull fails, its requests end with an error, and the gate opens after the next pull."""
     server = world.serve()

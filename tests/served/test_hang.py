@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlstreams.workers.engines.served.adapter import adapter_of
 from rlstreams.workers.engines.served.delivery import FolderDelivery
-from rlstreams.workers.engines.served.dialect import dialect_of
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import ask_facts
 from rlstreams.workers.engines.served.http import ServerGoneError, ServerHttp
@@ -53,7 +53,7 @@ def test_silence_is_no_absence_of_the_plugin(
         try:
             server.is_stuck = True
             with pytest.raises(ServerGoneError, match="no answer within"):
-                await delivery.prepare(http, dialect_of(facts.kind), facts)
+                await delivery.prepare(http, adapter_of(facts.kind), facts)
         finally:
             await http.close()
 

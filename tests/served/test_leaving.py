@@ -23,7 +23,7 @@ def test_who_was_cancelled_in_this_turn_of_the_loop_is_given_no_place(world: Wor
 
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)
-        server = engine._keepers[0].server
+        server = engine._monitors[0].server
         server.reserve()
         first, second = (
             asyncio.create_task(collect(engine, request(f"{i}/0/0"))) for i in range(2)

@@ -9,8 +9,8 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.engine import EngineSection
+from rlstreams.workers.engines.served.adapter import adapter_of
 from rlstreams.workers.engines.served.check import Weight, check_server
-from rlstreams.workers.engines.served.dialect import dialect_of
 from rlstreams.workers.engines.served.facts import Kind, ask_facts
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
@@ -34,7 +34,7 @@ def test_replicas_in_one_server_are_refused_when_it_is_met(world: World, flavour
         assert Ranks(total=4, replicas=2) == await ask_ranks(http, facts, ASK_S)
         delivery = PluginDelivery(listener, None, "0")  # type: ignore[arg-type]
         try:
-            await delivery.prepare(http, dialect_of(facts.kind), facts)
+            await delivery.prepare(http, adapter_of(facts.kind), facts)
         finally:
             await http.close()
 

@@ -165,7 +165,7 @@ def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
         assert sampled(job) == told(segments)
         assert {0, 1} == set(told(segments))
         assert job.token_ids == tokens(segments)
-        assert "did not answer /health" == engine._keepers[0].server.trouble
+        assert "did not answer /health" == engine._monitors[0].server.trouble
 
     world.run(scenario, beat_s=60.0)
 
@@ -201,7 +201,7 @@ def test_a_server_that_was_lost_during_its_pull_holds_nothing(world: World) -> N
 
     async def scenario(engine: ServedEngine) -> None:
         await engine.pull(world.publish(0), world.channel)
-        delivery = engine._keepers[0].server._delivery
+        delivery = engine._monitors[0].server._delivery
         deliver = delivery.deliver
 
         async def restarted_meanwhile(order: object) -> int:

@@ -1,4 +1,4 @@
-"""What one section of a configuration asks of another, and what a start is warned of. Pure."""
+"""Checks between sections of a configuration, and warnings of a start. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an address of the configuration can be listened on here, asked before anything does."""
+"""Check that an address of the configuration can be listened on here, before anything does."""
 
 from __future__ import annotations
 

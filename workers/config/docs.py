@@ -52,6 +52,7 @@ _UNITS = {
     ".rows": "rows",
     ".at": "share",
 }
+_UNITS_IN_NAMES = tuple(end for end in _UNITS if end.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,26 +90,23 @@ def page() -> str:
     lines = [
         "# Configuration",
         "",
-        "Every field, as `rlstreams config fields` prints it. Files merge from left to right, each",
-        "applied after the files its `extends` names (`example:NAME.toml`: one that comes with the",
-        "package); `--section.field VALUE` comes last.",
-        "`rlstreams config show FILE --why FIELD` shows where a value comes from,",
-        "`rlstreams config schema` prints a JSON Schema for editors.",
+        "Every field with its default, as `rlstreams config fields` prints it; behind *When:* what",
+        "is seen if it should have another value. Files merge from left to right, each after the",
+        "files that its `extends` names (`example:NAME.toml`: one that comes with the package);",
+        "`--section.field VALUE` comes last. `rlstreams config show FILE --why FIELD` shows where",
+        "a value comes from, `rlstreams config schema` prints a JSON Schema for editors.",
     ]
     of_sections = section_docs()
     for name, docs in _by_section(field_docs()):
         lines += ["", f"## `[{name}]`", "", of_sections[name], ""]
-        lines += [
-            "| field | default | unit | what it is | change it when |",
-            "|---|---|---|---|---|",
-        ]
         for doc in docs:
-            words = [
-                f"`{doc.name.removeprefix(name + '.')}`",
-                f"`{doc.default}`" if doc.default else "-",
-            ]
-            words += [doc.unit or "-", doc.sentence, doc.symptom or "-"]
-            lines.append("| " + " | ".join(word.replace("|", "\\|") for word in words) + " |")
+            setting = doc.name.removeprefix(name + ".")
+            if doc.default:
+                setting += f" = {doc.default}"
+            unit = "" if doc.name.endswith(_UNITS_IN_NAMES) else doc.unit
+            lines.append(
+                f"- `{setting}` {unit}".rstrip() + f": {doc.sentence} *When:* {doc.symptom}."
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -21,7 +21,7 @@ class EngineSection:
     """Running servers, `http://host:port`; empty: each rollout worker starts and manages one."""
     routers: tuple[str, ...] = ()
     """For generation only: one `vllm-router` or `sglang-router` per rollout worker, in front of
-    exactly that worker's servers in `urls`; all other requests go to each server directly."""
+    exactly that worker's servers in `urls`."""
     python: str = ""
     """Python executable of the server's environment; empty: the one that runs rlstreams."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class EngineSection:
     report_host: str = "127.0.0.1"
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
-    """`dummy`: such a server starts with random weights, which no request uses; `auto`: it reads
-    the model folder, for testing a server by hand."""
+    """`dummy`: such a server starts with random weights, which no request uses; `auto`: with the
+    model folder's, for tests by hand."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Level of such a server's log, which is kept next to the worker's."""
     max_running: int = 256

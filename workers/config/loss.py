@@ -39,8 +39,8 @@ class LossSection:
     """Weight of the KL divergence from `logprob.reference`, added to each token's loss (GRPO); 0:
     none, and no reference is loaded."""
     kl_estimator: Literal["k3", "k2"] = "k3"
-    """How that divergence is estimated for each token: k3 is exp(d) - 1 - d, k2 is d * d / 2, where
-    d = log reference - log policy. A k1 (-d) would have a gradient of mean 0 here."""
+    """Its estimator for each token, of d = log reference - log policy: k3 is exp(d) - 1 - d, k2 is
+    d * d / 2."""
     mask_truncated: bool = False
     """Samples that were cut at `rollout.max_new_tokens` stay out of the loss; siblings are still
     compared with them (overlong filtering, DAPO)."""

@@ -1,4 +1,4 @@
-"""What was probably meant by a name that there is not: the end of a message, or nothing."""
+"""Nearest known name to a misspelled one: the end of a message, or nothing."""
 
 from __future__ import annotations
 

@@ -19,16 +19,13 @@ class DeadlinesSection:
     """A commit that is not acknowledged within this time ends the process."""
     stall_s: float = 120.0
     """No step for this long: the run stops if a role has work and finished none of it in that time,
-    and names it; while every role with work makes progress it goes on. A window or a step that
-    takes longer ends its worker. Longer than the longest step; 0: never. Time in which the run is
-    paused, draining or in redo does not count, nor does a checkpoint within `checkpoint_s`."""
+    and names it. A window or a step that takes longer ends its worker. 0: never."""
     fence_s: float = 35.0
     """Maximum wait for a predecessor's open transaction to be settled."""
     drain_s: float = 30.0
     """Work still unfinished this long after a drain begins is left in flight."""
     checkpoint_s: float = 1800.0
-    """Longest time for one checkpoint: until then a trainer that writes one is not stuck, and a
-    drain waits for it."""
+    """Longest time for one checkpoint; a drain waits for it."""
 
     def __post_init__(self) -> None:
         positive(

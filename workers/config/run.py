@@ -200,8 +200,8 @@ class LogprobSection:
     versions_held: int = 0
     """Weight versions kept in memory; 0: all that may be in use, `trainer.max_staleness` + 1."""
     reference: str = START
-    """With `trainer.loss.kl_coef`: the model that training stays close to. `start`: the one the run
-    began with; else a folder, or `hf:ORG/NAME`, of the same tokenizer."""
+    """With `trainer.loss.kl_coef`: the model to stay close to. `start`: the one the run began with;
+    else a folder, or `hf:ORG/NAME`, of the same tokenizer."""
     commit_interval_s: float = 0.1
     """Scored trajectories wait at most this long for their transaction."""
 
@@ -230,8 +230,8 @@ class WeightsSection:
     the run's folder."""
     snapshot: Literal["auto", "device", "pinned", "none"] = "auto"
     """Where the trainer keeps the copy it serves: next to the model, in pinned host memory, or no
-    copy: then only the newest version can be pulled, and training waits for the pulls. `auto`:
-    `device` if it fits there and `trainer.ranks` is 1, else `pinned`."""
+    copy, so that training waits for the pulls. `auto`: `device` if it fits there and
+    `trainer.ranks` is 1, else `pinned`."""
     hold_s: float = 10.0
     """With `none`: maximum wait for workers that are connected and have not pulled yet."""
     window_s: float = 0.05

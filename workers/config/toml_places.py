@@ -1,4 +1,4 @@
-"""Where each key of a TOML text stands: what `tomllib` does not tell, for messages.
+"""Line and column of each key of a TOML text, which `tomllib` does not give, for messages.
 
 Reads texts that `tomllib` has accepted, so it only has to find where statements begin and end.
 Keys inside inline tables have the place of the key that holds them.

@@ -68,9 +68,8 @@ class TrainerSection:
     device: str = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`. A redone step is bit-identical only on the same device."""
     ranks: int = 1
-    """Processes that train together on this machine (FSDP2): weights, gradients and moments are cut
-    into as many shards. With `cuda:N`, rank R has GPU N + R. A redone step is bit-identical only
-    with the same number."""
+    """Processes that train together on this machine, each with a shard (FSDP2); with `cuda:N`, rank
+    R has GPU N + R. Redone steps are bit-identical only under the same number."""
     steps: int = 100
     """Optimizer steps after which the run ends."""
     groups_per_step: int = 16
@@ -80,9 +79,7 @@ class TrainerSection:
     on_stale: Literal["mask", "drop"] = "mask"
     """A segment beyond the bound is masked from the loss, or its whole group is dropped."""
     min_group_samples: int = 0
-    """A group with fewer samples left (not dead-lettered) is dropped; 0: all are required. Below
-    the group's size, a dead-lettered sample does not cost its siblings: they are compared without
-    it."""
+    """A group with fewer samples left (not dead-lettered) is dropped; 0: all are required."""
     group_deadline_s: float = 1200.0
     """A group still incomplete this long after its first sample arrived is dropped. At least twice
     `rollout.sample_deadline_s`."""
@@ -94,12 +91,10 @@ class TrainerSection:
     third more time."""
     routing_replay: bool = False
     """Scorer and trainer send each token of a mixture of experts to the experts that it took when
-    it was sampled (R3), as `rollout.capture_experts` recorded them. The gating weights of these
-    experts are recomputed from the current router's scores, so gradients still reach the router. A
-    token without a record takes the experts that the current router chooses."""
+    it was sampled (R3; `rollout.capture_experts` records them)."""
     equal_rewards: Literal["keep", "drop"] = "keep"
-    """A group whose samples all earned the same reward teaches nothing: it keeps its place in the
-    batch, or is dropped as `no_signal` and another row's group takes its place (DAPO)."""
+    """A group whose samples all earned the same reward keeps its place in the batch, or is dropped
+    as `no_signal` and another row takes its place (DAPO)."""
     buffer_mb: int = 1024
     """Payloads beyond this are evicted and read from the log again when their step is planned."""
     checkpoint_every: int = 20
@@ -107,12 +102,11 @@ class TrainerSection:
     checkpoints_kept: int = 2
     """Number of newest checkpoints to keep."""
     redo: Literal["auto", "exact", "tolerate"] = "auto"
-    """If a redone step has a different hash: stop the run, or continue under a new version. `auto`:
-    stop on the CPU, continue on a GPU. With `tolerate` a GPU adds up gradients in any order: a
-    little faster, and every redone step differs."""
+    """If a redone step has a different hash: stop, or continue under a new version. `auto`: stop on
+    the CPU, continue on a GPU. `tolerate` also lets a GPU add up gradients in any order."""
     on_expired: Literal["stop", "drop"] = "stop"
     """If retention has removed samples that wait for a step: refuse to start, or close all open
-    groups (reason `expired`) and continue; other groups are issued for them."""
+    groups (reason `expired`), have others issued, and continue."""
     control: Literal["none", "permuted"] = "none"
     """`permuted` randomly permutes each batch's rewards: a control run, which must not learn."""
     optimizer: OptimizerSection = field(default_factory=OptimizerSection)

@@ -1,4 +1,4 @@
-"""Where each row of a file of JSON lines lies, and what it is: numpy arrays beside the data.
+"""Index of a file of JSON lines: place and kind of each row, as numpy arrays beside the data.
 
 An entry of 32 bytes for each row that is not left out, and the numbers of the entries of each
 split. Kept entries are mapped for one look at a time: pages that stay mapped count as memory.

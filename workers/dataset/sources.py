@@ -1,4 +1,4 @@
-"""What a name in `[data]` stands for: a file, a folder, a data set of the hub, a task of a gym.
+"""Sources of data: what a name in `[data]` is: a file, a folder, a hub's data set, a gym's task.
 
 All but JSON lines are written once as JSON lines into the cache, and read from there: rows are read
 by number in a shuffled order, for which those formats are not made. So memory does not grow with

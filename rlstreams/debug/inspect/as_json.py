@@ -40,17 +40,17 @@ def json_line(detail: SampleDetail) -> str:
         "answer": detail.said_by("policy"),
         "copies": [str(position) for position in lineage.copies],
         "missing": list(lineage.missing),
-        "hops": [_hop(hop) for hop in map(dataclasses.asdict, detail.hops)],
+        "stages": [_stage(stage) for stage in map(dataclasses.asdict, detail.stages)],
         "tokens": _tokens(detail),
     }
     return plain_json(told)
 
 
-def _hop(hop: dict[str, Any]) -> dict[str, Any]:
+def _stage(stage: dict[str, Any]) -> dict[str, Any]:
     """The position as `topic[partition]@offset`."""
-    position = hop.pop("position")
+    position = stage.pop("position")
     where = None if position is None else "{}[{}]@{}".format(*position)
-    return {**hop, "position": where}
+    return {**stage, "position": where}
 
 
 def _tokens(detail: SampleDetail) -> dict[str, Any] | None:

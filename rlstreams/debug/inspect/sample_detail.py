@@ -1,4 +1,4 @@
-"""One sample made ready to be shown: its lineage, hops, tokens, and their words."""
+"""One sample made ready to be shown: its lineage, stages, tokens, and their words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from rlstreams.debug.inspect.words import NUMBERS, Spelling, words
 from rlstreams.schemas.events import NO_VERSION, TensorError
 from rlstreams.streams.lineage.fold import Lineage
-from rlstreams.streams.lineage.hops import Hop, hops, staleness
+from rlstreams.streams.lineage.stages import Stage, stages, staleness
 from rlstreams.streams.lineage.tokens import TokenTable, mismatch, token_table
 
 _WORTH_TELLING = 1e-3  # nats
@@ -21,7 +21,7 @@ class SampleDetail:
     """All that is shown of one sample."""
 
     lineage: Lineage
-    hops: tuple[Hop, ...]  # by time
+    stages: tuple[Stage, ...]  # by time
     tokens: TokenTable | None = None  # None: not sampled yet, or its tensors cannot be read
     words: tuple[str, ...] = ()  # one per token
     mismatch: float = float("nan")  # largest under one version, nats
@@ -74,21 +74,23 @@ class SampleDetail:
 
 def sample_detail(lineage: Lineage, spelling: Spelling) -> SampleDetail:
     """Everything computed that is shown; what cannot be is named in `problem`."""
-    told = tuple(hops(lineage))
+    told = tuple(stages(lineage))
     rollout = lineage.rollout
     if rollout is None:
-        return SampleDetail(lineage=lineage, hops=told)
+        return SampleDetail(lineage=lineage, stages=told)
     scored = lineage.scored.event if lineage.scored is not None else None
     try:
         tokens = token_table(rollout, scored)
         worst = mismatch(scored) if scored is not None else float("nan")
     except TensorError as err:
-        return SampleDetail(lineage=lineage, hops=told, problem=f"its tokens cannot be read: {err}")
+        return SampleDetail(
+            lineage=lineage, stages=told, problem=f"its tokens cannot be read: {err}"
+        )
     prompt = lineage.prompt.event if lineage.prompt is not None else None
     is_other = bool(spelling.hash) and prompt and prompt.tokenizer_hash != spelling.hash
     return SampleDetail(
         lineage=lineage,
-        hops=told,
+        stages=told,
         tokens=tokens,
         words=tuple(words(tokens.ids_N.tolist(), NUMBERS if is_other else spelling)),
         mismatch=worst,

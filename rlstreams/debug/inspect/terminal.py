@@ -20,7 +20,7 @@ from rich.text import Text
 from rlstreams.debug.inspect.sample_detail import SampleDetail
 from rlstreams.show.report.template import number
 from rlstreams.streams.lineage.fold import Outcome
-from rlstreams.streams.lineage.hops import Hop
+from rlstreams.streams.lineage.stages import Stage
 from rlstreams.up.live.visible import visible
 
 # Nats; a factor of 1.01, 1.05, 1.2, 2.7 in probability: steps that an eye can tell apart.
@@ -202,18 +202,18 @@ def _lineage(detail: SampleDetail, *, is_wide: bool) -> RenderableType:
     drawn.add_column("how", ratio=1)
     if is_wide:
         drawn.add_column("where", no_wrap=True, style="bright_black")
-    before: Hop | None = None
-    for hop in detail.hops:
-        after = "" if before is None else seconds_text((hop.at_ms - before.until_ms) / 1000)
-        style = "" if hop.is_own else "bright_black"
-        where = "" if hop.position is None else str(hop.position)
-        how = f"{hop.detail}  {where}".rstrip() if not is_wide else hop.detail
+    before: Stage | None = None
+    for stage in detail.stages:
+        after = "" if before is None else seconds_text((stage.at_ms - before.until_ms) / 1000)
+        style = "" if stage.is_own else "bright_black"
+        where = "" if stage.position is None else str(stage.position)
+        how = f"{stage.detail}  {where}".rstrip() if not is_wide else stage.detail
         drawn.add_row(
-            f"  {clock_text(hop.at_ms)}", after if hop.is_own else "", _said(hop.role),
-            _said(hop.what, "bold" if hop.is_own else ""), _said(how),
+            f"  {clock_text(stage.at_ms)}", after if stage.is_own else "", _said(stage.role),
+            _said(stage.what, "bold" if stage.is_own else ""), _said(how),
             *([where] if is_wide else []), style=style,
         )  # fmt: skip
-        before = hop if hop.is_own else before
+        before = stage if stage.is_own else before
     return drawn
 
 

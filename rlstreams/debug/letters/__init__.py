@@ -1,1 +1,1 @@
-"""What operators do with dead letters: list them, look at one, ask for their groups again."""
+"""Tools for dead letters: list them, look at one, ask for their groups again."""

@@ -1,4 +1,4 @@
-"""What prompts and steps say of each sample, held on disk: a run may be larger than memory."""
+"""Join of prompts and steps to samples, held on disk: a run may be larger than memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the views show, as Prometheus asks for it: gauges and counters made anew at each scrape.
+"""Prometheus exposition of the views: gauges and counters made anew at each scrape.
 
 Counters are totals of the log, so a restart of this reader does not set them back. Every metric
 has the label `run`.

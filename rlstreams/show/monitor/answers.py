@@ -1,4 +1,4 @@
-"""What the monitor knows and says: records in, JSON out. Pure but for the clocks of its health."""
+"""Answers of the monitor: records in, JSON out. Pure but for the clocks of its health."""
 
 from __future__ import annotations
 

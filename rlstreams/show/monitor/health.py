@@ -1,4 +1,4 @@
-"""Whether a run is well, in plain sentences: what `up` watches, told from the small topics alone.
+"""Health of a run in plain sentences, as `up` judges it, from the small topics alone.
 
 Prompts and trajectories are not read, so `diagnose` names the blocked role from reports. Where it
 names none, somebody who starts, or whose work comes forward (it reads again what it has to after a

@@ -1,1 +1,1 @@
-"""What a run leaves for people: one self-contained HTML page, and the learning curve as PNG."""
+"""Report of a run: one self-contained HTML page, and the learning curve as PNG."""

@@ -1,1 +1,1 @@
-"""What is wrong with this machine, this configuration or this broker, and what to do about it."""
+"""Doctor: what is wrong with this machine, configuration or broker, and what to do about it."""

@@ -1,4 +1,4 @@
-"""What a worker needs that `up` did not start: a broker, a trainer in reach, secrets, a number."""
+"""Checks of a worker without `up`: a broker, a trainer in reach, secrets, its ordinal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the problems can be read, fit the model, and are judged by the verifier."""
+"""Checks of the data: problems can be read, fit the model, and are judged by the verifier."""
 
 from __future__ import annotations
 

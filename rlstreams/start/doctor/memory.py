@@ -1,4 +1,4 @@
-"""What the roles of a run need in memory, from the peaks that `infra/docs/models.md` reports.
+"""Memory that a run's roles need, from the peaks that `infra/docs/models.md` reports.
 
 A role needs copies of the weights, and what was measured beyond them. A model server takes the
 share of its GPU that it reserves. Sizes in MB (1e6 bytes).

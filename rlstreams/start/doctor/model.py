@@ -1,4 +1,4 @@
-"""Whether a model folder can be loaded, told from its small files and its tensors' headers.
+"""Check that a model folder can be loaded, from its small files and its tensors' headers.
 
 Neither torch nor the weights are read.
 """

@@ -1,4 +1,4 @@
-"""Whether the files of a model folder are whole and belong together: class, weights, tokenizer.
+"""Check that a model folder's files are whole and fit: class, weights, tokenizer.
 
 Read are the small files and the headers of the safetensors files: 8 bytes with the length of the
 header, little-endian, and the header, JSON (https://github.com/huggingface/safetensors). Each check

@@ -63,11 +63,6 @@ def test_a_transaction_that_is_still_within_its_time() -> None:
     assert checks["transactions"].found == "none hanging; 1 open now"
 
 
-def test_a_good_broker() -> None:
-    """Nothing to say about the embedded one."""
-    assert {Level.OK} == {check.level for check in _broker_checks(facts())}
-
-
 @pytest.mark.parametrize(
     ("topic", "settings", "words", "told"),
     [

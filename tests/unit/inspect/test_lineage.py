@@ -8,7 +8,7 @@ import pytest
 
 from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
 from rlstreams.streams.lineage.fold import Lineage, LineageFold, Outcome, SampleId, is_group
-from rlstreams.streams.lineage.hops import hops, staleness
+from rlstreams.streams.lineage.stages import stages, staleness
 from rlstreams.streams.log.topics import TOPICS
 from tests.unit.inspect import told_run
 
@@ -68,7 +68,7 @@ def test_later_records_of_a_sample_are_copies() -> None:
 def test_a_dropped_group_names_its_successor() -> None:
     """The prompt that replaces it lies under another group's id."""
     assert "3" == lineage_of("2/0").replaced_by
-    assert "stale; issued again as group 3" in hops(lineage_of("2/0"))[-1].detail
+    assert "stale; issued again as group 3" in stages(lineage_of("2/0"))[-1].detail
 
 
 def test_all_samples_of_a_group() -> None:
@@ -120,8 +120,8 @@ def test_what_the_log_no_longer_has_is_named() -> None:
 
 def test_hops_are_in_the_order_of_time() -> None:
     """Each names who, what and where; weights are told apart from the sample's own way."""
-    told = hops(lineage_of("0/0"))
-    own = [(hop.role, hop.what) for hop in told if hop.is_own]
+    told = stages(lineage_of("0/0"))
+    own = [(stage.role, stage.what) for stage in told if stage.is_own]
     expected = [
         ("prompts", "issued"),
         ("rollout", "sampled"),
@@ -129,8 +129,8 @@ def test_hops_are_in_the_order_of_time() -> None:
         ("trainer", "step 1"),
     ]
     assert expected == own
-    assert sorted(hop.at_ms for hop in told) == [hop.at_ms for hop in told]
-    sampled = next(hop for hop in told if hop.what == "sampled")
+    assert sorted(stage.at_ms for stage in told) == [stage.at_ms for stage in told]
+    sampled = next(stage for stage in told if stage.what == "sampled")
     assert 250 == sampled.until_ms - sampled.at_ms
     assert "3 tokens, version 0; stop; reward 1" in sampled.detail
     assert str(sampled.position).startswith("trajectories[")

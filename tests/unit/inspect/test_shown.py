@@ -34,7 +34,7 @@ def printed(drawn: RenderableType) -> str:
 
 
 def test_the_terminal_tells_the_same() -> None:
-    """Figures, tokens, worst tokens and every hop with its place."""
+    """Figures, tokens, worst tokens and every stage with its place."""
     told = printed(whole(details("1/0")[0], "difference"))
     for words in (
         "trained   step 2   reward 1   mismatch 0.5   staleness 0,1   tokens 6   versions 0,1",
@@ -94,14 +94,6 @@ def test_every_fate_can_be_shown(sample: str, color: str) -> None:
     assert sample in printed(whole(details(sample)[0], color))
 
 
-def test_a_list_has_a_line_for_each() -> None:
-    """With the text that it is about."""
-    lines = printed(table(details(*SAMPLES), "told: all")).splitlines()
-    assert "told: all" == lines[0].strip()
-    assert list(SAMPLES) == [line.split()[0] for line in lines[2:]]
-    assert "2 + 3 =" in lines[2]
-
-
 def test_json_has_everything() -> None:
     """One line; nulls where nobody gave a number; floats as short as they were sent."""
     line = json_line(details("1/0")[0])
@@ -114,7 +106,7 @@ def test_json_has_everything() -> None:
         told["staleness"],
     )
     assert [None, 0.0, -0.125, 0.5] == told["tokens"]["difference"][4:8]
-    assert told["hops"][0]["position"] is None or "@" in told["hops"][0]["position"]
+    assert told["stages"][0]["position"] is None or "@" in told["stages"][0]["position"]
     unsampled = json.loads(json_line(details("3/0")[0]))
     assert (None, None, "issued") == (
         unsampled["tokens"],
@@ -140,7 +132,7 @@ def test_tensors_that_do_not_fit_are_named() -> None:
     (found,) = told_run.bus_log([prompt, trajectory, broken]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     assert "its tokens cannot be read: a segment of 3 tokens" in shown.problem
-    assert 3 == len(shown.hops)
+    assert 3 == len(shown.stages)
     assert "cannot be read" in printed(whole(shown))
 
 

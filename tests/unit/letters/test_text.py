@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rlstreams.debug.letters.text import hex_dump, json_line, table, whole
+from rlstreams.debug.letters.text import json_line, table, whole
 from rlstreams.schemas import encode
 from rlstreams.schemas.events import DeadLetter, Event
 from rlstreams.streams.views.letters import LettersView
@@ -127,9 +127,3 @@ def test_a_letter_shows_the_head_of_what_is_no_record() -> None:
     assert "  no event: record of 320 bytes starts with" in text
     assert "  000000  00 72 75 62 62 69 73 68 00 72 75 62 62 69 73 68  .rubbish.rubbish" in text
     assert text.endswith("  ... and 64 bytes more")
-
-
-def test_the_last_row_of_a_dump_is_aligned() -> None:
-    """Its text stands below the others'."""
-    first, last = hex_dump(bytes(range(64, 82)))
-    assert first.index("@AB") == last.index("PQ")

@@ -171,17 +171,6 @@ def test_a_start_that_takes_too_long_is_a_stall(scene: Scene) -> None:
     assert "blocked at logprob: logprob-0 says 'starting'" in problem
 
 
-def test_who_starts_again_and_again_has_that_time_once(scene: Scene) -> None:
-    """Between two steps; each of its processes says that it starts."""
-    scene.saying["rollout-0"] = ("starting", "")
-    for number in range(10):
-        scene.instances["rollout-0"] = f"{number}"
-        scene.pass_s(58)
-        assert () == scene.problems
-    scene.pass_s(round(STALL_S + START_S) - 560)
-    assert "no role says that it is stuck" in scene.problems[0]
-
-
 @pytest.mark.parametrize("role", ["rollout", "trainer"])
 def test_a_crash_loop_is_a_stall(scene: Scene, role: str) -> None:
     """Each life starts, counts what is no finished work, and dies; each trainer claims the run."""
@@ -220,26 +209,6 @@ def test_work_that_brings_no_step_is_a_stall(scene: Scene) -> None:
         assert () == scene.problems
 
 
-def test_silence_uses_up_nothing_of_a_starts_time(scene: Scene) -> None:
-    """A run that was gone for an hour starts as every other one."""
-    saying, scene.saying = scene.saying, {}
-    scene.pass_s(3600)
-    scene.saying = saying | {"rollout-0": ("waiting", "for prompts"), "trainer-0": ("starting", "")}
-    scene.instances = dict.fromkeys(saying, "b")
-    scene.pass_s(300)
-    assert () == scene.problems
-
-
-@pytest.mark.parametrize("saying", [("working", "on 8 samples"), ("pulling", "version 1")])
-def test_each_state_has_its_own_limit(scene: Scene, saying: tuple[str, str]) -> None:
-    """The deadline of a sample, or of a pull, where it is longer than `stall_s`."""
-    scene.instances["rollout-0"] = "b"
-    scene.pass_s(5)
-    scene.saying["rollout-0"], scene.counters["rollout-0"] = saying, {"samples": 1.0}
-    scene.pass_s(round(STALL_S) + 20)
-    assert () == scene.problems
-
-
 def test_a_writers_clock_that_is_behind_blames_nobody(scene: Scene) -> None:
     """What was told before the log was read to its end is half a century old, by that clock."""
     scene.pass_s(round(STALL_S) + 20)
@@ -261,16 +230,6 @@ def test_a_writers_clock_that_is_ahead_hides_no_silence() -> None:
         now_s[0] += 1
     now_s[0] += 10
     assert ("no report from rollout-0 for 11 s",) == watch.look().problems
-
-
-def test_whose_work_comes_forward_does_not_excuse_who_is_stuck(scene: Scene) -> None:
-    """The role that says that it works, and does not."""
-    scene.saying["logprob-0"] = ("working", "on 8 trajectories")
-    for number in range(round(STALL_S + RESTART_S) + 5):
-        scene.counters["rollout-0"] = {"samples": float(number)}
-        scene.pass_s(0)
-    (problem,) = scene.problems
-    assert "blocked at logprob" in problem
 
 
 def test_a_silent_worker_is_named(scene: Scene) -> None:

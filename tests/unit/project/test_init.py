@@ -16,8 +16,7 @@ import pytest
 
 from rlstreams.__main__ import main
 from rlstreams.start.project.columns import guess_columns
-from rlstreams.start.project.scaffold import run_id
-from rlstreams.start.project.start import SMALL_MODEL, from_demo, from_file, from_gsm8k, read_rows
+from rlstreams.start.project.start import SMALL_MODEL, from_file, from_gsm8k, read_rows
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.load import load
@@ -62,16 +61,6 @@ def test_a_project_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     told = capsys.readouterr().out
     assert "cd " in told
     assert "it will hardly learn anything else" in told
-
-
-def test_every_field_that_is_written_has_a_comment_or_is_plain(tmp_path: Path) -> None:
-    """A newcomer reads this file before any other."""
-    project(tmp_path)
-    text = (tmp_path / "x/run.toml").read_text()
-    silent = [li for li in text.splitlines() if " = " in li and "#" not in li]
-    assert ["seed", "path", "temperature", "timeout_s", "steps", "checkpoint_every"] == [
-        line.split(" = ")[0] for line in silent
-    ]
 
 
 def test_numbers_are_compared_as_numbers_and_text_as_text(tmp_path: Path) -> None:
@@ -237,15 +226,6 @@ def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:
     assert (usual.prompts, usual.deadlines) == (config.prompts, config.deadlines)
 
 
-def test_the_demo_project_has_no_word_of_gpus(tmp_path: Path) -> None:
-    """Its model is too small for them; all of the held-out rows are answered each time."""
-    assert 0 == project(tmp_path).prompts.evaluate_rows
-    text = (tmp_path / "x/run.toml").read_text()
-    assert "gpu" not in text.lower()
-    assert "$" not in text
-    assert "\n\n\n" not in text
-
-
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -274,12 +254,6 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "is there and not empty" in capsys.readouterr().err
 
 
-def test_a_run_id_is_made_of_the_folder_name() -> None:
-    """Letters that no topic may have become hyphens."""
-    assert "my-project-2" == run_id(Path("/a/my project (2)"))
-    assert "run" == run_id(Path("/a/äöü"))
-
-
 def test_commands_find_the_project_that_they_are_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,9 +265,3 @@ def test_commands_find_the_project_that_they_are_in(
     monkeypatch.chdir(tmp_path / "x")
     assert 0 == main(["doctor"])
     assert "from measured peaks" in capsys.readouterr().out
-
-
-def test_the_demo_plan_is_twenty_sums(tmp_path: Path) -> None:
-    """For somebody who has no data yet."""
-    plan = from_demo(tmp_path / "x", "")
-    assert (20, True, "") == (plan.num_rows, plan.columns.is_numeric, plan.model)

@@ -70,7 +70,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(module, "QUIET_S", 0.2)
     return World(tmp_path)
 
 
@@ -194,7 +195,6 @@ def test_a_schema_that_was_recorded_is_not_asked_for(
     with world.bus.producer("newer") as producer:
         producer.commit([newer(outgoing(STEPS, factories.heartbeat(state=DONE)))])
     publish(world.bus)
-    monkeypatch.setattr("rlstreams.debug.replay.record.QUIET_S", 0.2)
     monkeypatch.setattr(world.bus, "schemas", Away)
     made = world.record()
     assert not made.unread

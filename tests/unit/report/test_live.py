@@ -11,11 +11,10 @@ import pytest
 from rich.console import Console
 
 from rlstreams.streams.views.feed import EvaluationState, ViewState
-from rlstreams.up.live.curve import Line, chart
 from rlstreams.up.live.input import LiveInput, ProcessInfo
-from rlstreams.up.live.panels import axis_label, learning
+from rlstreams.up.live.panels import learning
 from rlstreams.up.live.screen import LiveView, PlainLines, Screen
-from rlstreams.up.live.words import KillMark, clock, spelled
+from rlstreams.up.live.words import KillMark
 from tests.unit.report.sample_run import decode, views_at
 
 WORKERS = ("prompts-0", "rollout-0", "rollout-1", "logprob-0", "trainer-0")
@@ -100,12 +99,6 @@ def test_an_empty_run_has_a_screen_too() -> None:
     assert "waiting for the first evaluation" in text
 
 
-def test_tokens_are_coloured_by_the_version_that_sampled_them() -> None:
-    """Two versions in one answer, two colours."""
-    problem = live_input().views.samples.problems[0]
-    assert list(spelled(problem.now, decode)) == [(35, "15,18"), (36, ",27")]
-
-
 def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_step() -> None:
     """Each step once, each message once."""
     out = io.StringIO()
@@ -145,15 +138,6 @@ def test_a_terminal_is_left_as_it_was() -> None:
     assert out.getvalue().endswith("\x1b[?25h\x1b[?1049l")
 
 
-def test_a_rising_line_rises() -> None:
-    """The first cell of the bottom row, the last cell of the top row, nothing across."""
-    rows = chart([Line(points=[(0, 0.0), (10, 1.0)], style="cyan")], width=10, height=3, x_max=10)
-    cells = [row.plain for row in rows]
-    assert cells[2][0] != " "
-    assert cells[0][9] != " "
-    assert cells[0][0] == cells[2][9] == " "
-
-
 def test_rewards_of_any_size_have_room() -> None:
     """A function of a user's may give more than 1, less than 0, and for once no number at all."""
     views = views_at(3)
@@ -167,28 +151,6 @@ def test_rewards_of_any_size_have_room() -> None:
     assert ["12.0", "5.0 ", "-2.0"] == [lines[0][:4], lines[2][:4], lines[4][:4]]
     assert lines[0][4:].strip(), "the highest reward is at the top"
     assert lines[4][4:].strip(), "the lowest is at the bottom"
-
-
-@pytest.mark.parametrize(
-    ("value", "label"), [(0.5, "0.5 "), (-2.0, "-2.0"), (1234.0, "1234"), (-123456.0, "-1e5")]
-)
-def test_an_axis_label_has_four_characters(value: float, label: str) -> None:
-    """Else the chart would not stand straight."""
-    assert label == axis_label(value)
-
-
-def test_values_outside_the_chart_are_drawn_at_its_edge() -> None:
-    """A reward above 1 does not fall off the canvas."""
-    (row,) = chart([Line(points=[(5, 7.0)], style="cyan")], width=4, height=1, x_max=5)
-    assert row.plain == "   \u2808"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"), [(7.9, "0:07"), (727, "12:07"), (3723, "1:02:03")]
-)
-def test_a_clock_is_short(seconds: float, expected: str) -> None:
-    """Hours only where there are some."""
-    assert expected == clock(seconds)
 
 
 def unevaluated(num_steps: int) -> ViewState:

@@ -15,36 +15,6 @@ from rlstreams.streams.memory.log import MemoryLog, State
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
 
 
-def test_a_run_is_audited_through_the_bus() -> None:
-    """Markers between records, two partitions, one group trained, two in flight."""
-    run = Run()
-    run.issue()
-    run.roll_out()
-    run.train(0, run.score())
-    report = audit(run.bus, settle_s=0)
-    assert report.breach_counts == {}
-    assert (report.issued, report.trained) == (NUM_GROUPS * SIZE, SIZE)
-    assert report.in_flight == {"trainer": (NUM_GROUPS - 1) * SIZE}
-    assert report.staleness == {0: 3 * SIZE}
-
-
-def test_a_run_that_nobody_worked_on_is_in_flight() -> None:
-    """No group has committed anything."""
-    run = Run()
-    run.issue()
-    assert audit(run.bus, settle_s=0).in_flight == {"rollout": NUM_GROUPS * SIZE}
-
-
-def test_what_a_worker_forgot_is_lost() -> None:
-    """It committed past the prompts of a group and wrote nothing."""
-    run = Run()
-    run.issue()
-    run.roll_out(forget="1")
-    report = audit(run.bus, settle_s=0)
-    assert report.breach_counts == {"lost": SIZE}
-    assert {breach.id for breach in report.breaches} == {"1/0", "1/1"}
-
-
 def test_a_record_behind_an_open_transaction_is_waited_for() -> None:
     """Committed, but hidden from every reader until the older transaction is over."""
     run = Run()

@@ -15,7 +15,7 @@ from rlstreams.streams.kafka.feed import Feed
 from rlstreams.streams.kafka.reader import KafkaReader
 from rlstreams.streams.log.errors import BrokerError, OffsetGoneError
 from rlstreams.streams.log.parts import part_headers
-from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.streams.log.record import Partition, RawRecord
 
 P0, P1, OTHER = Partition("t", 0), Partition("t", 1), Partition("u", 1)
 NOISE = KafkaError._TRANSPORT
@@ -102,30 +102,6 @@ def reader_of(client: Queue, *partitions: Partition) -> KafkaReader:
 
 def values(records: Sequence[RawRecord]) -> list[bytes]:
     return [bytes(record.value) for record in records]
-
-
-def test_a_message_becomes_a_record_with_every_field() -> None:
-    """It equals one that its constructor made, in types and number of fields as well."""
-    client = Queue(message(3, headers={"a": b"1", "b": b""}))
-    (found,) = reader_of(client, P0).poll(1, 0.0)
-    expected = RawRecord(
-        position=Position("t", 0, 3),
-        offsets=(3,),
-        key=b"k",
-        value=b"3",
-        headers={"a": b"1", "b": b""},
-        timestamp_ms=1_003,
-    )
-    assert expected == found
-    assert (RawRecord, Position, len(expected)) == (type(found), type(found.position), len(found))
-    assert P0 == found.partition
-
-
-def test_what_a_message_does_not_have_is_empty() -> None:
-    """Key, value and headers."""
-    client = Queue(Message(topic="run.t", partition=0, offset=0, timestamp=(0, 0)))
-    (found,) = reader_of(client, P0).poll(1, 0.0)
-    assert (b"", b"", {}) == (found.key, found.value, found.headers)
 
 
 def test_partitions_are_told_apart_by_topic_and_number() -> None:
@@ -220,23 +196,6 @@ def test_messages_of_a_paused_partition_are_held_one_by_one() -> None:
     assert {P0: 1, P1: 1} == consumer.positions()
     assert [b"1", b"2"] == values(consumer.poll(2, 0.0).records)
     assert {P0: 3, P1: 1} == consumer.positions()
-
-
-def test_a_member_fetches_no_more_than_its_bytes_ask_for() -> None:
-    """What one fetch brought is delivered; the next one is not begun."""
-    first, *rest = [message(n) for n in range(3)]
-    client = Queue(first)
-
-    def poll(_timeout_s: float) -> Message | None:
-        """One message a fetch, however many are wanted."""
-        taken = client.messages.pop()
-        client.messages = rest[:1]
-        del rest[:1]
-        return taken
-
-    client.poll = poll  # type: ignore[method-assign]
-    client.consume = lambda _limit, _timeout_s: []  # type: ignore[method-assign]
-    assert [b"0", b"1"] == values(member(client, P0).poll(10, 0.0, max_bytes=2).records)
 
 
 def test_the_client_tells_positions_in_the_order_of_the_question() -> None:

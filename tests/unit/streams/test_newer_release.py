@@ -7,30 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.debug.letters.read import read_letters
-from rlstreams.debug.letters.text import whole
 from rlstreams.debug.replay.record import groups_of_steps
 from rlstreams.schemas.events import StepCompleted
-from rlstreams.show.monitor.answers import Monitor
-from rlstreams.show.monitor.health import HealthWatch
 from rlstreams.start.chaos.outputs import read_outputs
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError
-from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Partition
-from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS, TRAJECTORIES
-from rlstreams.streams.memory.bus import MemoryBus
+from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.selection import Range, Selection
 from rlstreams.streams.run.recorded_log import RecordedLog
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.feed import Feed, Views
-from rlstreams.workers.config.run import RunConfig
 from tests import factories
-from tests.logs import made_log
-from tests.newer_release import hand_over, newer, newer_value, publish
+from tests.newer_release import hand_over, newer, publish
 from tests.unit.recording.test_recorder import World
 from tests.unit.streams.audit_run import NUM_GROUPS, SIZE, Run
 
@@ -96,28 +88,6 @@ def test_logs() -> None:
     assert {"0"} == groups_of_steps(run.bus, Range(first=1, last=1))
 
 
-def test_letters() -> None:
-    """A letter of a worker that could not read it shows the record, once its schema is there."""
-    bus = MemoryBus(made_log(), "run")
-    letter = factories.dead_letter(value=newer_value(factories.prompt()))
-    bus.producer("pen").commit([outgoing(DEAD_LETTERS, letter)])
-    publish(bus)
-    view = read_letters(bus, 10.0, keep_bytes=lambda _: True).view
-    (told,) = view.letters
-    assert "Prompt" in whole(view, told, bus.schemas())
-    assert "no event" in whole(view, told)
-
-
-def test_monitor() -> None:
-    """Given the schemas of a bus, for Faust has none."""
-    bus = MemoryBus(made_log(), "run")
-    publish(bus)
-    monitor = Monitor("run", HealthWatch(RunConfig()), bus.schemas())
-    value = newer_value(factories.groups_dropped())
-    monitor.take(Message(Partition(STEPS.name, 0), 0, b"", value, {}, 0))
-    assert (1, 0) == tuple(monitor.windows().body[name] for name in ("records", "unreadable"))
-
-
 def record(world: World, *, num_times: int) -> None:
     """Newer trajectories, recorded by that many processes, one after the other."""
     with world.bus.producer("pen") as pen:
@@ -154,6 +124,7 @@ def test_a_recording_of_a_few_topics(tmp_path: Path) -> None:
 def test_every_reader_asks_for_schemas() -> None:
     """`decoded` without them would call a newer record a stranger's."""
     calls = re.compile(r"(?<![.\w])decoded?\((?:raw|record|event\.value|raw\.value)\)")
-    files = [*(ROOT / "streams").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]
+    folders = ("streams", "workers", "rlstreams")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     found = [str(file) for file in files if calls.search(file.read_text("utf-8"))]
     assert found == []

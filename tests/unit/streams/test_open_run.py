@@ -13,7 +13,7 @@ import pytest
 import rlstreams
 from rlstreams import open_run
 from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, TrainerHeartbeat, Trajectory
-from rlstreams.streams.lineage.hops import hops
+from rlstreams.streams.lineage.stages import stages
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
@@ -43,7 +43,7 @@ def test_a_recording_is_opened_by_its_folder(tmp_path: Path) -> None:
         assert [1, 2] == [event.step for event in log.steps()]
         (sample,) = log.samples("1/0")
         assert "trained" == sample.outcome
-        assert hops(sample)
+        assert stages(sample)
         assert () == log.problems
         assert [1, 2] == [
             r.event.step for r in log.follow(StepCompleted, deadline_s=9, from_start=True)

@@ -10,10 +10,8 @@ from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.streams.log.record import Committed, Partition, Position
 from rlstreams.streams.views.hops import HopsView
 from rlstreams.streams.views.stalls import START_S, Blocked, Evidence, Limits, diagnose
-from rlstreams.streams.views.workers import SILENT_S
 from tests.factories import (
     NOW_MS,
-    control_state,
     dead_letter,
     groups_dropped,
     heartbeat,
@@ -205,12 +203,6 @@ def test_a_trainer_that_has_everything() -> None:
     )
 
 
-def test_a_trainer_at_work_for_too_long() -> None:
-    """Stuck in a step, whatever waits before it."""
-    run = finished().score_below(112).says("trainer", "working", "step 4")
-    assert ("trainer", ("trainer-0",)) == told(run.blocked())
-
-
 def test_a_trainer_that_saves_has_longer() -> None:
     """A large checkpoint is no step that hangs, until its own deadline."""
     run = finished().score_below(112).says("trainer", "saving", "a checkpoint of step 3")
@@ -369,13 +361,3 @@ def test_a_trajectory_read_before_its_prompt() -> None:
     """Topics are read beside each other; the sample is rolled out all the same."""
     run = Run().roll_out(10, 0).issue(10)
     assert [True, False] == [sample.is_rolled_out for sample in run.view.state.samples]
-
-
-def test_control_is_followed() -> None:
-    """The last word counts."""
-    assert "paused" == Run().take(control_state(state="paused")).view.state.control
-
-
-def test_a_silent_worker_is_named_within_ten_seconds() -> None:
-    """Reports come every second; this long without one is silence."""
-    assert SILENT_S < 10

@@ -144,12 +144,6 @@ def test_a_folder_is_no_file(tmp_path, holds, advice):
         load([tmp_path / "x"])
 
 
-def test_missing_file(tmp_path):
-    """The path is named."""
-    with pytest.raises(ConfigError, match=r"none.toml: cannot be read: No such file"):
-        load([tmp_path / "none.toml"])
-
-
 def test_file_that_is_no_text(tmp_path):
     """A binary file is refused, not half read."""
     path = tmp_path / "model.toml"

@@ -1,4 +1,4 @@
-"""What a running server lacks for being driven from here: what it costs, and what cures it.
+"""Check of a running server: what it lacks for being driven from here, cost and cure.
 
 Asked of the server itself, without changing anything: two requests of one token.
 """
@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlstreams.workers.engines.served.dialect import dialect_of
+from rlstreams.workers.engines.served.adapter import adapter_of
 from rlstreams.workers.engines.served.facts import TESTED, Kind, ServerFacts, ask_facts
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.ranks import ask_ranks
@@ -47,7 +47,7 @@ async def check_server(url: str) -> tuple[Finding, ...]:
     try:
         try:
             facts = await ask_facts(http, ASK_S)
-            kept = await dialect_of(facts.kind).keeps_records(http, ASK_S)
+            kept = await adapter_of(facts.kind).keeps_records(http, ASK_S)
             facts = replace(facts, keeps_records=kept)
         except ServerError as err:
             broken = Weight.BROKEN
@@ -185,12 +185,12 @@ def _no_plugin(flag: str) -> Finding:
 
 async def _answers(http: ServerHttp, facts: ServerFacts) -> Finding:
     """One greedy token, at a temperature where raw and processed log-probs differ."""
-    dialect = dialect_of(facts.kind)
+    adapter = adapter_of(facts.kind)
     try:
         cold, hot = [
             _first(
-                dialect.answer(
-                    await http.post(dialect.generate_route, dialect.body(_request(t), facts), ASK_S)
+                adapter.answer(
+                    await http.post(adapter.generate_route, adapter.body(_request(t), facts), ASK_S)
                 )
             )
             for t in (1.0, 1e-3)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import PauseMode
+from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.answer import Held
-from rlstreams.workers.engines.served.dialect import Dialect
 from rlstreams.workers.engines.served.facts import ServerFacts, ask_facts
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.weights.channel import WeightChannel, WeightError
@@ -57,7 +57,7 @@ class Delivery(Protocol):
     def name(self) -> str:
         """How weights travel, for people: `plugin` or `folder`."""
 
-    async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+    async def prepare(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
         """What has to be said once to a server that just became ready.
 
         Raises:
@@ -65,7 +65,7 @@ class Delivery(Protocol):
             ServerError: weights cannot reach it.
         """
 
-    async def probe(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+    async def probe(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
         """Whether those who would take a version still answer; a server whose pull hangs may answer
         `/health` all the same. Nothing is changed.
 
@@ -86,7 +86,7 @@ class Order:
     """One version for one server."""
 
     http: ServerHttp
-    dialect: Dialect
+    adapter: Adapter
     facts: ServerFacts
     published: PolicyPublished
     channel: WeightChannel
@@ -141,24 +141,24 @@ class FolderDelivery:
         self._probe_s = probe_s
         self._is_clean = False
 
-    async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+    async def prepare(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
         """The routes are the server's own; versions that a killed predecessor left here go."""
         if not self._is_clean:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         self._is_clean = True
 
-    async def probe(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+    async def probe(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
         """A pause, which a server with a broken pull is in anyway: the engine behind a vLLM's front
         end has to answer it, and that behind an SGLang's for its facts."""
         await ask_facts(http, self._probe_s)
-        await dialect.pause(http, PauseMode.ABORT, keep_cache=False, deadline_s=self._probe_s)
+        await adapter.pause(http, PauseMode.ABORT, keep_cache=False, deadline_s=self._probe_s)
 
     async def deliver(self, order: Order) -> int:
         """Received and checked by hash into the folder first, so a broken pull touches nothing."""
         target = self._folder / order.held.label
         try:
             num_bytes = await asyncio.to_thread(self._write, order, target)
-            await order.dialect.load_folder(
+            await order.adapter.load_folder(
                 order.http, order.facts, str(target.resolve()), order.left_s
             )
         except ServerError as err:

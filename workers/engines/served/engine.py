@@ -22,8 +22,8 @@ from rlstreams.workers.engines.base import (
     SampleRequest,
 )
 from rlstreams.workers.engines.served.answer import Held, ModelShape, empty_segment
+from rlstreams.workers.engines.served.health_monitor import HealthMonitor
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
-from rlstreams.workers.engines.served.keeper import ServerKeeper
 from rlstreams.workers.engines.served.process import ServerProcess
 from rlstreams.workers.engines.served.request import room
 from rlstreams.workers.engines.served.routing import Place, Router, choose
@@ -77,7 +77,7 @@ class ServedEngine:
         self._settings = settings
         self._shape = shape
         self._longest = max_tokens
-        self._keepers = [ServerKeeper(s, settings, p, self.dispatch, note) for s, p in servers]
+        self._monitors = [HealthMonitor(s, settings, p, self.dispatch, note) for s, p in servers]
         self._on_close = on_close
         self._router = router
         self._floor = NO_VERSION  # the newest version that was ever in service
@@ -106,7 +106,7 @@ class ServedEngine:
     @property
     def capacity(self) -> int:
         """Of all servers, down ones too: they come back."""
-        return self._settings.limit * len(self._keepers)
+        return self._settings.limit * len(self._monitors)
 
     @property
     def policy_version(self) -> int:
@@ -129,8 +129,8 @@ class ServedEngine:
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise EngineError(f"a server is looked after by nobody: {error!r}") from error
-        failures = [keeper.failure for keeper in self._keepers if keeper.failure]
-        if len(failures) == len(self._keepers):
+        failures = [monitor.failure for monitor in self._monitors if monitor.failure]
+        if len(failures) == len(self._monitors):
             raise EngineError("\n".join(failures))
         return bool(self._behind(published))
 
@@ -157,7 +157,7 @@ class ServedEngine:
 
     async def start(self) -> None:
         """Bring the servers into service; returns at once."""
-        self._tasks = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
+        self._tasks = [asyncio.create_task(monitor.run()) for monitor in self._monitors]
 
     async def generate(self, request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
         """The sample's segments; see `Engine.generate`."""
@@ -176,10 +176,10 @@ class ServedEngine:
         try:
             segments = await server.ask(request)
         except ServerError as err:
-            for keeper in self._suspects(server, err):
+            for monitor in self._suspects(server, err):
                 if isinstance(err, ServerGoneError):
-                    keeper.server.doubt()
-                keeper.look()
+                    monitor.server.doubt()
+                monitor.look()
             raise
         finally:
             self.dispatch()
@@ -221,13 +221,15 @@ class ServedEngine:
 
     async def health(self) -> Health:
         """Ready while a server is in service, or is brought back into it."""
-        lost = [keeper.failure for keeper in self._keepers if keeper.failure]
+        lost = [monitor.failure for monitor in self._monitors if monitor.failure]
         shut = [f"{s.url}: {s.why_shut}" for s in self._servers if not s.is_open]
         open_ = sum(server.is_open for server in self._servers)
-        ready = not self._is_closed and self._floor != NO_VERSION and len(lost) < len(self._keepers)
+        ready = (
+            not self._is_closed and self._floor != NO_VERSION and len(lost) < len(self._monitors)
+        )
         return Health(
             ready=ready,
-            detail="; ".join([f"{open_} of {len(self._keepers)} servers open", *shut]),
+            detail="; ".join([f"{open_} of {len(self._monitors)} servers open", *shut]),
             running=sum(server.in_flight for server in self._servers),
             waiting=len(self._waiting),
         )
@@ -243,7 +245,7 @@ class ServedEngine:
         while self._waiting:
             self._waiting.popleft().answer(None)
         await asyncio.gather(*(server.close() for server in self._servers))
-        await asyncio.gather(*(asyncio.to_thread(keeper.close) for keeper in self._keepers))
+        await asyncio.gather(*(asyncio.to_thread(monitor.close) for monitor in self._monitors))
         if self._router is not None:
             await self._router.http.close()
         self._on_close()
@@ -268,20 +270,20 @@ class ServedEngine:
 
     @property
     def _servers(self) -> list[Server]:
-        return [keeper.server for keeper in self._keepers]
+        return [monitor.server for monitor in self._monitors]
 
     def _are_equal(self) -> bool:
         """A router may pick any: whether all are open and hold the same."""
         return all(s.is_open for s in self._servers) and len({s.held for s in self._servers}) == 1
 
-    def _suspects(self, server: Server, err: ServerError) -> list[ServerKeeper]:
+    def _suspects(self, server: Server, err: ServerError) -> list[HealthMonitor]:
         """Whose server may be lost: behind a router it is not known who failed."""
         if self._router is not None:
-            return self._keepers
+            return self._monitors
         return [self._keeper_of(server)] if isinstance(err, ServerGoneError) else []
 
-    def _keeper_of(self, server: Server) -> ServerKeeper:
-        return next(keeper for keeper in self._keepers if keeper.server is server)
+    def _keeper_of(self, server: Server) -> HealthMonitor:
+        return next(monitor for monitor in self._monitors if monitor.server is server)
 
     def _newest_held(self) -> Held | None:
         held = [server.held for server in self._servers if server.held]
@@ -312,8 +314,8 @@ class ServedEngine:
     async def _one_up(self) -> None:
         until_s = time.monotonic() + self._settings.start_s
         while not any(server.is_up for server in self._servers):
-            failures = [keeper.failure for keeper in self._keepers if keeper.failure]
-            if len(failures) == len(self._keepers):
+            failures = [monitor.failure for monitor in self._monitors if monitor.failure]
+            if len(failures) == len(self._monitors):
                 raise EngineError("\n".join(failures))
             if time.monotonic() > until_s:
                 urls = ", ".join(server.url for server in self._servers)

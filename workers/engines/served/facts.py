@@ -1,4 +1,4 @@
-"""What a running server is and can do, found by asking it: the one place where versions differ.
+"""Facts of a running server, found by asking it: the one place where versions differ.
 
 vLLM and SGLang both describe their routes in `/openapi.json`, so what a version lacks shows as a
 route that is not there: 0.25.1 has no `/weight_info`, 0.5.17 no `/begin_weight_update`.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
     PROBE_S,
@@ -22,7 +23,6 @@ from rlstreams.workers.engines.served.delivery import (
     Order,
     before_the_server,
 )
-from rlstreams.workers.engines.served.dialect import Dialect
 from rlstreams.workers.engines.served.facts import Kind, ServerFacts
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.ranks import ask_ranks, refuse
@@ -65,21 +65,21 @@ class PluginDelivery:
         """`plugin`, or the other way's name and why."""
         return PLUGIN if self._has_plugin else f"{self._other.name} (it has no transfer plugin)"
 
-    async def prepare(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+    async def prepare(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
         """Greet the plugin, and ask how many processes hold a part of the model."""
         ranks = await ask_ranks(http, facts, self._probe_s)
         refuse(http.url, ranks, facts.kind)
         self._ranks = ranks.total
         self._has_plugin = await self._answers(http, facts)
         if not self._has_plugin:
-            await self._other.prepare(http, dialect, facts)
+            await self._other.prepare(http, adapter, facts)
         elif facts.kind is Kind.VLLM and ranks.total > 1:
             refuse(http.url, replace(ranks, stages=await self._stages(http, facts)), facts.kind)
 
-    async def probe(self, http: ServerHttp, dialect: Dialect, facts: ServerFacts) -> None:
+    async def probe(self, http: ServerHttp, adapter: Adapter, facts: ServerFacts) -> None:
         """Have every rank describe itself; what it says does not matter."""
         if not self._has_plugin:
-            await self._other.probe(http, dialect, facts)
+            await self._other.probe(http, adapter, facts)
             return
         try:
             await self._described(http, facts)

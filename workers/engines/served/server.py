@@ -18,6 +18,7 @@ from rlstreams.workers.engines.base import (
     PauseMode,
     SampleRequest,
 )
+from rlstreams.workers.engines.served.adapter import Adapter, adapter_of
 from rlstreams.workers.engines.served.answer import Held, ModelShape, UnknownVersionError
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
@@ -26,7 +27,6 @@ from rlstreams.workers.engines.served.delivery import (
     Order,
     delivered,
 )
-from rlstreams.workers.engines.served.dialect import Dialect, dialect_of
 from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.request import generate_request
@@ -71,7 +71,7 @@ class Server:
         self._router = router
         if router is not None:
             router.servers.append(self.http)
-        self._dialect: Dialect = dialect_of(settings.kind)
+        self._adapter: Adapter = adapter_of(settings.kind)
         self._labels: dict[str, Held] = {}
         self._requests = Requests(self._tell_to_end, settings)
         self._num_reserved = 0
@@ -127,8 +127,8 @@ class Server:
         facts = await ask_usable(
             self.http, settings.kind, settings.answer_s, allow_untested=settings.allow_untested
         )
-        await self._delivery.prepare(self.http, self._dialect, facts)
-        keeps_records = await self._dialect.keeps_records(self.http, settings.answer_s)
+        await self._delivery.prepare(self.http, self._adapter, facts)
+        keeps_records = await self._adapter.keeps_records(self.http, settings.answer_s)
         facts = replace(facts, keeps_records=keeps_records)
         if self._router is not None:
             self._router.check(facts)
@@ -137,11 +137,11 @@ class Server:
         self._is_doubted, self.hang, self.trouble = False, "", ""
 
     async def is_alive(self, deadline_s: float) -> bool:
-        """Whether it answers `/health` as one that works: see `Dialect.alive`."""
+        """Whether it answers `/health` as one that works: see `Adapter.alive`."""
         was_doubted = self._is_doubted
         status = await self.http.status_of("/health", deadline_s)
         self.is_gone = status == REFUSED
-        is_alive = status in self._dialect.alive
+        is_alive = status in self._adapter.alive
         if was_doubted and is_alive:  # a doubt that came up meanwhile is for the next look
             self._is_doubted = False
         return is_alive
@@ -199,7 +199,7 @@ class Server:
         for http in (self.http,) if self._router is None else self._router.servers:
             if self.facts is not None:
                 request_id, answer_s = running.request.request_id, self._settings.answer_s
-                told &= await self._dialect.abort(http, self.facts, request_id, answer_s)
+                told &= await self._adapter.abort(http, self.facts, request_id, answer_s)
         return told
 
     async def pause(self, mode: PauseMode) -> None:
@@ -210,7 +210,7 @@ class Server:
     async def resume(self) -> None:
         """Go on."""
         if self._is_held_back and self.held is not None and not self.is_pulling:
-            await self._dialect.resume(self.http, self._settings.answer_s)
+            await self._adapter.resume(self.http, self._settings.answer_s)
         self._is_held_back = False
 
     async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
@@ -249,11 +249,11 @@ class Server:
         """The whole answer."""
         http = self.http if self._router is None else self._router.http
         what = f"request {running.sample_id} ({running.request.request_id})"
-        body = self._dialect.body(running.request, running.facts)
+        body = self._adapter.body(running.request, running.facts)
         found = await http.post(
-            self._dialect.generate_route, body, self._settings.request_s, what=what
+            self._adapter.generate_route, body, self._settings.request_s, what=what
         )
-        return self._dialect.answer(found)
+        return self._adapter.answer(found)
 
     async def _heard(self, running: Running) -> Answer:
         """What the request's task hears; nothing, if we hung up ourselves."""
@@ -282,7 +282,7 @@ class Server:
             raise ServerGoneError(f"server {self.url} was lost before its pull: {self.why_shut}")
         order = Order(
             http=self.http,
-            dialect=self._dialect,
+            adapter=self._adapter,
             facts=self.facts,
             published=published,
             channel=channel,
@@ -297,7 +297,7 @@ class Server:
             raise
         await self._hold(order)
         if not self._is_held_back:
-            await self._dialect.resume(self.http, self._settings.answer_s)
+            await self._adapter.resume(self.http, self._settings.answer_s)
         ended_s = time.monotonic()
         is_link = self._delivery.name == PLUGIN and channel.name != FILE
         return Pulled(
@@ -325,7 +325,7 @@ class Server:
         """Tell the server what its weights are called."""
         assert self.facts is not None
         answer_s = self._settings.answer_s
-        await self._dialect.set_label(self.http, self.facts, held.label, answer_s)
+        await self._adapter.set_label(self.http, self.facts, held.label, answer_s)
 
     def _check_same(self, order: Order) -> None:
         """What a server took that was lost meanwhile is lost too, also if it is up again."""
@@ -337,7 +337,7 @@ class Server:
         if not err.touched and self.held is not None and self.facts is not None:
             await self._name(self.held)  # our plugin forgot it as the pull began
             if not self._is_held_back:
-                await self._dialect.resume(self.http, self._settings.answer_s)
+                await self._adapter.resume(self.http, self._settings.answer_s)
             return
         self._void(f"a pull broke off: {err}")
         if err.silent:
@@ -350,7 +350,7 @@ class Server:
         if self.facts is None:
             return  # lost meanwhile
         try:
-            await self._delivery.probe(self.http, self._dialect, self.facts)
+            await self._delivery.probe(self.http, self._adapter, self.facts)
         except ServerGoneError as err:
             self.hang = f"a pull broke off, and it does not answer since: {err}"
         except ServerError:
@@ -368,7 +368,7 @@ class Server:
             await self._requests.all_cut(lambda: self._stop_server(mode))
 
     async def _stop_server(self, mode: PauseMode) -> None:
-        await self._dialect.pause(
+        await self._adapter.pause(
             self.http,
             mode,
             keep_cache=self._settings.keep_cache,

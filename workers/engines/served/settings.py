@@ -1,4 +1,4 @@
-"""What an adapter of servers is told: limits and deadlines, from the section `[engine]`."""
+"""Settings of a server's adapter: limits and deadlines, from the section `[engine]`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _REASONS = frozenset({"stop", "length", "abort"})
 
 
 class SglangDialect:
-    """See `Dialect`."""
+    """See `Adapter`."""
 
     generate_route = "/generate"
     alive = frozenset({200, 503})  # 503: it may be paused

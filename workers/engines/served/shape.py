@@ -1,4 +1,4 @@
-"""What a model's folder promises about its answers: vocabulary, end tokens, layers with experts."""
+"""Shape of a model's answers, from its folder: vocabulary, end tokens, layers with experts."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _REASONS = frozenset({"stop", "length", "abort"})
 
 
 class VllmDialect:
-    """See `Dialect`."""
+    """See `Adapter`."""
 
     generate_route = "/inference/v1/generate"
     alive = frozenset({200})  # 503: its engine core is dead

@@ -1,6 +1,6 @@
-"""What is asked of a server and what it answers, in words that all kinds of server share.
+"""Requests to a server and its answers, in words that all kinds of server share.
 
-Pure. A dialect turns a `GenerateRequest` into its server's JSON, and that server's JSON into an
+Pure. An adapter turns a `GenerateRequest` into its server's JSON, and that server's JSON into an
 `Answer`.
 """
 

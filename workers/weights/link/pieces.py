@@ -1,4 +1,4 @@
-"""What crosses a link, piece by piece: which bytes go where in the receiver, in sending order.
+"""Pieces that cross a link: which bytes go where in the receiver, in sending order.
 
 A piece is a run of elements of one parameter, contiguous in the receiver's memory, so that it is
 received in place. Both ends cut a plan into the same batches.

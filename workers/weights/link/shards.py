@@ -1,4 +1,4 @@
-"""What a rank of a server holds of a parameter, read off the shapes. Pure.
+"""Shard of a parameter that a server's rank holds, read off the shapes. Pure.
 
 Column-parallel layers split rows, row-parallel ones the last axis; fused ones split each part;
 fewer key-value heads than ranks are repeated; experts are split inside (tensor parallel) or dealt

@@ -1,4 +1,4 @@
-"""Where received bytes go: fresh tensors beside the old weights, or a model's own parameters."""
+"""Target of received bytes: fresh tensors beside the old weights, or a model's parameters."""
 
 from __future__ import annotations
 

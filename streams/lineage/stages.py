@@ -1,4 +1,4 @@
-"""A lineage as a sequence of hops: when, by whom, what, and where the log says so.
+"""A lineage as a sequence of stages: when, by whom, what, and where the log says so.
 
 Times are those that each process wrote, by its own clock.
 """
@@ -16,7 +16,7 @@ _HASH = 12  # digits of a weight hash that are shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hop:
+class Stage:
     """One thing that happened to a sample, or to the weights that it was made with or made."""
 
     role: str
@@ -28,12 +28,12 @@ class Hop:
     is_own: bool = True  # False: about weights, not about the sample itself
 
 
-def hops(lineage: Lineage) -> list[Hop]:
+def stages(lineage: Lineage) -> list[Stage]:
     """All of them, by time."""
-    return sorted(_hops(lineage), key=lambda hop: (hop.at_ms, hop.until_ms))
+    return sorted(_stages(lineage), key=lambda stage: (stage.at_ms, stage.until_ms))
 
 
-def _hops(lineage: Lineage) -> Iterator[Hop]:
+def _stages(lineage: Lineage) -> Iterator[Stage]:
     if lineage.prompt is not None:
         yield _issued(lineage.prompt)
     for load in lineage.loads.values():
@@ -45,7 +45,7 @@ def _hops(lineage: Lineage) -> Iterator[Hop]:
         yield _scored(lineage.scored)
     for letter in lineage.letters:
         event = letter.event
-        yield Hop(
+        yield Stage(
             role=event.role,
             what="set aside",
             detail=f"{event.worker}: {event.reason}, {event.detail}",
@@ -56,10 +56,10 @@ def _hops(lineage: Lineage) -> Iterator[Hop]:
     yield from _closed(lineage)
 
 
-def _closed(lineage: Lineage) -> Iterator[Hop]:
+def _closed(lineage: Lineage) -> Iterator[Stage]:
     if (drop := lineage.dropped) is not None:
         after = f"; issued again as group {lineage.replaced_by}" if lineage.replaced_by else ""
-        yield Hop(
+        yield Stage(
             role="trainer",
             what="dropped",
             detail=f"{drop.group.reason} {drop.group.detail}".rstrip() + after,
@@ -71,7 +71,7 @@ def _closed(lineage: Lineage) -> Iterator[Hop]:
         yield _trained(lineage, trained)
         made = trained.step.policy_version
         if (published := lineage.published.get(made)) is not None:
-            yield Hop(
+            yield Stage(
                 role="trainer",
                 what=f"version {made}",
                 detail=f"made by step {trained.step.step}: weights "
@@ -84,10 +84,10 @@ def _closed(lineage: Lineage) -> Iterator[Hop]:
         yield _loaded(load)
 
 
-def _issued(record: Record[Prompt]) -> Hop:
+def _issued(record: Record[Prompt]) -> Stage:
     event = record.event
     replaces = f"; in place of group {event.replaces}" if event.replaces is not None else ""
-    return Hop(
+    return Stage(
         role="prompts",
         what="issued",
         detail=f"row {event.row}, epoch {event.dataset_epoch}, one of {event.group_size}; "
@@ -98,8 +98,8 @@ def _issued(record: Record[Prompt]) -> Hop:
     )
 
 
-def _loaded(load: PolicyLoaded) -> Hop:
-    return Hop(
+def _loaded(load: PolicyLoaded) -> Stage:
+    return Stage(
         role=load.role,
         what=f"version {load.policy_version}",
         detail=f"{load.worker} has it by {load.channel} in {load.seconds:.3f} s, "
@@ -110,7 +110,7 @@ def _loaded(load: PolicyLoaded) -> Hop:
     )
 
 
-def _rolled_out(event: Trajectory, position: Position | None) -> Hop:
+def _rolled_out(event: Trajectory, position: Position | None) -> Stage:
     sampled = [segment for segment in event.segments if segment.author == "policy"]
     versions = list(dict.fromkeys(segment.policy_version for segment in sampled))
     num_tokens = sum(len(segment.token_ids) for segment in sampled)
@@ -122,7 +122,7 @@ def _rolled_out(event: Trajectory, position: Position | None) -> Hop:
         others = sum(len(segment.token_ids) for segment in said)
         tokens += f" in {1 + len(said)} turns, {others} by the environment between them"
     again = f", attempt {event.attempt}" if event.attempt else ""
-    return Hop(
+    return Stage(
         role="rollout",
         what="sampled",
         detail=f"{event.worker}{again}: {tokens}, {_versions(versions)}{ended}; "
@@ -133,13 +133,13 @@ def _rolled_out(event: Trajectory, position: Position | None) -> Hop:
     )
 
 
-def _scored(record: Record[ScoredTrajectory]) -> Hop:
+def _scored(record: Record[ScoredTrajectory]) -> Stage:
     event = record.event
     told = ", ".join(
         f"segment {score.segment} under {score.policy_version} ({score.anchor})"
         for score in event.scores
     )
-    return Hop(
+    return Stage(
         role="logprob",
         what="scored",
         detail=f"{event.worker}: {told or 'nothing to score'}",
@@ -149,11 +149,11 @@ def _scored(record: Record[ScoredTrajectory]) -> Hop:
     )
 
 
-def _trained(lineage: Lineage, trained: TrainedIn) -> Hop:
+def _trained(lineage: Lineage, trained: TrainedIn) -> Stage:
     step, ref = trained.step, trained.ref
     told = ", ".join(str(n) for n in sorted(set(staleness(lineage).values())))
     masked = f", {len(trained.masked)} segments masked" if trained.masked else ""
-    return Hop(
+    return Stage(
         role="trainer",
         what=f"step {step.step}",
         detail=f"sample {trained.index + 1} of {trained.num_samples}, micro-batch "

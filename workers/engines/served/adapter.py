@@ -1,6 +1,6 @@
-"""The port between what we want of a server and how its kind is told so.
+"""Adapter of a kind of server: the port between what we want of it and how it is asked.
 
-A dialect holds no state and makes no decision: gate, routing and labels are `server.py`'s.
+An adapter holds no state and makes no decision: gate, routing and labels are `server.py`'s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlstreams.workers.engines.served.http import ServerHttp
 from rlstreams.workers.engines.served.wire import Answer, GenerateRequest
 
 
-class Dialect(Protocol):
+class Adapter(Protocol):
     """How one kind of server is spoken to."""
 
     @property
@@ -70,8 +70,8 @@ class Dialect(Protocol):
         """
 
 
-def dialect_of(kind: Kind) -> Dialect:
-    """The dialect of `kind`."""
+def adapter_of(kind: Kind) -> Adapter:
+    """The adapter of `kind`."""
     if kind is Kind.VLLM:
         from rlstreams.workers.engines.served.vllm import VllmDialect
 

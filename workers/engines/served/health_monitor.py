@@ -1,4 +1,4 @@
-"""Keeps one server in service: starts it, meets it, looks at it, gives it up and begins again.
+"""Health monitor of one server: starts it, meets it, looks at it, gives it up, begins again.
 
 A server that died, fell silent or hangs in a pull is shut at once and its requests end with an
 error, so that they are asked elsewhere. It comes back at no version: only a pull opens its gate
@@ -20,7 +20,7 @@ from rlstreams.workers.engines.served.settings import ServedSettings
 MAX_FAILED_STARTS = 3
 
 
-class ServerKeeper:
+class HealthMonitor:
     """Looks after one server; `run` is a task of the engine."""
 
     def __init__(
