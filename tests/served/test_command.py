@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.bootstrap.served import Where, command_of
+from rlstreams.workers.bootstrap.served import Where, command_of, settings_of
 from rlstreams.workers.config.load import load
+from rlstreams.workers.engines.base import PauseMode
 from rlstreams.workers.engines.served.command import StartCommand, is_older
 from rlstreams.workers.engines.served.facts import Kind
+from rlstreams.workers.engines.served.server import Server
 from tests.unit.roles.stand import EXAMPLE
 
 
@@ -30,8 +34,10 @@ def test_a_server_is_started_with_all_that_the_adapter_needs() -> None:
         "--host 127.0.0.1",
         '--weight-transfer-config \'{"backend":"rlstreams"}\'',
         "--enable-return-routed-experts",
+        "--skip-tokenizer-init",
     ):
         assert part in text
+    assert "--skip-tokenizer-init" in made(Kind.SGLANG, "0.5.17").shell()
     assert (
         "--custom-weight-loader rlstreams_server.sglang.receive"
         in made(Kind.SGLANG, "0.5.17").shell()
@@ -135,3 +141,48 @@ def test_a_configuration_that_cannot_work_is_refused(
     """Before anything is started."""
     with pytest.raises(ConfigError, match=message):
         load([EXAMPLE], overrides)
+
+
+class Asked:
+    """In place of a server: what it was asked."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    async def post(self, *asked: object, **more: object) -> None:
+        self.text += f"{asked} {more}"
+
+
+def server_of(*overrides: str) -> Server:
+    settings = settings_of(load([EXAMPLE], overrides))
+    server = Server("http://127.0.0.1:9", settings, None, None)  # type: ignore[arg-type]
+    server.facts = server.held = object()  # type: ignore[assignment]
+    return server
+
+
+@pytest.mark.parametrize(
+    ("engine", "cache", "told"),
+    [
+        ("vllm", "keep", "clear_cache=false"),
+        ("vllm", "recompute", "clear_cache=true"),
+        ("sglang", "keep", "in_place"),
+        ("sglang", "recompute", "retract"),
+    ],
+)
+def test_what_becomes_of_the_cache_at_a_pull_is_configured(
+    engine: str, cache: str, told: str
+) -> None:
+    """`engine.cache_on_pull` reaches the server's pause."""
+    server = server_of(f"rollout.engine={engine}", f"engine.cache_on_pull={cache}")
+    server.http = asked = Asked()  # type: ignore[assignment]
+    asyncio.run(server.pause(PauseMode.KEEP))
+    assert told in asked.text
+
+
+@pytest.mark.parametrize("reason", ["is_pulling", "_is_held_back", "_is_doubted", ""])
+def test_each_of_three_reasons_shuts_the_gate(reason: str) -> None:
+    """A pull, a pause and a connection that broke off; each alone."""
+    server = server_of("rollout.engine=vllm")
+    if reason:
+        setattr(server, reason, True)
+    assert server.is_open is not bool(reason)
