@@ -194,7 +194,7 @@ class LogprobSection:
     device: str = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`; with channel `nccl`, not the trainer's GPU."""
     token_budget: int = 16384
-    """Tokens of a forward pass, in a bin or padded rows; a window closes when it has so many ..."""
+    """Tokens of a forward pass, of a bin or of padded rows; a window closes with so many ..."""
     window_s: float = 0.1
     """... or this long after its first record, once nothing else is being scored."""
     versions_held: int = 0

@@ -53,11 +53,18 @@ class Waiting(NamedTuple):
     record: Record[Trajectory]
     versions: frozenset[int]  # that sampled it
     num_tokens: int
+    prescribed: Prescribed | None  # its window
+
+    @classmethod
+    def of(cls, record: Record[Trajectory]) -> Waiting:
+        """What is asked in every turn is found out once."""
+        event = record.event
+        return cls(record, versions_of(event), num_tokens(event), prescribed(record.raw))
 
 
 def next_window(waiting: Sequence[Waiting]) -> list[Waiting] | None:
     """The window of the first that was sent for one, in its order; None while it is not whole."""
-    named = [(found, one) for one in waiting if (found := prescribed(one.record.raw)) is not None]
+    named = [(found, one) for one in waiting if (found := one.prescribed) is not None]
     if not named:
         return None
     name, size = named[0][0].name, named[0][0].size
@@ -93,7 +100,7 @@ class Backlog:
         """Behind all others."""
         if not self._all:
             self._since = time.monotonic()
-        self._all.append(Waiting(record, versions_of(record.event), num_tokens(record.event)))
+        self._all.append(Waiting.of(record))
 
     def forget(self, partitions: Collection[Partition]) -> int:
         """Remove those of these partitions; how many."""
@@ -139,7 +146,7 @@ class Backlog:
         """Remove these, or the first of them that make a whole window; prescribed ones are one."""
         window, tokens = [], 0
         for one in ready:
-            if tokens >= FULL * self._token_budget and prescribed(one.record.raw) is None:
+            if tokens >= FULL * self._token_budget and one.prescribed is None:
                 break
             window.append(one)
             tokens += one.num_tokens
@@ -152,7 +159,7 @@ class Backlog:
 
         One that does not get whole is a stranger's, or lacks a record that was set aside.
         """
-        if not self._all or prescribed(self._all[0].record.raw) is None:
+        if not self._all or self._all[0].prescribed is None:
             return False
         is_whole = next_window(self._all) is not None
         return not is_whole and self._waited_s() < ANNOUNCEMENT_DEADLINE_S

@@ -89,4 +89,4 @@ def test_other_headers_prescribe_nothing(text: bytes) -> None:
     )
     assert prescribed(raw) is None
     record = Record(event=factories.trajectory(), raw=raw)
-    assert next_window([Waiting(record, frozenset(), 1)]) is None
+    assert next_window([Waiting.of(record)]) is None
