@@ -15,7 +15,6 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import dropwhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,7 +91,6 @@ class Recording(Closing):
         topics: Collection[str] = (),
         *,
         start: Mapping[Partition, int] | None = None,
-        since_ms: int | None = None,
     ) -> Iterator[RawRecord]:
         """Records of these topics (none named: all) in the order of their timestamps.
 
@@ -102,7 +100,6 @@ class Recording(Closing):
         Args:
             topics: names without the run's prefix.
             start: only these partitions, from these offsets on.
-            since_ms: each partition from its first record of this time or later on.
 
         Raises:
             DamagedError: bytes were changed.
@@ -110,24 +107,16 @@ class Recording(Closing):
         partitions = [p for p in sorted(self._by_partition) if not topics or p.topic in topics]
         if start is not None:
             partitions = [p for p in partitions if p in start]
-        streams = [
-            _timed(self.partition(p, start=(start or {}).get(p, 0), since_ms=since_ms))
-            for p in partitions
-        ]
+        streams = [_timed(self.partition(p, start=(start or {}).get(p, 0))) for p in partitions]
         for _, raw in heapq.merge(*streams, key=lambda item: item[0]):
             yield raw
 
-    def partition(
-        self, partition: Partition, *, start: int = 0, since_ms: int | None = None
-    ) -> Iterator[RawRecord]:
-        """One partition's records as they were delivered; arguments as of `records`."""
-        is_late, groups = since_ms is None, self._by_partition.get(partition, [])
-        if since_ms is not None:
-            groups = list(dropwhile(lambda group: group.times_ms[1] < since_ms, groups))
+    def partition(self, partition: Partition, *, start: int = 0) -> Iterator[RawRecord]:
+        """One partition's records from offset `start` on, as they were delivered."""
+        groups = self._by_partition.get(partition, [])
         for table in self._tables([group for group in groups if group.offsets[1] >= start]):
             for raw in records_of(table, partition):
-                is_late = is_late or raw.timestamp_ms >= (since_ms or 0)
-                if is_late and raw.position.offset >= start:
+                if raw.position.offset >= start:
                     yield raw
 
     def events(self, kind: type[E]) -> Iterator[Record[E]]:

@@ -19,7 +19,7 @@ PREFIX = "rlstreams"
 Values = Mapping[tuple[str, ...], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Family:
     """One metric, with a value for each combination of labels."""
 
@@ -98,156 +98,85 @@ def families(state: ViewState) -> Iterator[Family]:
     yield from _steps(state)
     yield from _samples(state)
     yield from _workers(state)
-    yield from _pulls(state)
+    pulls = state.pulls
+    yield _total("pulls", "Pulls of weights that ended well", pulls.num_pulls)
+    yield _total("pull_bytes", "Bytes pulled", pulls.num_bytes)
+    yield _total("pull_seconds", "Time in pulls, summed", pulls.seconds)
+    yield _total("pull_paused_seconds", "Time without sampling for pulls, summed", pulls.paused_s)
 
 
-def _one(value: float) -> Values:
-    return {(): value}
+def _one(name: str, about: str, value: float) -> Family:
+    return Family(name, about, {(): value})
+
+
+def _total(name: str, about: str, value: float) -> Family:
+    return Family(name, about, {(): value}, is_total=True)
+
+
+def _by(
+    label: str, name: str, about: str, values: Mapping[str, float], *, is_total: bool = False
+) -> Family:
+    return Family(name, about, {(key,): v for key, v in values.items()}, (label,), is_total)
 
 
 def _steps(state: ViewState) -> Iterator[Family]:
     run = state.run
-    yield Family(name="step", about="Newest step", values=_one(run.step))
-    yield Family(name="step_target", about="Where the run ends", values=_one(run.step_target))
-    yield Family(
-        name="policy_version", about="Newest version made", values=_one(run.policy_version)
-    )
+    yield _one("step", "Newest step", run.step)
+    yield _one("step_target", "Where the run ends", run.step_target)
+    yield _one("policy_version", "Newest version made", run.policy_version)
     tokens, samples = (sum(getattr(p, f) for p in run.steps) for f in ("num_tokens", "num_samples"))
-    yield Family(
-        name="trained_tokens", about="Tokens, with prompts", values=_one(tokens), is_total=True
-    )
-    yield Family(
-        name="trained_samples", about="Samples trained on", values=_one(samples), is_total=True
-    )
-    yield Family(
-        name="redo_drifts",
-        about="Steps done again with other weights",
-        values=_one(run.num_drifts),
-        is_total=True,
-    )
+    yield _total("trained_tokens", "Tokens, with prompts", tokens)
+    yield _total("trained_samples", "Samples trained on", samples)
+    yield _total("redo_drifts", "Steps done again with other weights", run.num_drifts)
     if not run.steps:
         return
     point = run.steps[-1]
     seconds = (point.finished_at_ms - point.started_at_ms) / 1000
     own = {"loss": point.loss, "reward": point.reward, "seconds": seconds}
-    yield Family(
-        name="step_metric",
-        about="What the newest step says of itself",
-        labels=("metric",),
-        values={(name,): value for name, value in {**point.metrics, **own}.items()},
-    )
+    about = "What the newest step says of itself"
+    yield _by("metric", "step_metric", about, {**point.metrics, **own})
     distances = {d: n for d, n in point.staleness.items() if n}
     trained = sum(distances.values())
     mean = sum(d * n for d, n in distances.items()) / trained if trained else 0.0
-    yield Family(
-        name="staleness_versions",
-        about="Of the newest step's tokens",
-        labels=("stat",),
-        values={("mean",): mean, ("max",): max(distances, default=0)},
-    )
-    yield Family(
-        name="step_finished_timestamp_seconds",
-        about="When the newest step was done",
-        values=_one(point.finished_at_ms / 1000),
-    )
+    stats = {"mean": mean, "max": max(distances, default=0)}
+    yield _by("stat", "staleness_versions", "Of the newest step's tokens", stats)
+    finished_s = point.finished_at_ms / 1000
+    yield _one("step_finished_timestamp_seconds", "When the newest step was done", finished_s)
 
 
 def _samples(state: ViewState) -> Iterator[Family]:
     flow, last = state.flow, state.evaluation.last
-    yield Family(
-        name="issued_samples", about="Samples issued", values=_one(flow.issued), is_total=True
-    )
-    yield Family(
-        name="waiting_samples",
-        about="Lag: samples in a topic that its reader has not finished",
-        labels=("topic",),
-        values={(topic,): number for topic, number in flow.waiting.items()},
-    )
-    yield Family(
-        name="dead_letters",
-        about="Samples set aside",
-        labels=("role",),
-        values={("rollout",): flow.dead_at_rollout, ("logprob",): flow.dead_at_logprob},
-        is_total=True,
-    )
-    yield Family(
-        name="dropped_groups",
-        about="Groups dropped",
-        labels=("reason",),
-        values={(reason,): number for reason, number in state.run.dropped.items()},
-        is_total=True,
-    )
+    yield _total("issued_samples", "Samples issued", flow.issued)
+    about = "Lag: samples in a topic that its reader has not finished"
+    yield _by("topic", "waiting_samples", about, flow.waiting)
+    dead = {"rollout": flow.dead_at_rollout, "logprob": flow.dead_at_logprob}
+    yield _by("role", "dead_letters", "Samples set aside", dead, is_total=True)
+    yield _by("reason", "dropped_groups", "Groups dropped", state.run.dropped, is_total=True)
     if last is not None:
-        yield Family(
-            name="evaluation_mean_reward", about="Held-out rows", values=_one(last.accuracy)
-        )
-        yield Family(
-            name="evaluation_version",
-            about="Version last evaluated",
-            values=_one(last.policy_version),
-        )
+        yield _one("evaluation_mean_reward", "Held-out rows", last.accuracy)
+        yield _one("evaluation_version", "Version last evaluated", last.policy_version)
 
 
 def _workers(state: ViewState) -> Iterator[Family]:
     workers = state.throughput.workers
-    names = ("worker", "role")
-    yield Family(
-        name="worker_state",
-        about="1 for the state of the newest report",
-        labels=(*names, "state"),
-        values={(w.worker, w.role, w.state): 1.0 for w in workers},
-    )
-    yield Family(
-        name="worker_host",
-        about="1 for the host that the worker is on",
-        labels=(*names, "host"),
-        values={(w.worker, w.role, w.host): 1.0 for w in workers if w.host},
-    )
-    yield Family(
-        name="worker_policy_version",
-        about="Version held; -1: none",
-        labels=names,
-        values={(w.worker, w.role): w.policy_version for w in workers},
-    )
-    yield Family(
-        name="worker_report_timestamp_seconds",
-        about="When the worker last reported",
-        labels=names,
-        values={(w.worker, w.role): w.at_ms / 1000 for w in workers},
-    )
-    yield Family(
-        name="worker_restarts",
-        about="Processes after the first",
-        labels=names,
-        values={(w.worker, w.role): w.restarts for w in workers},
-        is_total=True,
-    )
-    yield Family(
-        name="worker_counter",
-        about="What workers count: samples, tokens and the like",
-        labels=(*names, "counter"),
-        values={
-            (w.worker, w.role, counter): value
-            for w in workers
-            for counter, value in w.totals.items()
-        },
-        is_total=True,
-    )
-    yield Family(
-        name="worker_state_seconds",
-        about="Time by state",
-        labels=(*names, "state"),
-        values={(w.worker, w.role, at): s for w in workers for at, s in w.seconds.items()},
-        is_total=True,
-    )
 
+    def each(
+        name: str, about: str, values: Mapping[Any, float], *more: str, is_total: bool = False
+    ) -> Family:
+        return Family(f"worker_{name}", about, values, ("worker", "role", *more), is_total)
 
-def _pulls(state: ViewState) -> Iterator[Family]:
-    pulls = state.pulls
-    for name, about, value in (
-        ("pulls", "Pulls of weights that ended well", pulls.num_pulls),
-        ("pull_bytes", "Bytes pulled", pulls.num_bytes),
-        ("pull_seconds", "Time in pulls, summed", pulls.seconds),
-        ("pull_paused_seconds", "Time without sampling for pulls, summed", pulls.paused_s),
-    ):
-        yield Family(name=name, about=about, values=_one(value), is_total=True)
+    states = {(w.worker, w.role, w.state): 1.0 for w in workers}
+    yield each("state", "1 for the state of the newest report", states, "state")
+    hosts = {(w.worker, w.role, w.host): 1.0 for w in workers if w.host}
+    yield each("host", "1 for the host that the worker is on", hosts, "host")
+    versions = {(w.worker, w.role): w.policy_version for w in workers}
+    yield each("policy_version", "Version held; -1: none", versions)
+    times = {(w.worker, w.role): w.at_ms / 1000 for w in workers}
+    yield each("report_timestamp_seconds", "When the worker last reported", times)
+    restarts = {(w.worker, w.role): w.restarts for w in workers}
+    yield each("restarts", "Processes after the first", restarts, is_total=True)
+    counts = {(w.worker, w.role, name): v for w in workers for name, v in w.totals.items()}
+    about = "What workers count: samples, tokens and the like"
+    yield each("counter", about, counts, "counter", is_total=True)
+    seconds = {(w.worker, w.role, at): s for w in workers for at, s in w.seconds.items()}
+    yield each("state_seconds", "Time by state", seconds, "state", is_total=True)
