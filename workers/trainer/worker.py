@@ -21,7 +21,7 @@ from rlstreams.workers.trainer.facts import make_claim, versions
 from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.publisher import Publisher
-from rlstreams.workers.trainer.redo.recovery import Recovery
+from rlstreams.workers.trainer.recovery import Recovery
 from rlstreams.workers.trainer.redo.redo import Coroutine, drift_error
 from rlstreams.workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
 from rlstreams.workers.trainer.samples import Samples

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.training.step_cost import ModelFlops, StepCost, waits
 from tests.heavy.trainer.trainer_stand import scored
 
@@ -27,11 +28,11 @@ def test_flops_are_those_of_the_mathematics() -> None:
     sample = scored(0, 0, 0)  # 8 tokens, of which 5 are learnt from
     assert found.step([sample], 5) == 8 * found.token + 5 * found.learnt + 36 * found.pair
     device = "NVIDIA H200"
-    cost = StepCost(model, device, "bfloat16", 2, has_adapters=False)
+    cost = StepCost(model, device, "bfloat16", TrainerSection(ranks=2))
     cost._has_gpu = False  # it is a name alone
     expected = found.step([sample], 5) / (0.5 * 2 * 989.4e12)
     assert cost.figures([sample], 5, 0.5) == {"mfu": pytest.approx(expected)}
-    assert StepCost(model, "cpu", "bfloat16", 1, has_adapters=False).figures([sample], 5, 1) == {}
+    assert StepCost(model, "cpu", "bfloat16", TrainerSection()).figures([sample], 5, 1) == {}
 
 
 def test_of_experts_the_chosen_share_counts() -> None:

@@ -267,7 +267,7 @@ def test_no_step_passes_a_record_whose_letter_is_not_written(
     log, config = make_log(), make_config(tmp_path)
     trainer = make_trainer(log, config)
     turn_until(trainer, lambda: bool(read(log, POLICY_VERSIONS.name)))
-    monkeypatch.setattr(trainer, "_next_drop", time.monotonic() + 3600)
+    monkeypatch.setattr(trainer._samples, "_next_drop", time.monotonic() + 3600)
     send(log, Outgoing(topic=SCORED.name, key=b"x", value=[b"rubbish"]))
     send(log, *(scored(0, sample, 0) for sample in range(2)))
     run_steps(log, trainer, 1)

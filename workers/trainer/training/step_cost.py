@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from rlstreams.schemas.events import ScoredTrajectory
+from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.base import CPU
 
 # Dense bfloat16, of the vendor's data sheets, by what the device's name contains.
@@ -72,16 +73,15 @@ def _first(text: object, names: Sequence[str]) -> float:
 class StepCost:
     """Figures of each step of one trainer; rank 0's of memory."""
 
-    def __init__(
-        self, model: nn.Module, device: str, dtype: str, ranks: int, *, has_adapters: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, device: str, dtype: str, section: TrainerSection) -> None:
         """
         Args:
             model: whole.
             device: the GPU's name, or `cpu`.
         """
         known = (peak for name, peak in PEAKS.items() if name in device)
-        self._peak = ranks * next(known, 0.0) if dtype == "bfloat16" else 0.0
+        self._peak = section.ranks * next(known, 0.0) if dtype == "bfloat16" else 0.0
+        has_adapters = section.lora.rank > 0
         self._flops = ModelFlops.of(model, has_adapters=has_adapters) if self._peak else None
         self._has_gpu = device != CPU
         self._num_retries = 0

@@ -112,9 +112,7 @@ class Training:
             if team is None:
                 model = model.to(device)
             self.model_hash = self.weight_hash = weight_hash(weights_of(model))
-            self._cost = StepCost(
-                model, numerics.device, dtype, num_ranks, has_adapters=section.lora.rank > 0
-            )
+            self._cost = StepCost(model, numerics.device, dtype, section)
             if team is None:
                 self.learner, self.why_eager = _learner(model, mask, section, device)
             else:

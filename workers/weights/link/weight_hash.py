@@ -25,6 +25,7 @@ _LOW = 0xFFFFFFFF
 _WORDS = {1: torch.int8, 2: torch.int16}
 _CPU_CHUNK = 1 << 15  # words, by thread: their sums stay in its cache
 _GPU_CHUNK = 1 << 23  # words: 0.2 GB of temporary memory, where nothing is compiled
+_COMPILED_FROM = 1 << 20  # words: a small model is not worth ten seconds of compiling
 _COMPILED_CHUNK = 1 << 26  # words: next to no temporary memory
 _ROW = 4096  # words that one block of a compiled sum takes
 
@@ -89,7 +90,8 @@ def sums_of(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
     if flat.numel():
         start *= words.numel() // flat.numel()
     spread, parts = _spread(words.device), []
-    compiled = _compiled(words.device) if words.is_cuda else _sums
+    is_large = words.is_cuda and words.numel() >= _COMPILED_FROM
+    compiled = _compiled(words.device) if is_large else _sums
     rows = 0 if compiled is _sums else words.numel() // _ROW * _ROW
     for first in range(0, rows, _COMPILED_CHUNK):
         table = words[first : min(first + _COMPILED_CHUNK, rows)].view(-1, _ROW)
