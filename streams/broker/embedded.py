@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -56,6 +56,8 @@ class BrokerState:
     port: int
     controller_port: int
     cluster_id: str
+    helper: int = 0  # process that prepares the start, and holds the lock as well
+    starter: int = 0  # process that minds the helper
 
     @property
     def bootstrap(self) -> str:
@@ -206,8 +208,24 @@ class EmbeddedBroker:
     def _output(self) -> Path:
         return self.folder / "jvm.out"
 
+    def _end_orphan(self) -> None:
+        """End the helper of a start whose starter was killed: it would hold the lock for ever."""
+        state = self._read_state()
+        if state and state.helper and not _is_alive(state.starter) and self._lock.is_held():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(state.helper, signal.SIGKILL)
+
+    def _helper(
+        self, command: tuple[str, ...], state: BrokerState, lock_fd: int
+    ) -> subprocess.Popen[bytes]:
+        """What prepares a start, noted for the case that nobody is left to end it."""
+        child = self._spawn(command, lock_fd)
+        self._write_state(replace(state, helper=child.pid, starter=os.getpid()))
+        return child
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
+        self._end_orphan()
         try:
             with self._lock.held() as fd:
                 yield fd
@@ -266,7 +284,8 @@ class EmbeddedBroker:
     def _format(self, java: tuple[str, ...], state: BrokerState, lock_fd: int) -> None:
         """Write `meta.properties`; Kafka writes it last, so where it is the format is whole."""
         options = ("-t", state.cluster_id, "-c", str(self._settings), "--ignore-formatted")
-        child = self._spawn((*java, "kafka.tools.StorageTool", "format", *options), lock_fd)
+        command = (*java, "kafka.tools.StorageTool", "format", *options)
+        child = self._helper(command, state, lock_fd)
         try:
             status = child.wait(timeout=START_S)
         except subprocess.TimeoutExpired:
@@ -296,9 +315,8 @@ class EmbeddedBroker:
         settings.write_text(text, encoding="utf-8")
         log.write_text("", encoding="utf-8")
         log4j.write_text(log4j2(controller="INFO"), encoding="utf-8")
-        child = self._spawn(
-            (*java, *java_logging(log4j, log), "kafka.Kafka", str(settings)), lock_fd
-        )
+        command = (*java, *java_logging(log4j, log), "kafka.Kafka", str(settings))
+        child = self._helper(command, state, lock_fd)
         deadline = time.monotonic() + FENCE_S
         try:
             # It says nothing if that was done before, by a start that was killed in between.

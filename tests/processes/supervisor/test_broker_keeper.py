@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import threading
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.streams.broker.embedded import BrokerState
+from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker
+from rlstreams.streams.broker.lock import FolderLock
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.up.supervisor import broker
 from rlstreams.up.supervisor.broker import BrokerKeeper, outlasting
@@ -231,3 +234,29 @@ def test_what_no_broker_can_cure_is_not_tried_again(small: SmallBroker) -> None:
         small.die()
         with pytest.raises(BrokerError, match="5 times in a row"):
             outlasting(unreachable, keeper)
+
+
+@pytest.mark.parametrize("is_minded", [False, True])
+def test_a_start_whose_starter_was_killed_holds_no_lock(tmp_path: Path, is_minded: bool) -> None:
+    """`up` was killed while it prepared its broker: the next one goes on, and nothing is left."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    lock = FolderLock(tmp_path)
+    with lock.held() as fd:
+        helper = subprocess.Popen(["sleep", "3600"], pass_fds=[fd])
+    state = {
+        "pid": 0, "port": 9, "controller_port": 8, "cluster_id": "c", "helper": helper.pid,
+        "starter": os.getpid() if is_minded else gone.pid,
+    }  # fmt: skip
+    (tmp_path / "broker.json").write_text(json.dumps(state))
+    one = EmbeddedBroker(tmp_path)
+    try:
+        if is_minded:
+            with pytest.raises(ConfigError, match="in use by a starting broker"), one._locked():
+                pass
+        else:
+            with one._locked():
+                assert -signal.SIGKILL == helper.wait(WAIT_S)
+    finally:
+        helper.kill()
+        helper.wait()
