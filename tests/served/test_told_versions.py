@@ -43,12 +43,13 @@ def sampled(job: Job) -> list[int]:
 
 
 async def until_longer(job: Job, server: FakeServer) -> None:
-    """Until a few tokens more are there; it stands still until the next pause then, and what is
-    left is sampled as fast as it goes."""
-    server.core.step_s = STEP_S
-    least = len(job.token_ids) + 3
-    await until(lambda: len(job.token_ids) >= least, "nothing more is sampled")
-    server.core.holds, server.core.step_s = True, 0.0
+    """Until a few tokens more are there; it stands still until the next pause then, however late
+    this looks, and what is left is sampled as fast as it goes."""
+    core = server.core
+    if not core.holds:
+        core.holds, core.holds_at = True, len(job.token_ids) + 3
+    await until(lambda: len(job.token_ids) >= core.holds_at, "nothing more is sampled")
+    core.more, core.step_s = 0, 0.0
 
 
 async def begun(
@@ -59,6 +60,7 @@ async def begun(
     running = asyncio.create_task(collect(engine, long_request(LONG)))
     await until_sampling(server)
     (job,) = server.core.jobs.values()
+    server.core.more = 3
     await engine.pull(world.publish(1), world.channel)
     await until_longer(job, server)
     return running, job

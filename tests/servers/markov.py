@@ -63,7 +63,9 @@ class MarkovServer:
 
     def __init__(self, *, step_s: float = 0.0) -> None:
         self.step_s = step_s
-        self.holds = False  # whoever has a token stands still, until the next pause
+        self.holds = False  # whoever has `holds_at` tokens stands still, until the next pause
+        self.holds_at = 1
+        self.more = 0  # behind a pause, whoever has so many tokens more stands still again; 0: no
         self.table = fake_weights(999)["table"]  # as loaded with `dummy`: answers nonsense
         self.num_loads = 0
         self.label = START_LABEL
@@ -77,9 +79,13 @@ class MarkovServer:
 
     def pause(self, *, aborts: bool) -> None:
         """Freeze all jobs, or end them; whom `holds` held stands still until the resumption."""
-        self.paused, self.holds = True, False
+        longest = max((len(job.token_ids) for job in self.jobs.values()), default=0)
+        self.paused, self.holds, self.holds_at = True, self.more > 0, max(1, longest + self.more)
         for request_id in list(self.jobs) if aborts else ():
             self.abort(request_id)
+
+    def _holds(self, job: Job) -> bool:
+        return self.holds and len(job.token_ids) >= self.holds_at
 
     def abort(self, request_id: str) -> None:
         """End one job; unknown ids are ignored."""
@@ -99,11 +105,11 @@ class MarkovServer:
         )
         try:
             while job.finish_reason is None:
-                is_still = self.paused or (self.holds and job.token_ids)
+                is_still = self.paused or self._holds(job)
                 await asyncio.sleep(_STILL_S if is_still else self.step_s)
                 if job.aborted:
                     job.finish_reason = "abort"
-                elif self.paused or (self.holds and job.token_ids):
+                elif self.paused or self._holds(job):
                     continue
                 else:
                     draw.uniform_N[0] = generator.random()

@@ -65,7 +65,7 @@ def test_commit_metadata_is_a_done_set_or_none(num_records: int) -> None:
 @pytest.mark.parametrize("num_records", [2_000, MANY])
 def test_part_headers_hold_nobody_up(num_records: int) -> None:
     """A message is given out whole, waits for its next part, or shows a record that is torn."""
-    rng, assembler, at = random.Random(num_records), Assembler(), Partition("steps", 0)
+    rng, assembler, at = random.Random(num_records), Assembler(), Partition("t", 0)
     for offset in range(num_records):
         if offset % 100 == 0:
             assembler.forget(at)
