@@ -29,6 +29,7 @@ from rlstreams.workers.loop.agreement import (
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.standalone import StandaloneRole
+from rlstreams.workers.trainer import facts
 from tests import factories
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, turns
 
@@ -168,6 +169,8 @@ def test_user_code_of_another_content_is_refused_by_file_and_both_hashes(tmp_pat
         r"reward\.verifier: rules\.py has SHA-256 [0-9a-f]{12} here and [0-9a-f]{12} there", found
     )
     assert "" == disagreement(made["here"], "rollout", claim(made["same"]))
+    in_claim = facts._hashes(made["there"])  # what the trainer puts into its own
+    assert user_code_hashes(made["there"]).items() <= in_claim.items()
     assert "" == disagreement(made["here"], "logprob", claim(made["there"]))
     (tmp_path / "there" / "reward.py").unlink()
     assert "" == disagreement(made["here"], "rollout", claim(made["there"]))
