@@ -65,14 +65,8 @@ def attention(
     )
 
 
-def main() -> None:
-    """Train, and write when each step ended."""
-    import trl.experimental.async_grpo.packing as packing_module
-    from datasets import load_dataset
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
-
-    packing_module._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--url", required=True)
@@ -84,7 +78,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, and write when each step ended."""
+    import trl.experimental.async_grpo.packing as packing_module
+    from datasets import load_dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+    packing_module._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
+    args = parse()
     ends_s: list[float] = []
 
     class Clock(TrainerCallback):
