@@ -76,6 +76,7 @@ class SglangDialect:
             finish_reason=_reason(meta.get("finish_reason")),
             spans=spans_of(meta.get("weight_versions")),
             label=meta.get("weight_version"),
+            num_preemptions=meta.get("num_retractions") or 0,
             experts=None if experts is None else _experts(experts),
         )
 
