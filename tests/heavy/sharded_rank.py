@@ -53,6 +53,7 @@ def main(rank: int, folder: Path, parent: Connection) -> None:
             weights.follow()
         else:
             _serve(weights, version, place, parent)
+    dist.barrier()  # a group that one rank leaves while the other still sends ends with a signal
     dist.destroy_process_group()
 
 
