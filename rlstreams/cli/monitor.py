@@ -19,7 +19,7 @@ def add(subparsers: Commands) -> None:
 
         Reads the small topics (steps, versions, pulls, dead letters, workers' reports; no prompts,
         no trajectories) and writes nothing. /health is 200, or 503 with what is wrong; /windows
-        has figures by minute; /workers what each says. Until Ctrl-C.
+        has figures by minute. Until Ctrl-C.
 
         --host ADDRESS  to listen on (%(default)s)
         --port N        to listen on; 0: a free one (%(default)s)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     config = configuration(args.config, args.overrides)
 
     def say(address: str) -> None:
-        pages = ", ".join(f"{address}/{page}" for page in ("health", "windows", "workers"))
+        pages = ", ".join(f"{address}/{page}" for page in ("health", "windows"))
         print(f"monitor of run {config.run.id}: {pages}", file=sys.stderr, flush=True)
 
     with opened_run(config) as log:

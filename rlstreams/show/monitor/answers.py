@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 
 from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.show.monitor.health import HealthWatch
-from rlstreams.show.monitor.windows import Json, WindowsView, told_time
+from rlstreams.show.monitor.windows import Json, WindowsView
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler, Message
@@ -33,14 +33,7 @@ SMALL: Sequence[Topic] = (
     CONTROL,
 )
 OK, UNWELL = 200, 503
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One response."""
-
-    status: int
-    body: Json
+Answer = tuple[int, Json]  # status and body
 
 
 class Monitor:
@@ -87,50 +80,15 @@ class Monitor:
 
     def windows(self) -> Answer:
         """`/windows`."""
-        return Answer(
-            OK,
-            {
-                "run": self._run,
-                "records": self._num_records,
-                "unreadable": self._num_unreadable,
-                "whole": self._windows.whole(),
-                "pace": self._windows.pace(),
-                "minutes": self._windows.rows(),
-            },
-        )
-
-    def workers(self) -> Answer:
-        """`/workers`."""
-        silent_s = self._health.silent_s()
-        rows = [
-            {
-                "worker": worker.worker,
-                "role": worker.role,
-                "state": "silent" if worker.worker in silent_s else worker.state,
-                "detail": worker.detail,
-                "policy_version": worker.policy_version,
-                "restarts": worker.restarts,
-                "last_report": told_time(worker.at_ms),
-                "silent_s": round(silent_s.get(worker.worker, 0.0), 1),
-                "per_s": {name: round(rate, 3) for name, rate in worker.rates.items()},
-                "totals": dict(worker.totals),
-                "seconds_by_state": {at: round(s, 1) for at, s in worker.seconds.items()},
-            }
-            for worker in self._windows.throughput.state.workers
-        ]
-        return Answer(OK, {"run": self._run, "workers": rows})
+        return OK, {
+            "run": self._run,
+            "records": self._num_records,
+            "unreadable": self._num_unreadable,
+            "minutes": self._windows.rows(),
+        }
 
     def health(self) -> Answer:
         """`/health`: 200, or 503 and what is wrong."""
         health = self._health.look()
-        body: Json = {
-            "run": self._run,
-            "ok": health.ok,
-            "problems": list(health.problems),
-            "state": health.state,
-            "step": health.step,
-            "step_target": health.step_target,
-            "policy_version": health.policy_version,
-            "since_last_step_s": round(health.waited_s, 1),
-        }
-        return Answer(OK if health.ok else UNWELL, body)
+        body = {"run": self._run, "ok": not health.problems, **asdict(health)}
+        return UNWELL if health.problems else OK, body

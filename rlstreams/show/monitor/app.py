@@ -100,10 +100,8 @@ async def _served(
     # Only committed records are read. Faust means "and writes transactions", which we never do.
     app.consumer.in_transaction = True
     _feed(app, run, monitor, ends)
-    for path, answer in (
-        ("/windows", monitor.windows), ("/workers", monitor.workers), ("/health", monitor.health)
-    ):  # fmt: skip
-        _page(app, path, answer)
+    _page(app, "/windows", monitor.windows)
+    _page(app, "/health", monitor.health)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -157,8 +155,8 @@ def _feed(app: faust.App, run: str, monitor: Monitor, ends: Mapping[Partition, i
 
 def _page(app: faust.App, path: str, answer: Callable[[], Answer]) -> None:
     async def get(view: Any, _request: Any) -> Any:  # noqa: ANN401
-        found = answer()
-        return view.json(found.body, status=found.status)
+        status, body = answer()
+        return view.json(body, status=status)
 
     get.__name__ = path.strip("/")  # Faust tells pages apart by it
     app.page(path)(get)

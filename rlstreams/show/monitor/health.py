@@ -33,12 +33,7 @@ class Health:
     step: int
     step_target: int
     policy_version: int
-    waited_s: float  # that count, since the last step
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
+    since_last_step_s: float  # what counts of it
 
 
 class HealthWatch:
@@ -65,7 +60,7 @@ class HealthWatch:
         self._excused = StallClock()  # of the time after `stall_s`, that in which anybody is heard
         self._live_s: float | None = None  # since when the log is read to its end
         self._live_ms = 0  # the same by the wall clock
-        self.num_behind = -1  # offsets left of what lay there at the start; -1: not known
+        self._num_behind = -1  # offsets left of what lay there at the start; -1: not known
 
     def apply(self, event: Event) -> None:
         """Take one event. A live report is dated by our clock, an old one by its writer's.
@@ -86,7 +81,7 @@ class HealthWatch:
             num_behind: offsets that are left of what lay in the log when reading began.
         """
         now_s = self._monotonic_s()
-        self.num_behind = num_behind
+        self._num_behind = num_behind
         if self._live_s is None and num_behind == 0:
             self._live_s, self._live_ms = now_s, self._clock_ms()
         state = self._hops.state
@@ -106,10 +101,10 @@ class HealthWatch:
             step=state.step,
             step_target=claim.step_target if claim else 0,
             policy_version=state.newest_version,
-            waited_s=self._clock.waited_s,
+            since_last_step_s=round(self._clock.waited_s, 1),
         )
 
-    def silent_s(self) -> dict[str, float]:
+    def _silent_s(self) -> dict[str, float]:
         """How long ago the silent workers reported last, seconds."""
         now = self._clock_ms()
         ages = {
@@ -140,9 +135,9 @@ class HealthWatch:
 
     def _problems(self, state: HopsState) -> list[str]:
         if self._live_s is None:
-            left = "" if self.num_behind < 0 else f": {self.num_behind} offsets are left"
+            left = "" if self._num_behind < 0 else f": {self._num_behind} offsets are left"
             return [f"the log has not been read to its end yet{left}"]
-        silent = self.silent_s()
+        silent = self._silent_s()
         reporting = [worker for worker in state.workers if worker.state != "stopped"]
         is_all = len(silent) == len(reporting) > 1
         found = []

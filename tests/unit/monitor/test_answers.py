@@ -32,7 +32,7 @@ def test_what_is_read_again_counts_once() -> None:
     for one in (*drops, *drops):
         monitor.take(one)
 
-    assert 2 == monitor.windows().body["records"]
+    assert 2 == monitor.windows()[1]["records"]
 
 
 def test_what_cannot_be_read_is_counted() -> None:
@@ -40,7 +40,7 @@ def test_what_cannot_be_read_is_counted() -> None:
     monitor = Monitor("run", HealthWatch(RunConfig()))
     monitor.take(Message(Partition(STEPS.name, 0), 0, b"", b"no event", {}, 0))
 
-    assert (0, 1) == tuple(monitor.windows().body[name] for name in ("records", "unreadable"))
+    assert (0, 1) == tuple(monitor.windows()[1][name] for name in ("records", "unreadable"))
 
 
 def test_topics_with_payloads_are_not_read() -> None:

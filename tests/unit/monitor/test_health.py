@@ -135,7 +135,7 @@ def test_a_role_that_was_restarted_has_the_time_that_up_gives_it(scene: Scene) -
     scene.instances["trainer-0"] = "b"
     scene.pass_s(200)
     assert () == scene.problems
-    assert scene.watch.look().waited_s > STALL_S
+    assert scene.watch.look().since_last_step_s > STALL_S
     scene.saying["trainer-0"] = ("waiting", "for 4 complete groups; 0 are begun")
     for num_records in range(200):
         scene.counters["trainer-0"] = {"fetched_records": float(num_records)}
