@@ -15,7 +15,10 @@ from rlstreams.workers.config.run import RunConfig
 SETTLE_S = 5.0  # beyond its timeout, for the broker's own clean-up
 LOW_DISK_BYTES = 1_000_000_000
 TRANSACTION_MS = 30_000  # `transaction.timeout.ms` of our producers
-PART_BYTES = 1_000_000  # a part of a record, with its headers
+LEAST = {  # of the broker's limits; the second is a part of a record, with its headers
+    "transaction.max.timeout.ms": TRANSACTION_MS,
+    "message.max.bytes": 1_000_000,
+}
 
 
 def broker_checks(bootstrap: str, config: RunConfig) -> Iterator[Check]:
@@ -55,11 +58,8 @@ def _protocol(facts: BrokerFacts) -> Check:
             "protocol", "consumer groups of KIP-848 are off (group.version 0)",
             "needs Apache Kafka 4.0 or newer; `kafka-features upgrade --feature group.version=1`",
         )  # fmt: skip
-    for name, least in (
-        ("transaction.max.timeout.ms", TRANSACTION_MS), ("message.max.bytes", PART_BYTES)
-    ):  # fmt: skip
-        value = facts.settings.get(name, least)
-        if value < least:
+    for name, least in LEAST.items():
+        if (value := facts.settings.get(name, least)) < least:
             advice = f"set it to {least} or more at the broker"
             return fail("protocol", f"{name} is {value}; {least} is needed", advice)
     level = facts.features.get("transaction.version", 0)
@@ -90,19 +90,22 @@ def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
     A broker that holds copies and does not answer is to be started; only where none is missing is
     the configuration the thing to change.
     """
-    wanted, run = config.broker.replication, config.run.id
-    found, down = f"broker.replication is {wanted}", facts.assigned - facts.brokers
+    wanted, down = config.broker.replication, facts.assigned - facts.brokers
     if wanted > facts.num_brokers:  # before the run has topics; else a node may be gone on purpose
         down |= facts.fenced
-    weak, behind = [], []
-    for name, topic in facts.topics.items():
-        least = int(topic.settings.get("min.insync.replicas", 1))
-        for number, copies in topic.copies.items():
-            if len(copies.in_sync) < len(copies.assigned):
-                behind.append(f"{run}.{name}[{number}]")
-                if len(copies.in_sync) < min(least, len(copies.assigned)):
-                    weak.append(behind[-1])
-    is_refused = bool(weak)
+    # By partition: copies in sync, copies that there should be, and how many a write needs.
+    copies = {
+        f"{config.run.id}.{name}[{number}]": (
+            len(one.in_sync),
+            len(one.assigned),
+            int(topic.settings.get("min.insync.replicas", 1)),
+        )
+        for name, topic in facts.topics.items()
+        for number, one in topic.copies.items()
+    }
+    behind = [at for at, (in_sync, assigned, _) in copies.items() if in_sync < assigned]
+    weak = [at for at in behind if copies[at][0] < min(copies[at][1:])]
+    found, answer = f"broker.replication is {wanted}", fail if weak else warn
     if weak:
         found += (
             f"; fewer copies in sync than min.insync.replicas, so writes are refused: {weak[0]}"
@@ -114,30 +117,35 @@ def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
         every = ", ".join(map(str, sorted(facts.brokers | down)))
         found += f"; of the brokers {every} there is no answer from {names}"
         if not weak and len(facts.topics) < len(TOPICS):
-            is_refused, found = True, f"{found}, and not all topics of the run exist"
+            answer, found = fail, f"{found}, and not all topics of the run exist"
         advice = f"start broker {names}; leave broker.replication as it is"
-        return (fail if is_refused else warn)("replicas", found, advice)
+        return answer("replicas", found, advice)
     if wanted > facts.num_brokers:
         found += f", brokers are {facts.num_brokers}"
         return fail("replicas", found, "start as many brokers, or lower broker.replication")
     if behind:
-        advice = "wait until their brokers have caught up"
-        return (fail if is_refused else warn)("replicas", found, advice)
+        return answer("replicas", found, "wait until their brokers have caught up")
     return ok("replicas", found)
 
 
 def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
-    """Partition counts and settings of the topics that exist."""
+    """Partition counts and settings of the topics that exist: what is against what is planned."""
     plan, run = topic_plan(config), config.run.id
-    have = [topic for topic in TOPICS if topic.name in facts.topics]
+    have = {topic: facts.topics[topic.name] for topic in TOPICS if topic.name in facts.topics}
     if not have:
         yield ok("topics", f"run {run!r} has none yet; `up`, or `topics apply`, makes them")
         return
+    told = "{}.{} has {}, the configuration wants {}"
     wrong = [
-        f"{run}.{topic.name} has {facts.topics[topic.name].partitions} partitions, "
-        f"the configuration wants {plan.partitions(topic)}"
-        for topic in have
-        if facts.topics[topic.name].partitions != plan.partitions(topic)
+        told.format(run, topic.name, f"{found.partitions} partitions", plan.partitions(topic))
+        for topic, found in have.items()
+        if found.partitions != plan.partitions(topic)
+    ]
+    lacking = [
+        told.format(run, topic.name, f"{name}={found.settings.get(name)}", value)
+        for topic, found in have.items()
+        for name, value in plan.settings(topic).items()
+        if _is_less(found.settings.get(name), value, name)
     ]
     if wrong:
         yield fail(
@@ -149,16 +157,8 @@ def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
         yield warn("topics", f"missing: {', '.join(missing)}", "`rlstreams topics apply` them")
     else:
         yield ok("topics", f"all {len(have)} of run {run!r}, partitions as planned")
-    steps = facts.topics.get(STEPS.name)
-    if steps is not None and any(kept.end > kept.begin for kept in steps.kept.values()):
+    if STEPS in have and any(kept.end > kept.begin for kept in have[STEPS].kept.values()):
         yield ok("run", f"{run!r} has steps: `up --resume` continues it, `up` refuses to begin")
-    lacking = [
-        f"{run}.{topic.name} has {name}={facts.topics[topic.name].settings.get(name)}, "
-        f"the configuration wants {value}"
-        for topic in have
-        for name, value in plan.settings(topic).items()
-        if _is_less(facts.topics[topic.name].settings.get(name), value, name)
-    ]
     if lacking:
         yield fail(
             "topic settings", "; ".join(lacking),

@@ -45,32 +45,26 @@ def hash_check(config: RunConfig) -> Check:
     return ok("data.train", f"SHA-256 {found[:12]}.., to be compared with that of `prompts`")
 
 
-def loaded_check(config: RunConfig) -> Check:
-    """Load the verifier and the environment, on a host that need not have the data.
-
-    Raises:
-        ConfigError: one of them cannot be loaded.
-    """
-    names = [config.reward.verifier]
-    if config.environment.name:
-        make_environment(config).close()
-        names.append(config.environment.name)
-    if config.reward.verifier != ENVIRONMENT:
-        make_verifier(config.reward).close()
-    return ok("verifier", f"{' and '.join(names)} can be loaded; tried where the data is, not here")
-
-
-def verifier_check(config: RunConfig) -> Check:
+def verifier_check(config: RunConfig, *, has_data: bool = True) -> Check:
     """Load the verifier and let it judge one row's own answer; an environment is only loaded.
+
+    Args:
+        has_data: False: on a host that need not have the data, so the verifier is only loaded too.
 
     Raises:
         ConfigError: it cannot be loaded, raises, hangs, or returns no number.
     """
-    row = first_rows(config.data, "data.train", 1)[0]
-    if config.environment.name:
+    name, environment = config.reward.verifier, config.environment.name
+    if environment:
         make_environment(config).close()
-    if config.reward.verifier == ENVIRONMENT:
-        return ok("verifier", f"the environment {config.environment.name}, which can be loaded")
+    if name == ENVIRONMENT and has_data:
+        return ok("verifier", f"the environment {environment}, which can be loaded")
+    if not has_data:
+        if name != ENVIRONMENT:
+            make_verifier(config.reward).close()
+        names = f"{name} and {environment}" if environment else name
+        return ok("verifier", f"{names} can be loaded; tried where the data is, not here")
+    row = first_rows(config.data, "data.train", 1)[0]
     with make_verifier(config.reward) as verifier:
         try:
             judged = verifier.judge(
@@ -82,6 +76,4 @@ def verifier_check(config: RunConfig) -> Check:
                 f"{err}"
             ) from err
     # Not wrong by itself: a verifier may want more than the bare answer.
-    return ok(
-        "verifier", f"{config.reward.verifier} gives {judged.reward:g} to the answer of {row.place}"
-    )
+    return ok("verifier", f"{name} gives {judged.reward:g} to the answer of {row.place}")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from rlstreams.start.doctor.alone import alone_checks, broker_of, secrets_check
-from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, warn
-from rlstreams.start.doctor.data import data_checks, hash_check, loaded_check, verifier_check
+from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, probed, warn
+from rlstreams.start.doctor.data import data_checks, hash_check, verifier_check
+from rlstreams.start.doctor.devices import (
+    VISIBLE,
+    free_mb,
+    gpu_checks,
+    gpu_inventory,
+    gpu_memory_checks,
+    memory_check,
+    needs,
+    placements,
+)
 from rlstreams.start.doctor.engines import engine_checks, refuse_engine
-from rlstreams.start.doctor.gpus import VISIBLE, gpu_checks, gpu_inventory, placements
 from rlstreams.start.doctor.machine import machine, port
-from rlstreams.start.doctor.memory import free_mb, gpu_memory_checks, memory_check, needs
 from rlstreams.start.doctor.model import (
     ModelFolder,
     check_reference,
@@ -21,6 +28,7 @@ from rlstreams.start.doctor.model import (
     read_model,
 )
 from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
+from rlstreams.workers.bootstrap.parts import embedded_broker
 from rlstreams.workers.config.across import length_warning, start_warning
 from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.run import START, RunConfig
@@ -34,14 +42,14 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     """
     bootstrap, inventory = _embedded(config), gpu_inventory()
     model, checks = _model(config, host)
-    weights_mb = 0.0 if model is None else model.weights_mb
+    weights_mb = 0.0 if model is None else model.mb_in("float32")
     places = list(placements(config, inventory.gpus, host, os.environ.get(VISIBLE)))
     nccl = config.weights.channel == "nccl" and not host.is_alone
     checks = [
         *machine(config, host, is_broker_up=bootstrap is not None, weights_mb=weights_mb),
         *gpu_checks(inventory, places, nccl=nccl),
         *_all("run.dir", lambda: _folder(config, host)),
-        *_all("secrets", lambda: iter([secrets_check(config, host)])),
+        probed("secrets", lambda: secrets_check(config, host)),
         *_all("role", lambda: alone_checks(config, host)),
         *checks,
     ]
@@ -53,8 +61,9 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     if host.has("rollout"):
         is_here = model is not None
         checks += _all("engine", lambda: engine_checks(config, host, has_model=is_here))
-        check = loaded_check if host.is_alone else verifier_check
-        checks += _all("verifier", lambda: iter([check(config)]))
+        checks.append(
+            probed("verifier", lambda: verifier_check(config, has_data=not host.is_alone))
+        )
     return [*checks, *_broker(config, host, bootstrap)]
 
 
@@ -73,7 +82,7 @@ def _of_model(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Che
     if host.has("prompts"):
         yield from _all("data", lambda: data_checks(config, model))
     elif host.role == "trainer":
-        yield from _all("data", lambda: iter([hash_check(config)]))
+        yield probed("data", lambda: hash_check(config))
     if host.has("logprob"):
         yield from _all("reference", lambda: _reference(config, model))
     if host.has("trainer") and (warning := length_warning(config, model.longest)):
@@ -87,11 +96,10 @@ def _of_model(config: RunConfig, model: ModelFolder, host: Host) -> Iterator[Che
 def _broker(config: RunConfig, host: Host, embedded: str | None) -> list[Check]:
     from rlstreams.start.doctor.broker import broker_checks
 
-    if host.is_alone:
-        return _all("broker", lambda: broker_checks(broker_of(config), config))
-    if where := config.broker.bootstrap or embedded:
-        return _all("broker", lambda: broker_checks(where, config))
-    return [ok("broker", "none is named: `up` starts the embedded one")]
+    where = config.broker.bootstrap or embedded
+    if not where and not host.is_alone:
+        return [ok("broker", "none is named: `up` starts the embedded one")]
+    return _all("broker", lambda: broker_checks(where or broker_of(config), config))
 
 
 def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -> None:
@@ -153,10 +161,7 @@ def _routing(config: RunConfig, model: ModelFolder) -> Iterator[Check]:
 
 def _embedded(config: RunConfig) -> str | None:
     """Where the run's own broker serves; None: it does not run."""
-    from rlstreams.streams.broker.embedded import EmbeddedBroker
-    from rlstreams.streams.run.place import BROKER_FOLDER
-
-    state = EmbeddedBroker(Path(config.folder) / BROKER_FOLDER).status()
+    state = embedded_broker(config).status()
     return state.bootstrap if state else None
 
 

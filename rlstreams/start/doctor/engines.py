@@ -87,13 +87,10 @@ def _ports(config: RunConfig, host: Host, ordinals: Sequence[int]) -> Check:
         return fail(
             "engine.port", f"{config.broker.port} is broker.port too", "give one of them another"
         )
-    taken = [port for port in ports if _is_taken(config.engine.host, port)]
-    if taken:
-        named = ", ".join(map(str, taken))
-        return fail("engine.port", f"another process listens on {named}", advice)
-    if not ports:
-        return ok("engine.port", "the run's own servers are up")
-    return ok("engine.port", f"free: {', '.join(map(str, ports))}")
+    if taken := [str(port) for port in ports if _is_taken(config.engine.host, port)]:
+        return fail("engine.port", f"another process listens on {', '.join(taken)}", advice)
+    free = f"free: {', '.join(map(str, ports))}"
+    return ok("engine.port", free if ports else "the run's own servers are up")
 
 
 def _is_taken(host: str, port: int) -> bool:

@@ -81,10 +81,9 @@ def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check
     """
     folder = Path(config.folder).absolute()
     there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not there.is_dir():
-        return fail("disk", f"{there} is a file, not a folder", "name another folder in run.dir")
-    if not os.access(there, os.W_OK):
-        return fail("disk", f"{there} is not writable", "name another folder in run.dir")
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        wrong = "not writable" if there.is_dir() else "a file, not a folder"
+        return fail("disk", f"{there} is {wrong}", "name another folder in run.dir")
     free_mb = shutil.disk_usage(there).free / 1e6
     needed_mb = 0.0 if host.is_alone else float(LOG_MB)
     if host.has("trainer"):

@@ -35,8 +35,7 @@ from rlstreams.workers.model.folder import (
 )
 from rlstreams.workers.model.tokenizer import Tokenizer
 
-FLOAT32 = 4  # bytes
-SIZES = {"float32": FLOAT32, "bfloat16": 2}  # by model.dtype, bytes a weight
+SIZES = {"float32": 4, "bfloat16": 2}  # by model.dtype, bytes a weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +50,6 @@ class ModelFolder:
     has_expert_kernels: bool
     tokenizer: Tokenizer
     eos_ids: frozenset[int]  # tokens that end an answer
-
-    @property
-    def weights_mb(self) -> float:
-        """In float32."""
-        return self.num_parameters * FLOAT32 / 1e6
 
     def mb_in(self, dtype: str) -> float:
         """Weights as they are computed with under `model.dtype`."""

@@ -1,13 +1,22 @@
-"""Checks of the GPUs: which this host has, and whether those that the roles name are there."""
+"""What the roles compute on: the GPUs that they name, and the memory that they need there or here.
+
+A role needs copies of the weights, and what was measured beyond them: the peaks that
+`infra/docs/models.md` reports. A model server takes the share of its GPU that it reserves. Sizes in
+MB (1e6 bytes).
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, fail, ok, warn
+from rlstreams.start.doctor.model import ModelFolder
 from rlstreams.workers.config.run import RunConfig
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -18,9 +27,19 @@ _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.free,memory.total",
           "--format=csv,noheader,nounits"]  # fmt: skip
 _SLICE = "MIG-"  # how one is named where a GPU would be
 _RANKS = ("tensor-parallel-size", "tp-size", "tp")  # GPUs of a server, in both spellings
+PROCESS_MB = 450.0  # a process with torch, before it has a model
+ADAPTING = 1.3  # copies of the weights with adapters, the peak while they are hashed
+LEARNING = 16  # bytes a weight, in float32 and in bfloat16: weight, gradient and two moments
+# Measured beyond the weights, MB, from so many weights on; "What one GPU can train" and "Memory".
+TRAINER_REST = ((11e6, 1400.0), (1.7e9, 5100.0), (4.0e9, 6400.0), (8.2e9, 10_000.0))
+LOGPROB_REST = ((11e6, 1050.0),)
+FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
+USUAL_FRACTION = 0.9
+_LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
+_LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU, as the driver lists it."""
 
@@ -34,8 +53,7 @@ class Gpu:
         return f"{self.index}: {self.name}, {self.free_mb:,.0f} of {self.total_mb:,.0f} MB free"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuInventory:
+class GpuInventory(NamedTuple):
     """What the driver says."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -43,8 +61,7 @@ class GpuInventory:
     is_broken: bool = False  # the driver fails, rather than that there is none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPlacement:
+class GpuPlacement(NamedTuple):
     """A role's GPUs."""
 
     role: str
@@ -65,16 +82,14 @@ def gpu_inventory() -> GpuInventory:
         last = said[-1] if said else done.returncode
         return GpuInventory(problem=f"nvidia-smi fails: {last}", is_broken=True)
     try:
-        return GpuInventory(gpus=tuple(_gpu(line) for line in done.stdout.strip().splitlines()))
+        return GpuInventory(tuple(_gpu(line) for line in done.stdout.strip().splitlines()))
     except ValueError as err:  # a kind that does not tell its memory
         return GpuInventory(problem=f"nvidia-smi cannot be understood: {err}", is_broken=True)
 
 
 def _gpu(line: str) -> Gpu:
     index, uuid, name, free, total = (cell.strip() for cell in line.split(","))
-    return Gpu(
-        index=int(index), uuid=uuid, name=name, free_mb=MIB * int(free), total_mb=MIB * int(total)
-    )
+    return Gpu(int(index), uuid, name, MIB * int(free), MIB * int(total))
 
 
 def visible(gpus: Sequence[Gpu], named: str | None) -> tuple[Gpu, ...]:
@@ -116,23 +131,16 @@ def placements(
         if device == "cpu" or not host.has(role):
             continue
         first = int(device.partition(":")[2] or 0)
-        yield GpuPlacement(
-            role=role,
-            field=f"{role}.device = {device}" + (f" and {ranks - 1} behind it" * (ranks > 1)),
-            gpus=ours[first : first + ranks],
-            num_wanted=ranks,
-            processes=host.num_processes(config, role),
-        )
+        field = f"{role}.device = {device}" + f" and {ranks - 1} behind it" * (ranks > 1)
+        processes = host.num_processes(config, role)
+        yield GpuPlacement(role, field, ours[first : first + ranks], ranks, processes)
     if is_served and not engine.urls and host.has("rollout") and gpus:
         own = engine.env.get(VISIBLE)
         ranks = max(int(number(engine.args, name) or 1) for name in _RANKS)
-        yield GpuPlacement(
-            role=SERVER,
-            field=f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}",
-            gpus=visible(gpus, named if own is None else str(own))[:ranks],
-            num_wanted=ranks,
-            processes=host.num_processes(config, "rollout"),
-        )
+        field = f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}"
+        left = visible(gpus, named if own is None else str(own))[:ranks]
+        processes = host.num_processes(config, "rollout")
+        yield GpuPlacement(SERVER, field, left, ranks, processes)
 
 
 def number(args: Mapping[str, str | int | float | bool], name: str) -> float | None:
@@ -184,3 +192,93 @@ def gpu_checks(
             "refuses two processes on one GPU",
             'name another GPU, or set weights.channel = "file"',
         )
+
+
+class Need(NamedTuple):
+    """What one process of a role holds, where it computes."""
+
+    role: str
+    processes: int
+    mb: float
+    is_on_gpu: bool
+
+    def __str__(self) -> str:
+        times = f"{self.processes} x " if self.processes > 1 else ""
+        return f"{times}{self.role} {self.mb / 1000:.1f}"
+
+
+def needs(model: ModelFolder, config: RunConfig, host: Host) -> list[Need]:
+    """The roles of this host that load the model."""
+    weights_mb = model.mb_in(config.model.dtype)
+    trainer, logprob = config.trainer, config.logprob
+    copies = config.versions_held + 1 + bool(trainer.loss.kl_coef)
+    learning_mb = LEARNING * model.num_parameters / 1e6
+    if trainer.lora.rank:
+        learning_mb = ADAPTING * weights_mb
+    found = [
+        ("logprob", logprob.device, copies * weights_mb + _rest(LOGPROB_REST, model)),
+        ("trainer", trainer.device, learning_mb / trainer.ranks + _rest(TRAINER_REST, model)),
+    ]
+    if config.rollout.engine == "builtin":
+        found.insert(0, ("rollout", config.rollout.device, 2 * weights_mb))
+    return [
+        Need(role, host.num_processes(config, role), PROCESS_MB + mb, device != "cpu")
+        for role, device, mb in found
+        if host.has(role)
+    ]
+
+
+def memory_check(found: Sequence[Need], free_mb: float) -> Check:
+    """Roles that compute on the CPU, against the memory that is free."""
+    here = [need for need in found if not need.is_on_gpu]
+    total_mb = sum(need.processes * need.mb for need in here)
+    told = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "
+    told += f"{free_mb / 1000:.1f} GB are free"
+    if any(need.mb > free_mb for need in here):
+        return fail("memory", told, _LESS)
+    return warn("memory", told, _LESS) if total_mb > free_mb else ok("memory", told)
+
+
+def gpu_memory_checks(
+    config: RunConfig, found: Sequence[Need], places: Sequence[GpuPlacement], *, is_up: bool
+) -> Iterator[Check]:
+    """One check for each GPU that is used.
+
+    Args:
+        is_up: the run's own processes may be on the GPUs already.
+    """
+    of_role = {need.role: need.mb for need in found if need.is_on_gpu}
+    parts: dict[Gpu, dict[str, float]] = defaultdict(dict)
+    for place in places:
+        for gpu in place.gpus:
+            each_mb = of_role.get(place.role, 0.0)
+            if place.role == SERVER:
+                named = (number(config.engine.args, name) for name in FRACTIONS)
+                each_mb = (next(filter(None, named), None) or USUAL_FRACTION) * gpu.total_mb
+            parts[gpu][place.role] = place.processes * each_mb
+    for gpu, by_role in sorted(parts.items(), key=lambda item: item[0].index):
+        total_mb, name = sum(by_role.values()), f"gpu {gpu.index} memory"
+        told = " + ".join(f"{role} {mb / 1000:.1f}" for role, mb in by_role.items())
+        told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
+        if total_mb > gpu.total_mb:
+            less = f"{_LESS}; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
+            yield warn(name, told, less if SERVER in by_role else _LESS)
+        elif total_mb > gpu.free_mb and not is_up:
+            told += f", of which {gpu.free_mb / 1000:.1f} are free now"
+            yield warn(name, told, "`nvidia-smi` lists who uses it: end them, or name another GPU")
+        else:
+            yield ok(name, told)
+
+
+def free_mb() -> float:
+    """Memory that can be had without swapping; the whole of it where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
+
+
+def _rest(rows: Sequence[tuple[float, float]], model: ModelFolder) -> float:
+    return max((mb for size, mb in rows if model.num_parameters >= 0.99 * size), default=0.0)

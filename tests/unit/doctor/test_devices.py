@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 from rlstreams.start.doctor.check import EVERYTHING, Check, Host, Level
-from rlstreams.start.doctor.gpus import (
+from rlstreams.start.doctor.devices import (
     VISIBLE,
     Gpu,
     GpuInventory,
     gpu_checks,
     gpu_inventory,
+    gpu_memory_checks,
+    memory_check,
+    needs,
     placements,
     visible,
 )
-from rlstreams.start.doctor.memory import gpu_memory_checks, memory_check, needs
 from rlstreams.start.doctor.model import ModelFolder, read_model
 from rlstreams.workers.config.load import load
 
