@@ -94,12 +94,12 @@ class HealthWatch:
     def look(self) -> Health:
         """What is to be said now."""
         state = self._hops.state
-        claim = state.claim
+        told = "over" if state.is_over else state.control
         return Health(
             problems=tuple(self._problems(state)),
-            state=self._told_state(state),
+            state="reading" if self._live_s is None else told,
             step=state.step,
-            step_target=claim.step_target if claim else 0,
+            step_target=state.claim.step_target if state.claim else 0,
             policy_version=state.newest_version,
             since_last_step_s=round(self._clock.waited_s, 1),
         )
@@ -107,14 +107,13 @@ class HealthWatch:
     def _silent_s(self) -> dict[str, float]:
         """How long ago the silent workers reported last, seconds."""
         now = self._clock_ms()
-        ages = {
-            worker.worker: (now - worker.at_ms) / 1000
-            for worker in self._hops.state.workers
-            if worker.state != "stopped"
-        }
         if self._live_s is None or self._monotonic_s() - self._live_s <= SILENT_S:
             return {}  # those that live have not had the time to say so
-        return {name: age_s for name, age_s in ages.items() if age_s > SILENT_S}
+        return {
+            worker.worker: age_s
+            for worker in self._hops.state.workers
+            if worker.state != "stopped" and (age_s := (now - worker.at_ms) / 1000) > SILENT_S
+        }
 
     def _saves(self, state: HopsState) -> bool:
         """Whether a trainer that is heard writes a checkpoint, and has still time for it."""
@@ -125,13 +124,6 @@ class HealthWatch:
             and now - worker.since_ms < self._limits.of(worker) * 1000
             for worker in self._heard(state)
         )
-
-    def _told_state(self, state: HopsState) -> str:
-        if self._live_s is None:
-            return "reading"
-        if state.is_over:
-            return "over"
-        return state.control
 
     def _problems(self, state: HopsState) -> list[str]:
         if self._live_s is None:
