@@ -66,6 +66,15 @@ def test_who_asks_for_no_record_is_left_alone() -> None:
     assert last.kv_transfer_params is None
 
 
+def test_a_request_that_is_aborted_before_its_first_token_has_an_empty_record() -> None:
+    """An error here would end the engine core, and every request with it."""
+    records = Records()
+    started(records, "d")
+    told = records.end("d")
+    assert told is not None
+    assert ("", [], 0) == tuple(told[KEY].values())
+
+
 def test_an_aborted_request_keeps_what_it_had() -> None:
     """A pause with abort answers with the tokens so far; their record comes with it."""
     records = Records()

@@ -46,7 +46,7 @@ class Record:
 
     def told(self) -> dict[str, Any]:
         """For the answer."""
-        ends = [start for _, start in self.starts[1:]] + [self.num_tokens]
+        ends = [*(start for _, start in self.starts), self.num_tokens][1:]  # none before a token
         return {
             "logprobs": base64.b64encode(self.logprobs).decode("ascii"),
             "weight_versions": [
