@@ -48,7 +48,7 @@ def gone(workspace: Workspace) -> dict[int, str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_as_asked(workspace: Workspace, number: signal.Signals, after_s: float) -> None:
     """Before the roles run the signal alone ends it; from then on it drains. Nobody is left."""
-    started = workspace.start_up(*WORDS, "--trainer.steps=5000", "--no-live")
+    started = workspace.start_up(*WORDS, "--steps", "5000", "--no-live")
     time.sleep(after_s)
     started.signal(number)
     status = started.ended_within(END_S)
@@ -95,7 +95,7 @@ def small_disk(folder: Path, size: str) -> Iterator[None]:
 needs_mount = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.geteuid() != 0, reason="mounts a small disk: root"
 )
-FULL = (*WORDS, "--trainer.steps=5000", "--no-live", "--trainer.checkpoint_every=2")
+FULL = (*WORDS, "--steps", "5000", "--no-live", "--trainer.checkpoint_every=2")
 
 
 def wait_for(started_output: Path, words: str, limit_s: float = 400.0) -> None:
@@ -170,7 +170,7 @@ def test_a_run_is_paused_resumed_and_drained_by_its_topic(workspace: Workspace) 
     def steps() -> int:
         return int(re.findall(r"^step +(\d+)/", started.output, re.MULTILINE)[-1])
 
-    started = workspace.start_up(*WORDS, "--trainer.steps=5000", "--no-live")
+    started = workspace.start_up(*WORDS, "--steps", "5000", "--no-live")
     started.wait_for_step(2)
     control("pause")
     time.sleep(5.0)  # the step that was begun
