@@ -260,6 +260,8 @@ class Fleet:
         if died_at:
             worker.excuse = f"died at {died_at} as asked"
             self.num_killed += 1
+        if worker.excuse:  # we ended it: what it last complained about was not why
+            cause = ""
         self._note_exit(child, now_s, worker.excuse, died_at)
         if not self.is_draining:
             self._follow(worker, self._decide(worker, status, now_s, child, cause), status, now_s)
