@@ -37,7 +37,7 @@ from rlstreams.streams.broker.jars import classpath
 from rlstreams.streams.broker.java import find_java
 from rlstreams.streams.broker.lock import FolderInUseError, FolderLock
 from rlstreams.streams.broker.password import broker_settings, controller_settings, make_password
-from rlstreams.streams.broker.ports import free_port, is_free
+from rlstreams.streams.broker.ports import free_port, is_free, takes_connections
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.tail import tail
 
@@ -87,6 +87,10 @@ class EmbeddedBroker:
         self._lock = FolderLock(folder)
         self._port = port
         self._jars_dir = jars_dir
+        self._data = folder / "data"
+        self._settings = folder / "server.properties"
+        self._log = folder / "server.log"
+        self._output = folder / "jvm.out"
         self._heap_mb = heap_mb
         self._say = say
         self._extra = dict(settings)
@@ -132,7 +136,13 @@ class EmbeddedBroker:
 
     def attach_or_start(self) -> BrokerState:
         """The living broker of this folder, else a new one. Raises as `start`."""
-        return self.status() or self.start()
+        deadline = time.monotonic() + START_S
+        # One that takes no connections still starts, or dies already: who started it was killed.
+        while (state := self.status()) is not None and not takes_connections(state.port):
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"broker {state.pid}: nobody listens at {state.bootstrap}")
+            time.sleep(0.05)
+        return state or self.start()
 
     def status(self) -> BrokerState | None:
         """The living broker of this folder, or None."""
@@ -191,22 +201,6 @@ class EmbeddedBroker:
     def died_of_full_disk(self) -> bool:
         """Whether the log ends in that: starting again is no cure."""
         return DISK_FULL in self.log_tail()
-
-    @property
-    def _data(self) -> Path:
-        return self.folder / "data"
-
-    @property
-    def _settings(self) -> Path:
-        return self.folder / "server.properties"
-
-    @property
-    def _log(self) -> Path:
-        return self.folder / "server.log"
-
-    @property
-    def _output(self) -> Path:
-        return self.folder / "jvm.out"
 
     def _end_orphan(self) -> None:
         """End the helper of a start whose starter was killed: it would hold the lock for ever."""

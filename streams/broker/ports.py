@@ -24,6 +24,15 @@ def is_free(port: int) -> bool:
     return True
 
 
+def takes_connections(port: int) -> bool:
+    """Whether somebody listens there on loopback."""
+    try:
+        socket.create_connection((HOST, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def free_port(other_than: int = 0) -> int:
     """A port that is free now.
 

@@ -40,8 +40,8 @@ class Broker(Protocol):
     def status(self) -> State | None:
         """The living broker, or None."""
 
-    def start(self) -> State:
-        """Start one."""
+    def attach_or_start(self) -> State:
+        """The living broker once it serves, else a new one."""
 
     def stop(self) -> bool:
         """Stop it."""
@@ -61,9 +61,9 @@ def visited(broker: Broker) -> Iterator[str]:
     visits, fd = _Visits(broker.folder), -1
     try:
         with visits.turn():
-            state = broker.status()
-            if state is None:
-                state = broker.start()
+            before = broker.status()
+            state = broker.attach_or_start()
+            if before is None or before.pid != state.pid:
                 visits.mark(state.pid)
             fd = visits.enter()
         yield state.bootstrap
@@ -84,7 +84,7 @@ def owned(broker: Broker) -> Iterator[State]:
     """As its owner, who stops the broker at the end, but not under the eyes of a visitor."""
     visits = _Visits(broker.folder)
     with visits.turn():
-        state = broker.status() or broker.start()
+        state = broker.attach_or_start()
         visits.unmark()
         fd = visits.enter()
     try:
