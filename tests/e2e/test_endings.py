@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import ROOT, Workspace
+from tests.e2e.command import ROOT, Started, Workspace
 from tests.e2e.test_interrupted import WORDS
 
 END_S = 240.0
@@ -123,41 +123,37 @@ def test_a_trainer_on_a_full_disk_waits_for_room(workspace: Workspace) -> None:
     assert {} == gone(workspace)
 
 
-@needs_mount
-def test_a_disk_that_stays_full_ends_the_run_with_its_sentence(workspace: Workspace) -> None:
-    """The whole run lies on it; the end names the disk, the way on, and leaves nobody behind."""
+@contextmanager
+def run_on_full_disk(workspace: Workspace, stall_s: int) -> Iterator[Started]:
+    """A run whose folder lies on a disk that is full after two steps; nobody is left of it."""
     folder = workspace.folder / "full"
     with small_disk(folder, "40m"):
-        started = workspace.start_up(*FULL, f"--run.dir={folder}/run", "--deadlines.stall_s=10")
+        words = (*FULL, f"--run.dir={folder}/run", f"--deadlines.stall_s={stall_s}")
+        started = workspace.start_up(*words)
         started.wait_for_step(2)
-        (folder / "filler").touch()
-        subprocess.run(
-            ["dd", "if=/dev/zero", f"of={folder}/filler", "bs=64k"], check=False,
-            capture_output=True,
-        )  # fmt: skip
+        fill = ["dd", "if=/dev/zero", f"of={folder}/filler", "bs=64k"]
+        subprocess.run(fill, check=False, capture_output=True)  # until it fails
+        yield started
+        assert {} == gone(workspace)
+
+
+@needs_mount
+def test_a_disk_that_stays_full_ends_the_run_with_its_sentence(workspace: Workspace) -> None:
+    """The end names the disk, the way on, and leaves nobody behind."""
+    with run_on_full_disk(workspace, stall_s=10) as started:
         assert 1 == started.ended_within(END_S), started.output
         assert NO_ROOM in started.output or "is full" in started.output
         assert "nothing that was committed is lost" in started.output
         assert "--resume" in started.output
-        assert {} == gone(workspace)
 
 
 @needs_mount
 def test_sigterm_on_a_full_disk_leaves_no_broker_behind(workspace: Workspace) -> None:
     """Within the deadlines of a drain, whatever could be written."""
-    folder = workspace.folder / "full"
-    with small_disk(folder, "40m"):
-        started = workspace.start_up(*FULL, f"--run.dir={folder}/run", "--deadlines.stall_s=600")
-        started.wait_for_step(2)
-        (folder / "filler").touch()
-        subprocess.run(
-            ["dd", "if=/dev/zero", f"of={folder}/filler", "bs=64k"], check=False,
-            capture_output=True,
-        )  # fmt: skip
+    with run_on_full_disk(workspace, stall_s=600) as started:
         wait_for(started.log, "waits for room")
         started.signal(signal.SIGTERM)
         started.ended_within(300.0)
-        assert {} == gone(workspace)
 
 
 def test_a_run_is_paused_resumed_and_drained_by_its_topic(workspace: Workspace) -> None:
