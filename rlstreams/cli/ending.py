@@ -25,9 +25,9 @@ _NO_FAULT_OF_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def unwound_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `SystemExit` in the block, with 128 and the signal's number.
 
-    A signal that is ignored (`nohup`) stays so. Once one came, a hang-up is ignored: it often comes
-    twice, or behind SIGTERM, and would break off the unwinding. Outside of the main thread nothing
-    changes.
+    A signal that is ignored (`nohup`) stays so. Once one came, a hang-up is ignored until the
+    process has ended: it often comes twice, or behind SIGTERM, and would break off the unwinding or
+    change the status. Outside of the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -39,8 +39,9 @@ def unwound_by_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nobody asked for the end
+            signal.signal(signal.SIGHUP, before[signal.SIGHUP])
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

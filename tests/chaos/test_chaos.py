@@ -55,9 +55,9 @@ def check(done: subprocess.CompletedProcess[str], figures: dict[str, Any]) -> No
 
 
 def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
-    """Twelve faults and more over all roles and the broker; every sample accounted for."""
+    """Sixteen faults over all roles and the broker, in more steps than they can take."""
     done, figures = chaos(
-        workspace, "--kills=16", "--seed=6", "--every=3", "--max-stop=6", "--points", "--steps=16",
+        workspace, "--kills=16", "--seed=6", "--every=3", "--max-stop=6", "--points", "--steps=48",
         *SMALL,
     )  # fmt: skip
     check(done, figures)
