@@ -45,8 +45,9 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         --seed N              seed of the plan (%(default)s)
         --roles A,B           targets: rollout, logprob, trainer, prompts, broker, server (the
                               model servers that rollout workers start; they are killed, never
-                              suspended), up (itself, which starts
-                               again with --resume); default: all that exist
+                              suspended), up (itself, which starts again with --resume),
+                              records (damaged ones are written into every topic), disk (is filled
+                              for a while; only if it is small); default: all but disk
         --every SECONDS       mean time between two faults (%(default)g)
         --periodic            faults exactly --every seconds apart, from the first step on,
                               instead of 0.5 to 1.5 times that; and not sooner when the run nears

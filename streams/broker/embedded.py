@@ -37,7 +37,7 @@ from rlstreams.streams.broker.jars import classpath
 from rlstreams.streams.broker.java import find_java
 from rlstreams.streams.broker.lock import FolderInUseError, FolderLock
 from rlstreams.streams.broker.password import broker_settings, controller_settings, make_password
-from rlstreams.streams.broker.ports import free_port, is_free, takes_connections
+from rlstreams.streams.broker.ports import answers, free_port, is_free
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.tail import tail
 
@@ -137,10 +137,10 @@ class EmbeddedBroker:
     def attach_or_start(self) -> BrokerState:
         """The living broker of this folder, else a new one. Raises as `start`."""
         deadline = time.monotonic() + START_S
-        # One that takes no connections still starts, or dies already: who started it was killed.
-        while (state := self.status()) is not None and not takes_connections(state.port):
+        # One that does not answer still starts, or dies already: who started it was killed.
+        while (state := self.status()) is not None and not answers(state.port):
             if time.monotonic() > deadline:
-                raise DeadlineError(f"broker {state.pid}: nobody listens at {state.bootstrap}")
+                raise DeadlineError(f"broker {state.pid}: nobody answers at {state.bootstrap}")
             time.sleep(0.05)
         return state or self.start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import struct
 
 from rlstreams.streams.broker.config import HOST
 from rlstreams.streams.log.errors import BrokerError
@@ -24,13 +25,16 @@ def is_free(port: int) -> bool:
     return True
 
 
-def takes_connections(port: int) -> bool:
-    """Whether somebody listens there on loopback."""
+def answers(port: int) -> bool:
+    """Whether a Kafka broker there on loopback says what requests it knows: the kernel still takes
+    connections for one that is being killed."""
+    request = struct.pack(">hhih", 18, 0, 0, -1)  # ApiVersions 0, correlation 0, no client id
     try:
-        socket.create_connection((HOST, port), timeout=1.0).close()
+        with socket.create_connection((HOST, port), timeout=1.0) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            return bool(connection.recv(1))
     except OSError:
         return False
-    return True
 
 
 def free_port(other_than: int = 0) -> int:

@@ -9,8 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "infra/examples/demo.toml"
@@ -111,3 +115,23 @@ class Workspace:
         """Kill what is left, so that a failed test leaves nothing behind."""
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[None]:
+    """A disk of its own under a folder; who may not mount one cannot run these tests."""
+    folder.mkdir(parents=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+MAY_MOUNT = sys.platform.startswith("linux") and os.geteuid() == 0
+needs_mount = pytest.mark.skipif(not MAY_MOUNT, reason="mounts a small disk: root")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import ROOT, Started, Workspace
+from tests.e2e.command import ROOT, Started, Workspace, needs_mount, small_disk
 from tests.e2e.test_interrupted import WORDS
 
 END_S = 240.0
@@ -76,25 +74,6 @@ def test_a_broker_that_cannot_be_used_is_one_kind(workspace: Workspace) -> None:
     assert {} == gone(workspace)
 
 
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """A disk of its own under a folder; who may not mount one cannot run these tests."""
-    folder.mkdir(parents=True)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-needs_mount = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or os.geteuid() != 0, reason="mounts a small disk: root"
-)
 FULL = (*WORDS, "--steps", "5000", "--no-live", "--trainer.checkpoint_every=2")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlstreams.start.chaos.damage import Vandal, filled
 from rlstreams.start.chaos.journal import (
     BrokerOutage,
     Conclude,
@@ -20,14 +21,23 @@ from rlstreams.start.chaos.journal import (
     Struck,
     Wakeup,
 )
-from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind, injected_by_step
+from rlstreams.start.chaos.plan import (
+    BROKER,
+    DISK,
+    RECORDS,
+    SERVER,
+    UP,
+    Fault,
+    FaultKind,
+    injected_by_step,
+)
 from rlstreams.start.chaos.progress_deadline import ProgressDeadline
 from rlstreams.start.chaos.servers import kill_server
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.up.supervisor.child import Child
 from rlstreams.up.supervisor.fault_hook import FaultTargets
-from rlstreams.up.supervisor.fleet import Exited, Worker
+from rlstreams.up.supervisor.fleet import Worker
 
 if TYPE_CHECKING:
     from rlstreams.up.supervisor.fault_hook import Ended
@@ -50,8 +60,9 @@ class _Doomed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sleeper:
     injection: Injection
-    worker: Worker | None  # None: the broker
-    child: Child | None
+    worker: Worker | None = None  # None: the broker
+    child: Child | None = None
+    ballast: Path | None = None  # that fills the broker's disk
 
 
 class FaultInjector:
@@ -62,6 +73,8 @@ class FaultInjector:
         stall_s: see `ProgressDeadline`.
         before: what an `up` that was killed as planned left; this one goes on with its plan.
         state_file: where that is left; without one `up` itself cannot be struck.
+        vandal: writes damaged records; None: there is no such fault.
+        folder: whose disk is filled.
         is_periodic: times count from the first step, and a fault whose time would come after the
             last one does not happen; else it strikes at its share of the steps.
     """
@@ -75,18 +88,16 @@ class FaultInjector:
         is_periodic: bool = False,
         before: Struck | None = None,
         state_file: Path | None = None,
+        vandal: Vandal | None = None,
+        folder: Path = Path(),
     ) -> None:
         self._is_periodic = is_periodic
-        self._before = before
+        self._before = before or Struck(journal=Journal(planned=faults), left=faults)
         self._state_file = state_file
-        self.journal = (
-            before.journal
-            if before is not None
-            else Journal(
-                planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
-            )
-        )
-        self._left = deque(faults if before is None else before.left)
+        self._vandal = vandal
+        self._folder = folder
+        self.journal = self._before.journal
+        self._left = deque(self._before.left)
         self._doomed: list[_Doomed] = []
         self._deadline = ProgressDeadline(stall_s)
         self._conclude = conclude
@@ -101,7 +112,8 @@ class FaultInjector:
     def enter(self, targets: FaultTargets) -> None:
         """See `FaultHook`."""
         self._targets = targets
-        self._first_step = targets.watcher.step if self._before is None else self._before.first_step
+        first_step = self._before.first_step
+        self._first_step = targets.watcher.step if first_step is None else first_step
         self._struck_s = time.monotonic()
 
     def tick(self, *, is_running: bool) -> None:
@@ -159,26 +171,25 @@ class FaultInjector:
             self._left.rotate(-1)
             self._due_since_s = 0.0
 
-    @property
-    def exits_before(self) -> Sequence[Exited]:
-        """Ends that an `up` before this one saw."""
-        return () if self._before is None else self._before.exits
-
-    @property
-    def num_killed_before(self) -> int:
-        """Processes that were killed under it."""
-        return 0 if self._before is None else self._before.num_killed
-
     def _inject(self, fault: Fault, targets: FaultTargets) -> Injection | None:
-        if fault.role == UP:
-            return self._inject_up(fault, targets)
-        if fault.kind is FaultKind.SEVERAL:
-            return self._inject_several(fault, targets)
-        if fault.role == BROKER:
-            return self._inject_broker(fault, targets)
+        strikes = {
+            UP: self._inject_up,
+            BROKER: self._inject_broker,
+            DISK: self._inject_disk,
+            SERVER: self._inject_elsewhere,
+            RECORDS: self._inject_elsewhere,
+        }
+        is_several = fault.kind is FaultKind.SEVERAL and fault.role != UP
+        strike = self._inject_several if is_several else strikes.get(fault.role)
+        return (strike or self._inject_worker)(fault, targets)
+
+    def _inject_elsewhere(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        """What is no process of the fleet's: a model server, or the log."""
         if fault.role == SERVER:
-            return self._inject_server(fault, targets)
-        return self._inject_worker(fault, targets)
+            is_struck = kill_server(targets.fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
+        else:
+            is_struck = self._vandal is not None and self._vandal.strike(fault.number)
+        return self._record(fault, "", targets) if is_struck else None
 
     def _inject_worker(self, fault: Fault, targets: FaultTargets) -> Injection | None:
         worker = targets.fleet.of(fault.role)[fault.ordinal]
@@ -200,9 +211,13 @@ class FaultInjector:
             targets.fleet.replace(worker)
         return injection
 
-    def _inject_server(self, fault: Fault, targets: FaultTargets) -> Injection | None:
-        is_struck = kill_server(targets.fleet.of("rollout")[fault.ordinal].log, fault.ordinal)
-        return self._record(fault, "", targets) if is_struck else None
+    def _inject_disk(self, fault: Fault, targets: FaultTargets) -> Injection | None:
+        if self._sleepers or self._doomed:
+            return None
+        injection = self._record(fault, "", targets)
+        self._sleepers.append(_Sleeper(injection=injection, ballast=filled(self._folder)))
+        targets.fleet.excuse_all("ended after the disk was filled as asked")
+        return injection
 
     def _inject_broker(self, fault: Fault, targets: FaultTargets) -> Injection | None:
         keeper = targets.broker
@@ -215,7 +230,7 @@ class FaultInjector:
             if fault.kind is FaultKind.AGAIN:
                 self._doom(injection, None)
         elif keeper.signal(signal.SIGSTOP):
-            self._sleepers.append(_Sleeper(injection=injection, worker=None, child=None))
+            self._sleepers.append(_Sleeper(injection=injection))
         else:
             return None
         # Who was in the middle of a commit may end with its outcome unknown, or fenced.
@@ -281,12 +296,12 @@ class FaultInjector:
         self._left.popleft()
         self.journal.injections.append(injection)
         children = [worker.child for worker in targets.fleet.workers if worker.child]
-        num_killed = targets.fleet.num_killed + self.num_killed_before + 1
+        num_killed = targets.fleet.num_killed + self._before.num_killed + 1
         struck = Struck(
             journal=self.journal,
             left=tuple(self._left),
             first_step=self._first_step,
-            exits=(*self.exits_before, *targets.fleet.exits),
+            exits=(*self._before.exits, *targets.fleet.exits),
             num_killed=num_killed + (len(children) if fault.others else 0),
         )
         self._state_file.write_bytes(pickle.dumps(struck))
@@ -321,7 +336,7 @@ class FaultInjector:
         over_s = now_s - sleeper.injection.at_s - sleeper.injection.fault.stop_s
         if over_s < 0:
             return False
-        if sleeper.injection.fault.kind is FaultKind.STOP or over_s > SUCCESSOR_S:
+        if sleeper.injection.fault.kind is not FaultKind.ZOMBIE or over_s > SUCCESSOR_S:
             return True
         # A zombie is one only if somebody else has taken over.
         assert self._targets is not None
@@ -340,7 +355,10 @@ class FaultInjector:
         if sleeper.child is not None:
             sleeper.child.signal(signal.SIGCONT)
         elif self._targets.broker is not None:
-            self._targets.broker.signal(signal.SIGCONT)
+            if sleeper.ballast is not None:
+                sleeper.ballast.unlink()
+            else:
+                self._targets.broker.signal(signal.SIGCONT)
             self.journal.broker_outages.append(
                 BrokerOutage(from_s=sleeper.injection.at_s, to_s=now_s)
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from rlstreams.start.chaos.plan import Fault
@@ -52,10 +52,10 @@ class Journal:
     """What happened, in order."""
 
     planned: Sequence[Fault]
-    injections: list[Injection]
-    wakeups: list[Wakeup]
-    broker_deaths_s: list[float]  # from each SIGKILL of the broker to its detection
-    broker_outages: list[BrokerOutage]  # of the broker; two never overlap
+    injections: list[Injection] = field(default_factory=list)
+    wakeups: list[Wakeup] = field(default_factory=list)
+    broker_deaths_s: list[float] = field(default_factory=list)  # from SIGKILL to its detection
+    broker_outages: list[BrokerOutage] = field(default_factory=list)  # two never overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ class Struck:
 
     journal: Journal
     left: Sequence[Fault]
-    first_step: int
-    exits: Sequence[Exited]
-    num_killed: int
+    first_step: int | None = None  # None: none was killed
+    exits: Sequence[Exited] = ()  # that it saw
+    num_killed: int = 0  # processes, under it
 
 
 # What to say at the end; see `FaultHook.conclude`.

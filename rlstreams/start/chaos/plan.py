@@ -17,6 +17,8 @@ from rlstreams.streams.log.crash_points import CrashPoint
 BROKER = "broker"
 SERVER = "server"  # the model server that a rollout worker started, not the worker
 UP = "up"  # the supervisor itself, which is started again with --resume
+RECORDS = "records"  # what the topics carry
+DISK = "disk"  # that of the run's folder
 ROLES = ("rollout", "logprob", "trainer", "prompts")
 # Around the session timeout of the embedded broker (4 s) and the transaction timeout (30 s).
 SHORT_STOP_S = (2.0, 8.0)
@@ -37,6 +39,8 @@ class FaultKind(StrEnum):
     ZOMBIE = "zombie"  # SIGSTOP, a successor starts, SIGCONT
     POINT = "crash point"  # SIGKILL, and the successor dies at a crash point
     ARMED = "armed"  # dies at a crash point that it was started with
+    DAMAGE = "damage"  # records that cannot be read are written into every topic
+    FULL = "full"  # no room for a while
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class Fault:
     """One fault to inject."""
 
     number: int  # from 0
-    role: str  # or BROKER, or SERVER
+    role: str  # or another of the names above
     ordinal: int
     kind: FaultKind
     wait_s: float  # after the fault before, or after the start
@@ -55,8 +59,8 @@ class Fault:
 
     @property
     def victim(self) -> str:
-        """`{role}-{ordinal}`, or the broker."""
-        return self.role if self.role in (BROKER, UP) else f"{self.role}-{self.ordinal}"
+        """`{role}-{ordinal}`, or the name of what exists once."""
+        return f"{self.role}-{self.ordinal}" if self.role in (*ROLES, SERVER) else self.role
 
     @property
     def told(self) -> str:
@@ -71,6 +75,8 @@ class Fault:
             FaultKind.ZOMBIE: f"SIGSTOP to {self.victim} for {self.stop_s:.1f} s{until}",
             FaultKind.POINT: f"SIGKILL to {self.victim}, and to its successor at {self.crash_at}",
             FaultKind.ARMED: f"{self.victim} dies at {self.crash_at}",
+            FaultKind.DAMAGE: "damaged records into every topic",
+            FaultKind.FULL: f"no room on the disk for {self.stop_s:.1f} s",
         }[self.kind]
 
 
@@ -78,7 +84,7 @@ class Fault:
 class FaultSpace:
     """What a plan may draw from."""
 
-    counts: dict[str, int]  # workers by role; model servers; the broker counts 1
+    counts: dict[str, int]  # workers by role; model servers; each of the others counts 1
     every_s: float = 5.0  # mean time between two faults
     is_periodic: bool = False  # exactly so long, instead of between half and one and a half
     has_points: bool = False
@@ -100,7 +106,7 @@ def sweep(seed: int, space: FaultSpace, prefixes: Sequence[str] = ("",)) -> Sequ
     """
     draw = random.Random(seed)
     faults: list[Fault] = []
-    for role in sorted(space.counts.keys() - {BROKER, SERVER, UP}):
+    for role in sorted(space.counts.keys() & {*ROLES}):
         for point in points_of(role):
             if not point.startswith(tuple(prefixes)):
                 continue
@@ -140,7 +146,7 @@ def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
 
 def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fault:
     kind = _kind(draw, role, has_points=space.has_points)
-    is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
+    is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE, FaultKind.FULL)
     # The order of the draws stays: a seed names the same faults for ever.
     ordinal, share = draw.randrange(space.counts[role]), draw.uniform(0.5, 1.5)
     return Fault(
@@ -158,15 +164,16 @@ def _fault(draw: random.Random, number: int, role: str, space: FaultSpace) -> Fa
 
 def _others(draw: random.Random, role: str, space: FaultSpace) -> Sequence[str]:
     """Who is killed with the victim: of `up` everybody, else at least one more role."""
-    others = sorted(space.counts.keys() - {role, SERVER, UP})
+    others = sorted(space.counts.keys() & {*ROLES, BROKER} - {role})
     if role == UP or not others:
         return tuple(others)
     return tuple(sorted(draw.sample(others, draw.randint(1, len(others)))))
 
 
 def _kind(draw: random.Random, role: str, *, has_points: bool) -> FaultKind:
-    if role == SERVER:
-        return FaultKind.KILL  # one that hangs is a test of its keeper
+    only = {SERVER: FaultKind.KILL, RECORDS: FaultKind.DAMAGE, DISK: FaultKind.FULL}
+    if role in only:  # a server that hangs is a test of its health monitor
+        return only[role]
     weights = {FaultKind.KILL: 5, FaultKind.SEVERAL: 2 if role != UP else 5}
     if role != UP:
         weights |= {FaultKind.STOP: 2, FaultKind.AGAIN: 3}

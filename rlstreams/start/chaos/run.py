@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlstreams.start.chaos.damage import Vandal, check_disk
 from rlstreams.start.chaos.injector import FaultInjector
 from rlstreams.start.chaos.journal import Conclude, Journal, Struck
 from rlstreams.start.chaos.outputs import read_outputs
 from rlstreams.start.chaos.plan import (
     BROKER,
+    DISK,
+    RECORDS,
     ROLES,
     SERVER,
     UP,
@@ -36,6 +39,8 @@ from rlstreams.up.supervisor.fleet import num_workers
 from rlstreams.up.supervisor.summary import show
 from rlstreams.up.supervisor.up import UpOptions, up
 from rlstreams.workers.config.run import RunConfig
+
+NAMES = (*ROLES, BROKER, SERVER, UP, RECORDS, DISK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +95,8 @@ def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
         is_periodic=options.is_periodic,
         before=before,
         state_file=state_file,
+        vandal=Vandal(up_options.config, options.seed),
+        folder=Path(up_options.config.folder),
     )
     return up(up_options, hook)
 
@@ -108,7 +115,7 @@ def _concluding(
     """What is said at the end; `before`: of an `up` that was killed as planned."""
 
     def conclude(
-        bus: Bus, ended: Ended, status: int, journal: Journal, targets: FaultTargets
+        bus: Bus, ended: Ended, _status: int, journal: Journal, targets: FaultTargets
     ) -> int:
         seconds = time.monotonic() - begun.started_s
         recomputed, is_equal = _recomputed(bus, config) if options.is_recomputed else ("", True)
@@ -127,7 +134,7 @@ def _concluding(
                 state=targets.watcher.state.run,
                 audit=ended.audit,
                 outcome=ended.outcome,
-                has_failed=ended.outcome is not Outcome.COMPLETE or not ended.audit.ok,
+                is_complete=ended.outcome is Outcome.COMPLETE,
                 failure="" if failure is None else f"{failure.worker} {failure.reason}".strip(),
                 recomputed=recomputed,
                 has_recompute_failed=not is_equal,
@@ -136,7 +143,7 @@ def _concluding(
         show(*made.lines())
         if options.json_file:
             Path(options.json_file).write_text(made.to_json() + "\n", encoding="utf-8")
-        return 0 if made.ok and status == 0 else 1
+        return 0 if made.ok else 1
 
     return conclude
 
@@ -186,7 +193,7 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
         )
     else:
         counts[BROKER] = 1
-    counts[UP] = 1
+    counts[UP] = counts[RECORDS] = 1
     if config.rollout.engine == "builtin":
         others[SERVER] = "the built-in engine samples in the worker's process: strike rollout"
     elif config.engine.urls:
@@ -194,12 +201,13 @@ def victims(config: RunConfig, roles: Sequence[str]) -> dict[str, int]:
     else:
         counts[SERVER] = config.rollout.workers
     for role in roles:
-        if role not in (*ROLES, BROKER, SERVER, UP):
-            names = ", ".join((*ROLES, BROKER, SERVER, UP))
-            raise ConfigError(f"--roles names {role!r}; there are: {names}")
+        if role not in NAMES:
+            raise ConfigError(f"--roles names {role!r}; there are: {', '.join(NAMES)}")
         if role in others:
             raise ConfigError(f"--roles names the {role}, but {others[role]}")
-    return {role: counts[role] for role in (roles or counts)}
+    if DISK in roles:
+        check_disk(Path(config.folder))
+    return {role: counts.get(role, 1) for role in (roles or counts)}
 
 
 def _recomputed(bus: Bus, config: RunConfig) -> tuple[str, bool]:

@@ -26,9 +26,7 @@ class Sweep:
     """
 
     def __init__(self, faults: Sequence[Fault], stall_s: float, conclude: Conclude) -> None:
-        self.journal = Journal(
-            planned=faults, injections=[], wakeups=[], broker_deaths_s=[], broker_outages=[]
-        )
+        self.journal = Journal(planned=faults)
         self._deadline = ProgressDeadline(stall_s)
         self._conclude = conclude
         self._targets: FaultTargets | None = None

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from rlstreams.start.chaos.journal import Injection, Journal
 from rlstreams.start.chaos.outputs import Outputs
-from rlstreams.start.chaos.plan import BROKER, SERVER, UP, Fault, FaultKind
+from rlstreams.start.chaos.plan import BROKER, RECORDS, SERVER, UP, Fault, FaultKind
 from rlstreams.start.chaos.report import ChaosReport, Redone, Spread, Zombies
 from rlstreams.streams.audit.report import AuditReport, BreachKind
 from rlstreams.streams.views.feed import RunState
 from rlstreams.up.supervisor.fleet import Exited
-from rlstreams.up.supervisor.restart import described
+from rlstreams.up.supervisor.restart import OWNER_S, described
 from rlstreams.workers.loop.runtime import Exit
 
 # A woken zombie that lives longer has not noticed. Time in which the broker was struck down does
@@ -40,7 +40,7 @@ class RunObservations:
     state: RunState
     audit: AuditReport
     outcome: str
-    has_failed: bool
+    is_complete: bool
     failure: str
     recomputed: str = ""
     has_recompute_failed: bool = False
@@ -89,11 +89,23 @@ def report(observed: RunObservations) -> ChaosReport:
         unexplained=tuple(
             f"{e.worker} {described(e.status)}"
             for e in observed.exits
-            if not e.excuse and e.status != Exit.DONE
+            if not e.excuse and e.status != Exit.DONE and not _is_aftermath(e, injections)
         ),
         recomputed=observed.recomputed,
         problems=tuple(_problems(observed, zombies, redone)),
     )
+
+
+def _is_aftermath(exited: Exited, injections: Sequence[Injection]) -> bool:
+    """Whether a process ended because of a fault that struck something else: a trainer while that
+    of an `up` that was killed still drains, anybody while the disk had no room."""
+    for injection in injections:
+        age_s = exited.seen_s - injection.at_s
+        is_disk = injection.fault.kind is FaultKind.FULL
+        is_drain = injection.fault.role == UP and exited.status == Exit.OWNER_ALIVE
+        if (is_disk or is_drain) and 0 < age_s < injection.fault.stop_s + OWNER_S:
+            return True
+    return False
 
 
 def _armed(journal: Journal) -> Sequence[Fault]:
@@ -260,10 +272,12 @@ def _exits(exits: Sequence[Exited]) -> dict[str, int]:
 def _problems(observed: RunObservations, zombies: Zombies, redone: Redone) -> list[str]:
     asked, struck = len(observed.journal.planned), len(observed.journal.injections)
     found = [observed.failure] if observed.failure else []
-    if observed.has_failed and not observed.failure:
-        found.append(
-            f"the run is {observed.outcome}, its audit found {_audit_word(observed.audit)}"
-        )
+    breaches = set(observed.audit.breach_counts)
+    if any(injection.fault.role == RECORDS for injection in observed.journal.injections):
+        breaches.discard(BreachKind.UNREADABLE_STEP)  # that is what we wrote
+    if (breaches or not observed.is_complete) and not observed.failure:
+        told = ", ".join(sorted(breaches)) or "nothing"
+        found.append(f"the run is {observed.outcome}, its audit found {told}")
     if struck < asked:
         found.append(
             f"only {struck} of {asked} faults were possible before the run ended: "
@@ -280,7 +294,3 @@ def _problems(observed: RunObservations, zombies: Zombies, redone: Redone) -> li
     if observed.has_recompute_failed:
         found.append(observed.recomputed)
     return found
-
-
-def _audit_word(audit: AuditReport) -> str:
-    return "nothing" if audit.ok else ", ".join(sorted(audit.breach_counts))

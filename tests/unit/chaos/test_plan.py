@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from rlstreams.start.chaos.plan import (
     BROKER,
+    DISK,
+    RECORDS,
     ROLES,
     SERVER,
     UP,
@@ -22,7 +24,9 @@ from rlstreams.start.chaos.plan import (
 )
 from rlstreams.streams.log.crash_points import CrashPoint, arm, arm_from
 
-COUNTS = {"prompts": 1, "rollout": 2, "logprob": 1, "trainer": 1, BROKER: 1, UP: 1}
+ONCE = (BROKER, UP, RECORDS, DISK)
+COUNTS = {"prompts": 1, "rollout": 2, "logprob": 1, "trainer": 1, **dict.fromkeys(ONCE, 1)}
+SLEEPS = (FaultKind.STOP, FaultKind.ZOMBIE, FaultKind.FULL)
 ALL = FaultSpace(counts=COUNTS, has_points=True)
 
 
@@ -55,9 +59,9 @@ def test_faults_are_within_what_may_be_drawn(seed: int) -> None:
         assert fault.ordinal < COUNTS[fault.role]
         assert 2.0 <= fault.wait_s <= 6.0
         assert fault.stop_s <= 6.0
-        assert (fault.stop_s > 0) == (fault.kind in (FaultKind.STOP, FaultKind.ZOMBIE))
+        assert (fault.stop_s > 0) == (fault.kind in SLEEPS)
         assert fault.kind is not FaultKind.POINT
-        assert fault.role not in (BROKER, UP) or fault.kind is not FaultKind.ZOMBIE
+        assert fault.role not in ONCE or fault.kind is not FaultKind.ZOMBIE
 
 
 def test_model_servers_are_only_killed_and_may_be_struck_to_the_minute() -> None:

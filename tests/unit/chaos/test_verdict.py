@@ -8,11 +8,12 @@ from typing import Any
 
 from rlstreams.start.chaos.journal import BrokerOutage, Injection, Journal, Wakeup
 from rlstreams.start.chaos.outputs import Outputs
-from rlstreams.start.chaos.plan import BROKER, SERVER, Fault, FaultKind
+from rlstreams.start.chaos.plan import BROKER, DISK, RECORDS, SERVER, UP, Fault, FaultKind
 from rlstreams.start.chaos.verdict import RunObservations, report
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.feed import RunState
 from rlstreams.up.supervisor.fleet import Exited
+from rlstreams.workers.loop.runtime import Exit
 from tests.factories import (
     policy_loaded,
     prompt,
@@ -43,8 +44,7 @@ def exited(worker: str, instance: str, status: int, seen_s: float, **more: Any) 
 
 def journal(injections: list[Injection], **more: Any) -> Journal:
     planned = [s.fault for s in injections]
-    lists: dict[str, Any] = {"wakeups": [], "broker_deaths_s": [], "broker_outages": []}
-    return Journal(planned=planned, injections=injections, **{**lists, **more})
+    return Journal(planned=planned, injections=injections, **more)
 
 
 def observed(injections: list[Injection], **more: Any) -> RunObservations:
@@ -56,7 +56,7 @@ def observed(injections: list[Injection], **more: Any) -> RunObservations:
         "run": "run", "seed": 5, "machine": {}, "seconds": 60.0, "now_s": 100.0,
         "journal": journal(injections),
         "exits": [], "num_killed": 0, "outputs": Outputs(), "state": RunState(), "audit": audit,
-        "outcome": "complete", "has_failed": False, "failure": "",
+        "outcome": "complete", "is_complete": True, "failure": "",
     }  # fmt: skip
     return RunObservations(**{**values, **more})
 
@@ -219,7 +219,7 @@ def test_fewer_faults_than_asked_are_said() -> None:
 
 def test_a_breach_and_a_hang_are_problems() -> None:
     """What stopped the run is named as it was told."""
-    (hang,) = report(observed([], has_failed=True, failure="no step for 90 s")).problems
+    (hang,) = report(observed([], is_complete=False, failure="no step for 90 s")).problems
     assert "no step for 90 s" == hang
     state = RunState(redone=(steps_redone(first_step=1, last_step=3, num_equal=2),))
     (drift,) = report(observed([], state=state)).problems
@@ -232,6 +232,32 @@ def test_an_end_that_no_fault_accounts_for_is_listed() -> None:
     made = report(observed([], exits=exits))
     assert ["logprob-0 failed (exit 1)"] == list(made.unexplained)
     assert {"logprob: failed (exit 1)": 1, "prompts: is done": 1} == made.exits
+
+
+def test_what_follows_from_a_fault_elsewhere_is_accounted_for() -> None:
+    """A trainer that finds the one of a killed `up`, whoever ends on a full disk: for a while."""
+    struck = [injection(1.0, UP, FaultKind.KILL), injection(2.0, DISK, FaultKind.FULL, stop_s=5.0)]
+    exits = [
+        exited("trainer-0", "t1", Exit.OWNER_ALIVE, 3.0, excuse=""),
+        exited("prompts-0", "p1", 1, 3.0, excuse=""),
+        exited("prompts-0", "p2", 1, 99.0, excuse=""),
+    ]
+    made = report(observed(struck, exits=exits))
+    assert ["prompts-0 failed (exit 1)"] == list(made.unexplained)
+    by_up = report(observed(struck[:1], exits=exits[:2]))
+    assert ["prompts-0 failed (exit 1)"] == list(by_up.unexplained)
+
+
+def test_damaged_steps_are_a_breach_unless_they_were_written_on_purpose() -> None:
+    """Another breach is one all the same."""
+    audit = replace(observed([]).audit, breach_counts={"unreadable step": 2})
+    struck = [injection(1.0, RECORDS, FaultKind.DAMAGE)]
+    assert report(observed(struck, audit=audit)).ok
+    (problem,) = report(observed([], audit=audit)).problems
+    assert "its audit found unreadable step" in problem
+    both = replace(audit, breach_counts={"unreadable step": 2, "lost": 1})
+    (problem,) = report(observed(struck, audit=both)).problems
+    assert "its audit found lost" in problem
 
 
 def test_the_report_is_json_and_text() -> None:

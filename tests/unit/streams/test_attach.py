@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,22 +32,38 @@ def state(port: int) -> BrokerState:
     return BrokerState(pid=7, port=port, controller_port=2, cluster_id="c")
 
 
-@pytest.mark.parametrize("num_looks", [0, 3])
-def test_a_broker_that_dies_is_not_attached_to(tmp_path: Path, num_looks: int) -> None:
-    """`up` and its broker were killed at one instant: its successor still sees the process."""
-    dying = state(free_port())
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.mark.parametrize("num_looks", [0, 2])
+@pytest.mark.parametrize("is_listening", [False, True])
+def test_a_broker_that_dies_is_not_attached_to(
+    tmp_path: Path, listener: socket.socket, num_looks: int, *, is_listening: bool
+) -> None:
+    """`up` and its broker were killed at one instant: its successor still sees the process, and the
+    kernel may still take connections for it."""
+    dying = state(listener.getsockname()[1] if is_listening else free_port())
     broker = Found(tmp_path, [*[dying] * num_looks, None])
     assert state(1) == broker.attach_or_start()
     assert 1 == broker.num_starts
 
 
-def test_a_broker_that_starts_is_waited_for(tmp_path: Path) -> None:
-    """Its starter was killed; it goes on starting, and then serves."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        serving = state(listener.getsockname()[1])
-        starting = state(free_port())
-        broker = Found(tmp_path, [starting, starting, serving])
-        assert serving == broker.attach_or_start()
-        assert 0 == broker.num_starts
+def test_a_broker_that_starts_is_waited_for(tmp_path: Path, listener: socket.socket) -> None:
+    """Its starter was killed; it goes on starting, and then answers."""
+
+    def answer() -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(100)
+            connection.sendall(b"\0\0\0\6")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    serving = state(listener.getsockname()[1])
+    starting = state(free_port())
+    broker = Found(tmp_path, [starting, starting, serving])
+    assert serving == broker.attach_or_start()
+    assert 0 == broker.num_starts
+    thread.join()
