@@ -17,9 +17,10 @@ from rlstreams.up.supervisor.fleet import Exited
 from rlstreams.up.supervisor.restart import OWNER_S, described
 from rlstreams.workers.loop.runtime import Exit
 
-# A woken zombie that lives longer has not noticed. Time in which the broker was struck down does
-# not count: whoever owns its id by now, nobody else can tell it.
-ZOMBIE_END_S = 30.0
+# A woken zombie that lives longer has not noticed: one that slept within a commit gives that up
+# after `deadlines.commit_s`, 30 s. Time in which the broker was struck down does not count:
+# nobody else can tell a zombie who owns its id by now.
+ZOMBIE_END_S = 38.0
 _KILLS = (FaultKind.KILL, FaultKind.POINT, FaultKind.AGAIN, FaultKind.SEVERAL)
 _DEATHS = (*_KILLS, FaultKind.ZOMBIE)
 
