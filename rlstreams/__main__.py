@@ -154,13 +154,16 @@ def _nested(
 
 
 class _Version(argparse.Action):
-    """Prints the version; the look-up costs 30 ms, so only when asked."""
+    """Prints version and commit; the look-up costs 30 ms, so only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
+        from rlstreams.workers.loop.host import commit
+
         try:
-            print("rlstreams", version("rlstreams"))  # noqa: T201
+            of_commit = f" (commit {commit()})" if commit() else ""
+            print(f"rlstreams {version('rlstreams')}{of_commit}")  # noqa: T201
         except PackageNotFoundError:
             print("rlstreams, not installed: run from", Path(__file__).parent.parent)  # noqa: T201
         parser.exit()
@@ -175,7 +178,9 @@ def parser_of_all() -> argparse.ArgumentParser:
         epilog="COMMAND --help has examples. Every command that reads a CONFIG also takes "
         "--section.field VALUE; if you name none, ./run.toml is used.",
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="print version and commit, and exit"
+    )
     subparsers = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=_Parser
     )

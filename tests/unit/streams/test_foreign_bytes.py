@@ -36,7 +36,7 @@ from tests.unit.streams.test_parts import message
 MANY = pytest.param(1_000_000, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("num_records", [500, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_records", [500, MANY])
 def test_commit_metadata_is_a_done_set_or_none(num_records: int) -> None:
     """As wide as a writer's at most, and read in time and memory that are bounded by that."""
     rng = random.Random(num_records)

@@ -14,6 +14,7 @@ import pytest
 from rlstreams.__main__ import main, split_overrides
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.loop import log
+from rlstreams.workers.loop.host import commit
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,11 +106,11 @@ def test_a_number_that_makes_no_sense_is_refused(words, told, capsys):
 
 
 def test_version(capsys):
-    """It names the program, installed or not."""
+    """With the commit, for a bug report."""
     with pytest.raises(SystemExit) as raised:
         main(["--version"])
     assert 0 == raised.value.code
-    assert capsys.readouterr().out.startswith("rlstreams")
+    assert f"(commit {commit()})" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["schemas", "streams", "workers"])
