@@ -95,6 +95,7 @@ class EmbeddedBroker:
         self._say = say
         self._extra = dict(settings)
         self._child: subprocess.Popen[bytes] | None = None
+        self._log_start = 0  # where the log of the broker that this object started begins
         self._has_password = has_password
 
     def start(self) -> BrokerState:
@@ -108,6 +109,7 @@ class EmbeddedBroker:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._locked() as lock_fd:
+            self._log_start = self._log.stat().st_size if self._log.is_file() else 0
             if self._has_password:
                 make_password(self.folder)
                 self.folder.chmod(0o700)
@@ -124,14 +126,13 @@ class EmbeddedBroker:
                 self._format(java, state, lock_fd)
             elif not (self._data / CLEAN).is_file():
                 self._fence_dead(java, state, lock_fd)
-            log_start = self._log_size()
             child = self._spawn((*java, "kafka.Kafka", str(self._settings)), lock_fd)
             self._child = child
             with _killed_on_error(child):
                 state = BrokerState(**{**asdict(state), "pid": child.pid})
                 self._write_state(state)
         with _killed_on_error(child):
-            self._await_ready(child, log_start)
+            self._await_ready(child)
         return state
 
     def attach_or_start(self) -> BrokerState:
@@ -199,8 +200,8 @@ class EmbeddedBroker:
         return last_lines(self._log, self._output, num_lines=num_lines)
 
     def died_of_full_disk(self) -> bool:
-        """Whether the log ends in that: starting again is no cure."""
-        return DISK_FULL in self.log_tail()
+        """Whether the one that this object started last says so: starting again is no cure."""
+        return DISK_FULL in self._last_log()
 
     def _end_orphan(self) -> None:
         """End the helper of a start whose starter was killed: it would hold the lock for ever."""
@@ -340,9 +341,9 @@ class EmbeddedBroker:
         _CHILDREN.append(child)
         return child
 
-    def _await_ready(self, child: subprocess.Popen[bytes], log_start: int) -> None:
+    def _await_ready(self, child: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_S
-        while STARTED not in self._log_since(log_start):
+        while STARTED not in self._last_log():
             if child.poll() is not None:
                 raise BrokerError(
                     f"broker ended while starting (exit {child.returncode}):\n{self.log_tail()}"
@@ -353,14 +354,11 @@ class EmbeddedBroker:
                 )
             time.sleep(0.05)
 
-    def _log_size(self) -> int:
-        return self._log.stat().st_size if self._log.is_file() else 0
-
-    def _log_since(self, start: int) -> str:
+    def _last_log(self) -> str:
         if not self._log.is_file():
             return ""
         with self._log.open("rb") as file:
-            file.seek(start)
+            file.seek(self._log_start)
             return file.read().decode("utf-8", errors="replace")
 
 

@@ -25,6 +25,7 @@ QUICK_S = 60.0  # a broker that ended by itself and lived shorter than this fail
 QUICK_LIMIT = 5
 BACK_OFF_S = 0.5  # doubles with every failure in a row
 LONGEST_BACK_OFF_S = 15.0
+ROOM_S = 5.0  # between two starts on a full disk
 RETURN_S = START_S + 10.0  # one start, at most
 SIGNALLED = 128  # plus the signal: how a JVM ends that was asked to
 CLOSE_S = 60.0  # longer than the part of a start that cannot be cut short
@@ -138,8 +139,10 @@ class BrokerKeeper:
         if lived_s >= QUICK_S:
             self._num_failures = 0
         delay_s = 0.0
-        if self._ended_by_itself() and (lived_s < QUICK_S or self._broker.died_of_full_disk()):
-            delay_s = self._failed(f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}")
+        lacks_room = self._broker.died_of_full_disk()
+        if self._ended_by_itself() and (lived_s < QUICK_S or lacks_room):
+            why = f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}"
+            delay_s = self._failed(why, lacks_room=lacks_room)
         self._news.append("the broker died; starting it again")
         while not self._over.wait(delay_s):
             try:
@@ -147,7 +150,8 @@ class BrokerKeeper:
             except (StreamsError, OSError) as err:
                 if self._over.is_set():
                     return
-                delay_s = self._failed(f"its start failed: {err}")
+                lacks_room = self._broker.died_of_full_disk()
+                delay_s = self._failed(f"its start failed: {err}", lacks_room=lacks_room)
                 continue
             self.started_s = time.monotonic()
             self.is_away = False
@@ -165,8 +169,8 @@ class BrokerKeeper:
         status = self._broker.last_status
         return not by_us and status is not None and 0 <= status <= SIGNALLED
 
-    def _failed(self, why: str) -> float:
-        """Note a failure; the pause before the next start.
+    def _failed(self, why: str, *, lacks_room: bool = False) -> float:
+        """Note a failure; the pause before the next start. A full disk is none of the broker.
 
         Raises:
             BrokerError: it was one too many, or the disk has been full for too long.
@@ -176,10 +180,7 @@ class BrokerKeeper:
         if by_us:
             return 0.0
         now_s = time.monotonic()
-        self._num_failures += 1
-        doubled = 2.0 ** (min(self._num_failures, 9) - 1)
-        delay_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * doubled)
-        if is_about_room(why) or is_full(self._broker.folder):
+        if lacks_room or is_about_room(why) or is_full(self._broker.folder):
             since_s = self._full_since_s = self._full_since_s or now_s
             if 0 < self._room_s <= now_s - since_s:
                 raise BrokerError(
@@ -189,10 +190,13 @@ class BrokerKeeper:
             limit = f", at most {self._room_s:g} s" if self._room_s else ""
             self._news.append(
                 f"the disk under {self._broker.folder} is full: the broker waits for room{limit}; "
-                f"again in {delay_s:g} s"
+                f"again in {ROOM_S:g} s"
             )
-            return delay_s
+            return ROOM_S
         self._full_since_s = None
+        self._num_failures += 1
+        doubled = 2.0 ** (min(self._num_failures, 9) - 1)
+        delay_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * doubled)
         if self._num_failures >= QUICK_LIMIT:
             raise BrokerError(f"the broker failed {QUICK_LIMIT} times in a row; the last: {why}")
         first = why.splitlines()[0]

@@ -32,6 +32,7 @@ class SmallBroker:
         self.num_starts = 0
         self.ends_with: int | None = None  # instead of what really ended it
         self.start_fails = ""
+        self.is_disk_full = False
         self.may_start = threading.Event()
         self.may_start.set()
         self.start()
@@ -61,7 +62,7 @@ class SmallBroker:
         return "last words"
 
     def died_of_full_disk(self) -> bool:
-        return False
+        return self.is_disk_full
 
     def die(self) -> None:
         self.process.kill()
@@ -71,7 +72,7 @@ class SmallBroker:
 @pytest.fixture(autouse=True)
 def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two attempts: a small broker is back at once."""
-    for name in ("AGAIN_S", "BACK_OFF_S", "LONGEST_BACK_OFF_S"):
+    for name in ("AGAIN_S", "BACK_OFF_S", "LONGEST_BACK_OFF_S", "ROOM_S"):
         monkeypatch.setattr(broker, name, CHECK_S)
 
 
@@ -173,6 +174,18 @@ def test_room_on_a_full_disk_is_waited_for_with_a_deadline(small: SmallBroker) -
         small.die()
         with pytest.raises(BrokerError, match=r"disk under broker is full, and there was no room"):
             until(keeper, lambda: False)
+
+
+def test_a_disk_that_is_full_again_and_again_is_no_failure_of_the_broker(
+    small: SmallBroker,
+) -> None:
+    """It dies with a long trace, soon after each start, as often as it likes."""
+    small.ends_with, small.is_disk_full = 1, True
+    with kept(small, room_s=WAIT_S) as keeper:
+        for number in range(broker.QUICK_LIMIT + 2):
+            small.die()
+            until(keeper, lambda number=number: small.num_starts == 2 + number)
+            until(keeper, lambda: not keeper.is_away)
 
 
 def test_a_start_that_is_under_way_is_ended_with_the_run(small: SmallBroker) -> None:
