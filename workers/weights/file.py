@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
 from rlstreams.workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
 from rlstreams.workers.weights.layout import (
-    dtype_name,
+    layout_difference,
     layout_of,
-    parse_layout,
     size_bytes,
     weight_hash,
 )
+from rlstreams.workers.weights.link.errors import PullError
 
 if TYPE_CHECKING:
     import torch
@@ -202,35 +202,21 @@ class FileWeightChannel:
         self, published: PolicyPublished, deadline_s: float
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors in name order, mapped from the file; see `WeightChannel.pull`."""
-        from safetensors import SafetensorError, safe_open
-
-        from rlstreams.workers.weights.link.weight_hash import WeightHash
+        from rlstreams.workers.weights.link.safetensors_file import read
 
         until_s = time.monotonic() + deadline_s
         path = self._find(published)
-        digest = WeightHash()
         try:
-            with safe_open(path, framework="pt") as file:
-                for name, (dtype, shape) in parse_layout(published.layout).items():
-                    tensor = file.get_tensor(name)
-                    if (dtype_name(tensor), tuple(tensor.shape)) != (dtype, shape):
-                        raise WeightError(
-                            f"{path}: {name} should be {dtype} {list(shape)}, "
-                            f"is {dtype_name(tensor)} {list(tensor.shape)}"
-                        )
-                    digest.add(name, tensor)
-                    yield name, tensor
-                    if time.monotonic() > until_s:
-                        raise WeightError(f"{path}: not read within {deadline_s:g} s")
-        except FileNotFoundError as err:
-            raise self._gone(published) from err
-        except (SafetensorError, OSError) as err:
-            raise WeightError(f"{path} cannot be read: {err}") from err
-        if digest.hexdigest() != published.weight_hash:
-            raise WeightError(
-                f"{path}: policy version {published.policy_version} was published with hash "
-                f"{published.weight_hash}, the file's content has {digest.hexdigest()}"
-            )
+            tensors = read(path, published.weight_hash)
+        except PullError as err:
+            if err.kind == "gone":
+                raise self._gone(published) from err
+            raise WeightError(f"policy version {published.policy_version}: {err}") from err
+        if difference := layout_difference(expected=published.layout, found=layout_of(tensors)):
+            raise WeightError(f"{path}: {difference}")
+        if time.monotonic() > until_s:
+            raise WeightError(f"{path}: not read within {deadline_s:g} s")
+        yield from tensors.items()
 
     def _paths(self, published: PolicyPublished) -> list[Path]:
         name = file_name(published.policy_version, published.weight_hash)

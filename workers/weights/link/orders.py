@@ -20,7 +20,8 @@ from .mapping import make_plan
 from .model_target import Loading, ModelTarget
 from .pieces import batches
 from .receiver import Address, Receiver
-from .safetensors_file import read, rows
+from .safetensors_file import read
+from .target import dtype_name
 
 REPORT_S = 10.0
 KINDS = ("receive", "describe", "leave")
@@ -134,8 +135,9 @@ class Server:
         tensors = read(Path(order["address"]), order["weight_hash"])
         if time.monotonic() > until_s:
             raise PullError("deadline", f"{order['address']} was not read in time")
+        sources = [(n, dtype_name(t.dtype), tuple(t.shape)) for n, t in tensors.items()]
         plan = make_plan(
-            rows(tensors), target.parameters(), mode=mode, rank=self._rank, ranks=self._ranks
+            sources, target.parameters(), mode=mode, rank=self._rank, ranks=self._ranks
         )
         target.expect(plan.pieces)
         self._touched = True
