@@ -299,7 +299,7 @@ def test_a_copy_that_cannot_be_staged_breaks_its_transfer_only(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_sender_that_ended_is_told_to_the_trainer(stand: Stand) -> None:
     """Nobody would ever get a version again: the trainer is to start anew."""
-    stand.server._sender.events.put("no event")  # type: ignore[arg-type]
+    stand.server._sender._calls.put("no call")  # type: ignore[arg-type]
     stand.server._sender._thread.join(DEADLINE_S)
     with pytest.raises(WeightError, match="sender of weights ended"):
         stand.server.publish(0, weights(0))
@@ -336,7 +336,7 @@ def test_a_receiver_that_fails_leaves_at_once(stand: Stand) -> None:
         torch.device("cpu"),
         engine="test",
     )
-    rows = [(n, d, s) for n, (d, s) in parse_layout(published.layout).items()]
+    rows = parse_layout(published.layout)
     with pytest.raises(RuntimeError, match="out of memory"):
         receiver.receive(0, Full(rows, torch.device("cpu")), time.monotonic() + DEADLINE_S)
     stand.log.wait_for("puller_lost", 1)

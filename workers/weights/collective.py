@@ -19,7 +19,7 @@ from rlstreams.workers.weights.channel import Manifest, VersionGoneError, Weight
 from rlstreams.workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.handshake import receiver_key
-from rlstreams.workers.weights.members import Listener, LoggedRequest
+from rlstreams.workers.weights.members import Listener
 from rlstreams.workers.weights.sender import Limits, Log, Sender
 from rlstreams.workers.weights.snapshot import LIVE, PLACES, Snapshots
 
@@ -100,7 +100,7 @@ class CollectiveWeightServer:
                 self._host,
                 epoch,
                 lambda receiver: receiver_key(self._secret, receiver),
-                self._sender.events,
+                self._sender.hear,
                 lambda error: self._log.warning("puller_refused", error=error),
             )
         except OSError as err:
@@ -145,9 +145,7 @@ class CollectiveWeightServer:
         """The log lets this receiver have the version; raises as `publish` does."""
         self._sender.check()
         if request.channel == self._backend:
-            self._sender.events.put(
-                LoggedRequest(request.address, request.policy_version, request.worker)
-            )
+            self._sender.ask(request.address, request.policy_version, request.worker)
 
     def versions(self) -> Sequence[int]:
         """Versions that can be pulled, oldest first."""
@@ -227,8 +225,9 @@ class CollectiveWeightChannel:
         from rlstreams.workers.weights.link.target import FreshTensors
 
         until_s = time.monotonic() + deadline_s
-        rows = [(n, d, s) for n, (d, s) in parse_layout(published.layout).items()]
-        fresh = FreshTensors(rows, self._device or device_of(self._backend))
+        fresh = FreshTensors(
+            parse_layout(published.layout), self._device or device_of(self._backend)
+        )
         version = published.policy_version
         # A link serves one at a time, and a worker of several servers pulls for each.
         if not self._pulling.acquire(timeout=deadline_s):

@@ -43,27 +43,30 @@ def layout_of(weights: Mapping[str, torch.Tensor]) -> str:
     return json.dumps(rows, separators=(",", ":"))
 
 
-def parse_layout(layout: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """name -> (dtype, shape), in sending order.
+def parse_layout(layout: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of each tensor, in sending order.
 
     Raises:
         WeightError: not a layout, a name twice, or not in name order.
     """
     try:
-        rows = json.loads(layout)
-        parsed = {str(name): (str(dtype), tuple(map(int, shape))) for name, dtype, shape in rows}
+        rows = [(str(n), str(dtype), tuple(map(int, s))) for n, dtype, s in json.loads(layout)]
     except (ValueError, TypeError) as err:
         raise WeightError(f"layout is not [[name, dtype, shape], ...]: {err}") from err
-    if len(parsed) != len(rows) or list(parsed) != sorted(parsed):
+    names = [name for name, _, _ in rows]
+    if names != sorted(set(names)):
         raise WeightError("layout must name each tensor once and in name order")
-    return parsed
+    return rows
 
 
 def layout_difference(*, expected: str, found: str) -> str:
     """What differs, in words; empty if nothing does."""
     if expected == found:
         return ""
-    ours, theirs = parse_layout(expected), parse_layout(found)
+    ours, theirs = (
+        {name: (dtype, shape) for name, dtype, shape in parse_layout(layout)}
+        for layout in (expected, found)
+    )
     lines = [f"{name} is missing" for name in ours if name not in theirs]
     lines += [f"{name} is unexpected" for name in theirs if name not in ours]
     lines += [

@@ -91,12 +91,6 @@ class Snapshots:
             snapshot = self._held.get(policy_version)
             return None if snapshot is None else snapshot.weight_hash
 
-    def layout_of(self, policy_version: int) -> str | None:
-        """Names, dtypes and shapes of a version that is held."""
-        with self._lock:
-            snapshot = self._held.get(policy_version)
-            return None if snapshot is None else snapshot.layout
-
     def versions(self) -> list[int]:
         """Oldest first."""
         with self._lock:

@@ -4,4 +4,4 @@ Standard library and torch only (safetensors late, for versions in files), relat
 packed as `rlstreams_server` it runs inside model servers (infra/server/README.md, the contract).
 """
 
-PROTOCOL = 3
+PROTOCOL = 4

@@ -139,10 +139,10 @@ class Server:
         plan = make_plan(
             sources, target.parameters(), mode=mode, rank=self._rank, ranks=self._ranks
         )
-        target.expect(plan.pieces)
+        part_of = dict(plan)
+        target.expect(list(part_of))
         self._touched = True
-        part_of = dict(zip(plan.pieces, plan.parts, strict=True))
-        for batch in batches(plan.pieces):
+        for batch in batches(list(part_of)):
             buffers = [target.buffer(piece) for piece in batch]
             for piece, buffer in zip(batch, buffers, strict=True):
                 whole = part_of[piece].cut(tensors[part_of[piece].name])
@@ -153,7 +153,7 @@ class Server:
         return {
             "weight_hash": order["weight_hash"],
             "checksum": order["weight_hash"][:16],
-            "num_bytes": sum(piece.num_bytes for piece in plan.pieces),
+            "num_bytes": sum(piece.num_bytes for piece in part_of),
             "receive_s": time.monotonic() - started_s,
             "join_s": 0.0,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,10 +22,10 @@ from .pieces import Piece, batches, from_rows
 from .rendezvous import LinkStore
 from .side_streams import SideStreams
 from .target import Target
-from .watch import AbortedError, Watch
 
 HANDSHAKE_S = 5.0
 AHEAD = 4  # batches under way
+LOOK_EVERY_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +107,6 @@ class Receiver:
                 continue
             try:
                 received = self._take(link, frame, target, until_s)
-            except AbortedError as err:
-                self._forget(group_id)
-                link.send({"type": "aborted", "group": group_id, "error": str(err)})
             except PullError as err:
                 self._forget(group_id)
                 said = {"group": group_id, "kind": err.kind, "error": str(err)}
@@ -142,7 +139,7 @@ class Receiver:
         return link
 
     def _take(self, link: Connection, frame: Frame, target: Target, until_s: float) -> Received:
-        watch = Watch(link, str(frame["group"]), until_s)
+        watch = _Watch(link, str(frame["group"]), until_s)
         pieces = self._plan(frame)
         self._check(str(frame["plan"]), pieces, target)
         group = self._group(link, frame, watch)
@@ -164,7 +161,7 @@ class Receiver:
         )
 
     def _receive_pieces(
-        self, pieces: Sequence[Piece], group: Group, target: Target, watch: Watch
+        self, pieces: Sequence[Piece], group: Group, target: Target, watch: _Watch
     ) -> str:
         streams = SideStreams(self._device)
         checksum = Checksum()
@@ -205,7 +202,7 @@ class Receiver:
             self._plans[name] = from_rows(frame["pieces"])
         return self._plans[name]
 
-    def _group(self, link: Connection, frame: Frame, watch: Watch) -> Group:
+    def _group(self, link: Connection, frame: Frame, watch: _Watch) -> Group:
         group_id = str(frame["group"])
         if group_id in self._groups:
             return self._groups[group_id]
@@ -227,3 +224,35 @@ class Receiver:
         group = self._groups.pop(group_id, None)
         if group is not None:
             group.abort()
+
+
+class _Watch:
+    """Waiting that hears: between looks at the device, a look at the link and at the clock."""
+
+    def __init__(self, link: Connection, group_id: str, until_s: float) -> None:
+        self._link = link
+        self._group_id = group_id
+        self._until_s = until_s
+        self.sent: str | None = None  # the sender's checksum
+
+    def look(self) -> None:
+        """Once.
+
+        Raises:
+            PullError: the sender is gone, or gave the group up (there may be another one), or the
+                time is up.
+        """
+        frame = self._link.poll()
+        if frame is not None and frame.get("group") == self._group_id:
+            if frame["type"] == "abort":
+                raise PullError("link", str(frame["error"]))
+            if frame["type"] == "sent":
+                self.sent = str(frame["checksum"])
+        if time.monotonic() > self._until_s:
+            raise PullError("deadline", f"{self._link.peer} did not send all in time")
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Until `done()`; see `look` for what ends it before."""
+        while not done():
+            self.look()
+            time.sleep(LOOK_EVERY_S)
