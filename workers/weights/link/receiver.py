@@ -21,7 +21,7 @@ from .handshake import Hello, introduce
 from .pieces import Piece, batches, from_rows
 from .rendezvous import LinkStore
 from .side_streams import SideStreams
-from .target import Target
+from .target import Target, rows_of
 
 HANDSHAKE_S = 5.0
 AHEAD = 4  # batches under way
@@ -58,10 +58,9 @@ class Receiver:
         self, address: Address, device: torch.device, *, engine: str, mode: str = "in_place"
     ) -> None:
         self.address = address
-        self.touched = False  # bytes may have been written since the last success
+        self.mode = mode
         self._device = device
         self._engine = engine
-        self._mode = mode
         self._link: Connection | None = None
         self._groups: dict[str, Group] = {}
         self._plans: dict[str, tuple[Piece, ...]] = {}
@@ -75,7 +74,7 @@ class Receiver:
             until_s: on the monotonic clock.
 
         Raises:
-            PullError: what was not received, and why; see `touched`.
+            PullError: what was not received, and why; see `Target.touched`.
         """
         try:
             return self._receive(policy_version, target, until_s)
@@ -120,8 +119,8 @@ class Receiver:
     def _joined(self, target: Target, until_s: float) -> Connection:
         if self._link is None:
             link = self._dial("member", until_s)
-            said = {"engine": self._engine, "mode": self._mode, "gpu": gpu_of(self._device)}
-            rows = {"ranks": self.address.ranks, "parameters": target.parameters()}
+            said = {"engine": self._engine, "mode": self.mode, "gpu": gpu_of(self._device)}
+            rows = {"ranks": self.address.ranks, "parameters": rows_of(target.tensors)}
             link.send({"type": "layout"} | said | rows)
             self._link = link
         return self._link
@@ -145,14 +144,14 @@ class Receiver:
         group = self._group(link, frame, watch)
         target.expect(pieces)
         started_s = time.monotonic()
-        self.touched = True
+        target.touched = True
         checksum = self._receive_pieces(pieces, group, target, watch)
         watch.until(lambda: watch.sent is not None)
         if checksum != watch.sent:
             raise PullError(
                 "checksum", f"{link.peer} sent bytes of checksum {watch.sent}, {checksum} came"
             )
-        self.touched = False
+        target.touched = False
         return Received(
             num_bytes=sum(piece.num_bytes for piece in pieces),
             checksum=checksum,
