@@ -15,7 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
-from rlstreams.workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
+from rlstreams.workers.weights.channel import (
+    Manifest,
+    VersionGoneError,
+    WeightError,
+    addresses_of,
+    order_of,
+)
 from rlstreams.workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.handshake import receiver_key
@@ -191,7 +197,7 @@ class CollectiveWeightChannel:
 
     def can_pull(self, published: PolicyPublished) -> bool:
         """Whether it has an endpoint of this channel; the server may still refuse."""
-        return bool(self._addresses(published))
+        return any(end.channel == self._backend for end in published.endpoints)
 
     def address(self) -> str:
         """This receiver's name: the trainer sends to whoever asks by it in the log."""
@@ -213,7 +219,7 @@ class CollectiveWeightChannel:
             published,
             deadline_s,
             channel=self._backend,
-            address=self._address(published),
+            address=addresses_of(published, self._backend)[0],
             receiver=receiver,
             key=receiver_key(self._secret, receiver),
         )
@@ -260,7 +266,7 @@ class CollectiveWeightChannel:
         from rlstreams.workers.weights.link.receiver import Address, Receiver
 
         address = Address(
-            address=self._address(published),
+            address=addresses_of(published, self._backend)[0],
             backend=self._backend,
             receiver=self._id,
             key=receiver_key(self._secret, self._id),
@@ -271,16 +277,3 @@ class CollectiveWeightChannel:
             device = self._device or device_of(self._backend)
             self._receiver = Receiver(address, device, engine="builtin")
         return self._receiver
-
-    def _addresses(self, published: PolicyPublished) -> list[str]:
-        return [e.address for e in published.endpoints if e.channel == self._backend]
-
-    def _address(self, published: PolicyPublished) -> str:
-        addresses = self._addresses(published)
-        if not addresses:
-            offered = sorted({endpoint.channel for endpoint in published.endpoints})
-            raise WeightError(
-                f"policy version {published.policy_version} has no endpoint of channel "
-                f"{self._backend!r}, only of {offered}"
-            )
-        return addresses[0]

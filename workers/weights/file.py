@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
-from rlstreams.workers.weights.channel import Manifest, VersionGoneError, WeightError, order_of
+from rlstreams.workers.weights.channel import (
+    Manifest,
+    VersionGoneError,
+    WeightError,
+    addresses_of,
+    order_of,
+)
 from rlstreams.workers.weights.layout import (
     layout_difference,
     layout_of,
@@ -46,11 +52,6 @@ def file_name(policy_version: int, weight_hash: str) -> str:
 def _files(folder: Path) -> dict[int, Path]:
     """The versions in a folder, oldest first."""
     return {int(path.name[1:].partition("-")[0]): path for path in sorted(folder.glob(_PATTERN))}
-
-
-def _described(folder: Path) -> str:
-    versions = list(_files(folder))
-    return f"{folder} holds {versions if versions else 'none'}"
 
 
 class FileWeightServer:
@@ -185,7 +186,10 @@ class FileWeightChannel:
 
     def can_pull(self, published: PolicyPublished) -> bool:
         """Whether the version's file is there."""
-        return any(path.exists() for path in self._paths(published))
+        try:
+            return self._find(published).exists()
+        except WeightError:
+            return False
 
     def address(self) -> str:
         """A file has no receiver."""
@@ -210,7 +214,7 @@ class FileWeightChannel:
             tensors = read(path, published.weight_hash)
         except PullError as err:
             if err.kind == "gone":
-                raise self._gone(published) from err
+                self._find(published)  # raises: it is there no longer
             raise WeightError(f"policy version {published.policy_version}: {err}") from err
         if difference := layout_difference(expected=published.layout, found=layout_of(tensors)):
             raise WeightError(f"{path}: {difference}")
@@ -218,25 +222,18 @@ class FileWeightChannel:
             raise WeightError(f"{path}: not read within {deadline_s:g} s")
         yield from tensors.items()
 
-    def _paths(self, published: PolicyPublished) -> list[Path]:
-        name = file_name(published.policy_version, published.weight_hash)
-        return [Path(e.address) / name for e in published.endpoints if e.channel == CHANNEL]
-
     def _find(self, published: PolicyPublished) -> Path:
-        for path in self._paths(published):
-            if path.exists():
-                return path
-        raise self._gone(published)
+        """The version's file.
 
-    def _gone(self, published: PolicyPublished) -> WeightError:
-        folders = [path.parent for path in self._paths(published)]
-        if not folders:
-            offered = sorted({endpoint.channel for endpoint in published.endpoints})
-            return WeightError(
-                f"policy version {published.policy_version} has no endpoint of channel "
-                f"{CHANNEL!r}, only of {offered}"
-            )
-        return VersionGoneError(
+        Raises:
+            WeightError: no endpoint of this channel, or no longer served.
+        """
+        folders = [Path(address) for address in addresses_of(published, CHANNEL)]
+        name = file_name(published.policy_version, published.weight_hash)
+        for folder in folders:
+            if (folder / name).exists():
+                return folder / name
+        raise VersionGoneError(
             f"policy version {published.policy_version} is no longer served: "
-            + "; ".join(map(_described, folders))
+            + "; ".join(f"{folder} holds {list(_files(folder)) or 'none'}" for folder in folders)
         )
