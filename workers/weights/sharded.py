@@ -21,7 +21,6 @@ followers obey anyway (workers/trainer/parallel), and so needs nobody who stands
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -80,7 +79,7 @@ class ShardedWeights(LazyWeights):
         index = self._bucket_of[name]
         if name not in self._gathered:
             self._gathered = {}  # before the next comes: one bucket at a time
-            self._say(index)
+            self._share(index)
             self._gathered = self._gather(index)
         return self._gathered[name]
 
@@ -101,7 +100,7 @@ class ShardedWeights(LazyWeights):
     def release(self) -> None:
         """Rank 0 has read what it wanted: let the others go on; they may follow again later."""
         self._gathered = {}
-        self._say(_END)
+        self._share(_END)
 
     def follow(self) -> None:
         """On every rank but 0: take part in what it reads, until it releases us.
@@ -111,44 +110,33 @@ class ShardedWeights(LazyWeights):
         """
         if self._rank == 0:
             raise RuntimeError("rank 0 leads: it reads weights, and releases the others")
-        while (index := self._hear()) != _END:
+        while (index := self._share()) != _END:
             self._gather(index)
 
     def _gather(self, index: int) -> dict[str, torch.Tensor]:
         """One bucket, whole. `full_tensor` knows every placement: shards, replicas, both."""
         from torch.distributed.tensor import DTensor
 
-        whole = {}
-        for name in self._buckets[index]:
-            tensor = self.facts[name]
-            whole[name] = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return whole
+        shards = {name: self.facts[name] for name in self._buckets[index]}
+        return {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in shards.items()}
 
-    def _say(self, number: int) -> None:
+    def _share(self, number: int = 0) -> int:
+        """Rank 0's number, on every rank."""
         import torch
 
         word = torch.tensor([number], dtype=torch.int64, device=self._device)
-        torch.distributed.broadcast(word, group=self._group, group_src=0)
-
-    def _hear(self) -> int:
-        import torch
-
-        word = torch.zeros(1, dtype=torch.int64, device=self._device)
         torch.distributed.broadcast(word, group=self._group, group_src=0)
         return int(word.item())
 
     def _check_equal(self) -> None:
         """Ranks that gather in different orders would mix tensors up, or hang."""
-        import torch
+        import torch.distributed
 
-        gathered = f"{layout_of(self.facts)} {[len(bucket) for bucket in self._buckets]}".encode()
-        digest = int.from_bytes(hashlib.sha256(gathered).digest()[:7], "little")
-        mine = torch.tensor([digest], dtype=torch.int64, device=self._device)
+        gathered = f"{layout_of(self.facts)} {[len(bucket) for bucket in self._buckets]}"
         size = torch.distributed.get_world_size(self._group)
-        found = [torch.zeros_like(mine) for _ in range(size)]
-        torch.distributed.all_gather(found, mine, group=self._group)
-        others = [rank for rank, one in enumerate(found) if int(one.item()) != int(found[0].item())]
-        if others:
+        found = [""] * size
+        torch.distributed.all_gather_object(found, gathered, group=self._group)
+        if others := [rank for rank, one in enumerate(found) if one != found[0]]:
             raise WeightError(
                 f"ranks {others} of {size} hold other names, dtypes or shapes than rank 0, or "
                 "cut them into other buckets: all must shard the same model with one bucket_bytes"

@@ -192,8 +192,7 @@ def test_a_proof_in_any_letters_is_a_wrong_one(listener: ReportListener) -> None
 def test_a_closed_listener_hears_nobody() -> None:
     """Closing twice is closing once."""
     listener = ReportListener()
-    pending = listener.open(ORDER, ranks=1)
     listener.close()
     listener.close()
-    with pytest.raises(PullError, match="cannot connect"):
+    with listener.open(ORDER, ranks=1) as pending, pytest.raises(PullError, match="cannot connect"):
         tell(pending, DONE)
