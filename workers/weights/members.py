@@ -45,7 +45,6 @@ class Member:
     since_s: float = 0.0
     tries: int = 0
     gone: str = ""  # why
-    plans: set[str] = field(default_factory=set)  # that it was told
     answers: dict[str, Frame] = field(default_factory=dict)  # last word, by group
 
     def rows(self) -> list[Row]:

@@ -29,7 +29,6 @@ from rlstreams.workers.weights.transfer import (
     BrokenError,
     Groups,
     Prepared,
-    SilentError,
     Transfer,
     prepared,
 )
@@ -301,12 +300,11 @@ class Sender:
         version = transfer.policy_version
         self._log.warning("transfer_broken", policy_version=version, reason=reason)
         self._groups.drop(transfer.members, reason)
-        grace_s = 0.0 if isinstance(error, SilentError) else ABORT_GRACE_S
-        until_s = time.monotonic() + grace_s
+        until_s = time.monotonic() + ABORT_GRACE_S
         while transfer.silent() and time.monotonic() < until_s and not self._stopping:
             self._take(LOOK_EVERY_S)
         for member in transfer.silent():
-            member.gone = f"{reason}; no answer to an abort within {grace_s:g} s"
+            member.gone = f"{reason}; no answer to an abort within {ABORT_GRACE_S:g} s"
         self._settle(transfer, reason)
 
     def _settle(self, transfer: Transfer, reason: str) -> None:

@@ -34,7 +34,6 @@ class Snapshot:
         self.tensors = tensors
         self._device = device
         self.layout = layout_of(tensors)
-        self.checksums: dict[str, str] = {}  # by what was sent
 
     def bytes_of(self, piece: Piece, part: Part) -> torch.Tensor:
         """A piece as flat bytes on the device; a view where it is contiguous there already."""

@@ -36,15 +36,10 @@ class BrokenError(Exception):
     """The transfer did not reach everyone; says what was seen."""
 
 
-class SilentError(BrokenError):
-    """All was sent, and somebody does not say that it came."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A plan with what each transfer needs of it."""
 
-    name: str  # of the plan
     wire: str  # of its bytes: equal for plans that differ in the server's names only
     rows: list[list[object]]  # pieces as the receiver is told them
     batches: list[Plan]
@@ -54,19 +49,13 @@ class Prepared:
 def prepared(plan: Plan) -> Prepared:
     """Ordered by source, not by the server's names, so that engines can share a broadcast."""
     part_of = dict(sorted(plan, key=lambda pair: (astuple(pair[1]), pair[0].name)))
-    rows = [list(astuple(piece)) for piece in part_of]
+    wire = json.dumps([[astuple(part), piece.dtype] for piece, part in part_of.items()])
     return Prepared(
-        name=_digest(rows),
-        wire=_digest([[astuple(part), piece.dtype] for piece, part in part_of.items()]),
-        rows=rows,
+        wire=hashlib.sha256(wire.encode()).hexdigest(),
+        rows=[list(astuple(piece)) for piece in part_of],
         batches=[[(piece, part_of[piece]) for piece in batch] for batch in batches(list(part_of))],
         num_bytes=sum(piece.num_bytes for piece in part_of),
     )
-
-
-def _digest(rows: object) -> str:
-    text = json.dumps(rows, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Groups:
@@ -180,16 +169,12 @@ class Transfer:
             frame = {
                 "type": "transfer",
                 "group": self.group_id,
-                "policy_version": self.policy_version,
                 "rank": rank,
                 "size": 1 + len(self.members),
                 "form_s": form_s,
                 "stall_s": self._stall_s,
-                "plan": plan.name,
+                "pieces": plan.rows,
             }
-            if plan.name not in member.plans:
-                frame["pieces"] = plan.rows
-                member.plans.add(plan.name)
             member.tell(frame)
 
     def send(self, group: Group, device: torch.device) -> None:
@@ -199,9 +184,8 @@ class Transfer:
             BrokenError: somebody left, failed, or held it up beyond the deadline.
         """
         self._progress()
-        checksums, wire = self.snapshot.checksums, self._plan.wire
         streams = SideStreams(device)
-        checksum = None if wire in checksums else Checksum()
+        checksum = Checksum()
         under_way: deque[tuple[list[torch.Tensor], Pending]] = deque()
 
         def settle() -> None:
@@ -210,9 +194,8 @@ class Transfer:
                 self._check()
                 time.sleep(LOOK_EVERY_S)
             self._progress()
-            if checksum is not None:
-                with streams.summing(tensors):
-                    checksum.add(tensors)
+            with streams.summing(tensors):
+                checksum.add(tensors)
 
         try:
             for batch in self._plan.batches:
@@ -225,24 +208,22 @@ class Transfer:
                 settle()
         except (PullError, RuntimeError) as err:  # torch's: the device has no room to stage it
             raise BrokenError(str(err)) from err
-        if checksum is not None:
-            with streams.summing():
-                checksums[wire] = checksum.hexdigest()
+        with streams.summing():
+            found = checksum.hexdigest()
         for member in self.members:
-            member.tell({"type": "sent", "group": self.group_id, "checksum": checksums[wire]})
+            member.tell({"type": "sent", "group": self.group_id, "checksum": found})
 
     def await_answers(self) -> None:
         """Until every member loaded it, failed or left.
 
         Raises:
-            SilentError: somebody says nothing.
-            BrokenError: the trainer ends.
+            BrokenError: somebody says nothing, or the trainer ends.
         """
         self._progress()
         while self.silent():
             self._look()
             if time.monotonic() > self._until_s:
-                raise SilentError(f"no answer within {self._stall_s:g} s after the last byte")
+                raise BrokenError(f"no answer within {self._stall_s:g} s after the last byte")
             time.sleep(LOOK_EVERY_S)
 
     def silent(self) -> list[Member]:

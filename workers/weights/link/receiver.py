@@ -63,8 +63,6 @@ class Receiver:
         self._engine = engine
         self._link: Connection | None = None
         self._groups: dict[str, Group] = {}
-        self._plans: dict[str, tuple[Piece, ...]] = {}
-        self._checked = ("", 0)
         self._join_s = 0.0
 
     def receive(self, policy_version: int, target: Target, until_s: float) -> Received:
@@ -89,7 +87,6 @@ class Receiver:
             link.close()
         for group_id in list(self._groups):
             self._forget(group_id)
-        self._plans.clear()
 
     def _receive(self, policy_version: int, target: Target, until_s: float) -> Received:
         started_s = time.monotonic()
@@ -139,8 +136,10 @@ class Receiver:
 
     def _take(self, link: Connection, frame: Frame, target: Target, until_s: float) -> Received:
         watch = _Watch(link, str(frame["group"]), until_s)
-        pieces = self._plan(frame)
-        self._check(str(frame["plan"]), pieces, target)
+        pieces = from_rows(frame["pieces"])
+        for piece in pieces:  # what does not fit is found before anything is touched
+            if piece.place == "parameter":
+                target.buffer(piece)
         group = self._group(link, frame, watch)
         target.expect(pieces)
         started_s = time.monotonic()
@@ -185,21 +184,6 @@ class Receiver:
         target.synchronize()
         with streams.summing():
             return checksum.hexdigest()
-
-    def _check(self, plan: str, pieces: Sequence[Piece], target: Target) -> None:
-        """What does not fit is found before anything is touched, once per plan and target."""
-        if self._checked == (plan, id(target)):
-            return
-        for piece in pieces:
-            if piece.place == "parameter":
-                target.buffer(piece)
-        self._checked = (plan, id(target))
-
-    def _plan(self, frame: Frame) -> tuple[Piece, ...]:
-        name = str(frame["plan"])
-        if "pieces" in frame:
-            self._plans[name] = from_rows(frame["pieces"])
-        return self._plans[name]
 
     def _group(self, link: Connection, frame: Frame, watch: _Watch) -> Group:
         group_id = str(frame["group"])
