@@ -22,7 +22,7 @@ from rlstreams.workers.weights.channel import (
     addresses_of,
     order_of,
 )
-from rlstreams.workers.weights.layout import layout_of, parse_layout, size_bytes, weight_hash
+from rlstreams.workers.weights.layout import manifest_of, parse_layout, weight_hash
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.handshake import receiver_key
 from rlstreams.workers.weights.members import Listener
@@ -76,9 +76,7 @@ class CollectiveWeightServer:
         if place not in PLACES:
             raise ValueError(f"place {place!r} is none of {PLACES}")
         if host in _EVERY_INTERFACE:
-            raise ValueError(
-                f"weights.host {host!r} means every interface; name the address of one"
-            )
+            raise ValueError(f"weights.host {host!r} means every interface; name one's address")
         if not secret:
             raise ValueError("the secret of the weight server is empty")
         if backend == "nccl":
@@ -124,8 +122,8 @@ class CollectiveWeightServer:
             WeightError: also where nobody can be served any more.
         """
         self._sender.check()
-        content = known_hash or weight_hash(weights)
-        held = self._snapshots.hash_of(policy_version)
+        manifest = manifest_of(policy_version, weights, known_hash)
+        held, content = self._snapshots.hash_of(policy_version), manifest.weight_hash
         if held is None:
             self._snapshots.take(policy_version, content, weights)
         elif held != content:
@@ -133,12 +131,7 @@ class CollectiveWeightServer:
                 f"policy version {policy_version} was published with hash {held[:12]}; "
                 f"it cannot become {content[:12]}"
             )
-        return Manifest(
-            policy_version=policy_version,
-            weight_hash=content,
-            num_bytes=size_bytes(weights),
-            layout=layout_of(weights),
-        )
+        return manifest
 
     def endpoints(self) -> Sequence[Endpoint]:
         """Where the listener is; none before `open`."""
@@ -179,10 +172,9 @@ class CollectiveWeightServer:
 class CollectiveWeightChannel:
     """A worker's end; see `WeightChannel`."""
 
-    def __init__(self, backend: str, secret: str, device: torch.device | None = None) -> None:
+    def __init__(self, backend: str, secret: str) -> None:
         self._backend = backend
         self._secret = secret
-        self._device = device
         self._id = secrets.token_hex(8)
         self._receiver: Receiver | None = None
         self._pulling = threading.Lock()
@@ -203,14 +195,7 @@ class CollectiveWeightChannel:
     def order(
         self, published: PolicyPublished, deadline_s: float, *, server: str = ""
     ) -> dict[str, object]:
-        """What a model server is told; see infra/server/README.md.
-
-        Args:
-            server: which of the worker's servers; each is a receiver of its own.
-
-        Raises:
-            WeightError: no endpoint of this channel.
-        """
+        """What a model server is told; see `WeightChannel.order`."""
         receiver = f"{self._id}.{server}" if server else self._id
         return order_of(
             published,
@@ -228,9 +213,7 @@ class CollectiveWeightChannel:
         from rlstreams.workers.weights.link.target import FreshTensors
 
         until_s = time.monotonic() + deadline_s
-        fresh = FreshTensors(
-            parse_layout(published.layout), self._device or device_of(self._backend)
-        )
+        fresh = FreshTensors(parse_layout(published.layout), device_of(self._backend))
         version = published.policy_version
         # A link serves one at a time, and a worker of several servers pulls for each.
         if not self._pulling.acquire(timeout=deadline_s):
@@ -271,6 +254,5 @@ class CollectiveWeightChannel:
         )
         if self._receiver is None or self._receiver.address != address:
             self.close()
-            device = self._device or device_of(self._backend)
-            self._receiver = Receiver(address, device, engine="builtin")
+            self._receiver = Receiver(address, device_of(self._backend), engine="builtin")
         return self._receiver

@@ -27,12 +27,7 @@ from rlstreams.workers.weights.channel import (
     addresses_of,
     order_of,
 )
-from rlstreams.workers.weights.layout import (
-    layout_difference,
-    layout_of,
-    size_bytes,
-    weight_hash,
-)
+from rlstreams.workers.weights.layout import layout_difference, layout_of, manifest_of
 from rlstreams.workers.weights.link.errors import PullError
 
 if TYPE_CHECKING:
@@ -88,12 +83,7 @@ class FileWeightServer:
         """
         if self._newest is None:
             self._clean()
-        manifest = Manifest(
-            policy_version=policy_version,
-            weight_hash=known_hash or weight_hash(weights),
-            num_bytes=size_bytes(weights),
-            layout=layout_of(weights),
-        )
+        manifest = manifest_of(policy_version, weights, known_hash)
         existing = _files(self._folder).get(policy_version)
         target = self._folder / file_name(policy_version, manifest.weight_hash)
         if existing is None:

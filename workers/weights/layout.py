@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.channel import Manifest, WeightError
 
 if TYPE_CHECKING:
     import torch
@@ -95,3 +95,15 @@ def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
 def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:
     """Bytes of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in _facts(weights).values())
+
+
+def manifest_of(
+    policy_version: int, weights: Mapping[str, torch.Tensor], known_hash: str | None
+) -> Manifest:
+    """What is offered of these weights; their hash is computed where it is not known."""
+    return Manifest(
+        policy_version=policy_version,
+        weight_hash=known_hash or weight_hash(weights),
+        num_bytes=size_bytes(weights),
+        layout=layout_of(weights),
+    )
