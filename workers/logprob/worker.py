@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from rlstreams.schemas.events import TRAIN, Event, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.bus import Bus
@@ -57,7 +58,7 @@ class LogprobStage:
         config = context.config
         self._context = context
         self._scorer = scorer
-        self._reference = reference
+        self._score = partial(score_records, context, scorer, reference)
         self._compute = ThreadPoolExecutor(1, "scorer")
         self._transfer = ThreadPoolExecutor(1, "pull")
         self._reporter = Reporter(context)
@@ -125,9 +126,7 @@ class LogprobStage:
         anchors, loads = plan_anchors(sampled, held), dict(self._puller.loads)
         reach(CrashPoint.FORWARD_BEFORE)
         self._num_windows += 1
-        parts = self._context, self._scorer, self._reference
-        what = self._num_windows, records, anchors, loads
-        future = self._compute.submit(score_records, *parts, *what)
+        future = self._compute.submit(self._score, self._num_windows, records, anchors, loads)
         versions = {anchor.policy_version for anchor in anchors.values()}
         self._windows.append(_Window(records, versions, future))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection, Frame

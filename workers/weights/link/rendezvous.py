@@ -8,8 +8,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
-from torch._C._distributed_c10d import Store
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from .errors import PullError
 from .frames import Connection, Frame
