@@ -81,15 +81,11 @@ def layout_difference(*, expected: str, found: str) -> str:
 
 def weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
     """The hash of a version, as `workers/weights/link/weight_hash.py` defines it."""
-    from rlstreams.workers.weights.link.weight_hash import WeightHash, sums_of
+    from rlstreams.workers.weights.link.weight_hash import hash_of_sums, sums_of
 
-    facts = _facts(weights)
     known = weights.sums() if isinstance(weights, LazyWeights) else {}
-    digest = WeightHash()
-    for name in sorted(weights):
-        sums = known[name] if name in known else sums_of(weights[name])
-        digest.add_sums(name, facts[name], sums)
-    return digest.hexdigest()
+    sums = {n: known[n] if n in known else sums_of(weights[n]) for n in sorted(weights)}
+    return hash_of_sums(_facts(weights), sums)
 
 
 def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:

@@ -26,7 +26,7 @@ def read(path: Path, weight_hash: str) -> dict[str, torch.Tensor]:
         raise PullError("gone", f"{path} is not there: no longer served") from err
     except (SafetensorError, OSError) as err:
         raise PullError("checksum", f"{path} is no whole safetensors file: {err}") from err
-    found = hash_of(tensors.items())
+    found = hash_of(tensors)
     if found != weight_hash:
         raise PullError("checksum", f"{path} has content {found}, {weight_hash} was published")
     return tensors
