@@ -134,16 +134,9 @@ def make_role(context: Context) -> Pausable:
     """The role that `context` names, ready to run.
 
     Raises:
-        ConfigError: an unknown role, or a model, data set or verifier that cannot be used.
+        ConfigError: a model, data set or verifier that cannot be used.
     """
-    makers = {
-        "prompts": _prompts,
-        "rollout": _rollout,
-        "logprob": _logprob,
-        "trainer": _trainer,
-    }
-    if context.role not in makers:
-        raise ConfigError(f"role must be one of {sorted(makers)}, got {context.role!r}")
+    makers = {"prompts": _prompts, "rollout": _rollout, "logprob": _logprob, "trainer": _trainer}
     from rlstreams.workers.model.base import EngineError
     from rlstreams.workers.model.tokenizer import TokenizerError
 
