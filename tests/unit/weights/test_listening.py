@@ -6,6 +6,8 @@ import errno
 import queue
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -36,6 +38,19 @@ class Exhausted(socket.socket):
         return super().accept()
 
 
+@contextmanager
+def accepting(door: socket.socket) -> Iterator[queue.SimpleQueue[Connection]]:
+    """Who is served, until the door is closed: nothing else ends it."""
+    served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+    thread = threading.Thread(target=accept_all, args=(door, served.put, "test"))
+    thread.start()
+    yield served
+    door.shutdown(socket.SHUT_RDWR)
+    door.close()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
 def test_a_moment_without_threads_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who connects then is cut off and tries again, and is served."""
     start, num_refused = threading.Thread.start, 0
@@ -49,32 +64,23 @@ def test_a_moment_without_threads_does_not_end_it(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(threading.Thread, "start", refuse_once)
     door = socket.create_server(("127.0.0.1", 0))
-    served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    accepting = threading.Thread(target=accept_all, args=(door, served.put, "test"))
-    accepting.start()
-    with socket.create_connection(door.getsockname(), DEADLINE_S) as refused:
-        assert b"" == refused.recv(1)
-    with socket.create_connection(door.getsockname(), DEADLINE_S):
-        served.get(timeout=DEADLINE_S).close()
-    door.shutdown(socket.SHUT_RDWR)
-    door.close()
-    accepting.join(DEADLINE_S)
-    assert (False, 1) == (accepting.is_alive(), num_refused)
+    with accepting(door) as served:
+        with socket.create_connection(door.getsockname(), DEADLINE_S) as refused:
+            assert b"" == refused.recv(1)
+        with socket.create_connection(door.getsockname(), DEADLINE_S):
+            served.get(timeout=DEADLINE_S).close()
+    assert num_refused == 1
 
 
 def test_a_moment_without_file_descriptors_does_not_end_it() -> None:
-    """Who connects then is served later; closing the socket is what ends it."""
+    """Who connects then is served later."""
     door = Exhausted()
     door.bind(("127.0.0.1", 0))
     door.listen()
-    served: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    accepting = threading.Thread(target=accept_all, args=(door, served.put, "test"))
-    accepting.start()
-    with socket.create_connection(door.getsockname(), DEADLINE_S) as caller:
+    with (
+        accepting(door) as served,
+        socket.create_connection(door.getsockname(), DEADLINE_S) as caller,
+    ):
         link = served.get(timeout=DEADLINE_S)
         assert f"127.0.0.1:{caller.getsockname()[1]}" == link.peer
         link.close()
-    door.shutdown(socket.SHUT_RDWR)
-    door.close()
-    accepting.join(DEADLINE_S)
-    assert not accepting.is_alive()

@@ -187,11 +187,6 @@ def test_the_report_reaches_the_listener_that_gave_the_order(file: Path) -> None
     assert server.obey(pending.text)["ok"]
 
 
-def test_leaving_before_anything_came_is_no_failure(file: Path) -> None:
-    """There is no link to close."""
-    assert obey(serving(Model()), order(file, kind="leave"))["ok"]
-
-
 def test_a_pull_that_never_began_leaves_the_model_as_it_computes(tmp_path: Path) -> None:
     """A loader that is made ready takes the weights away: not before there are others."""
     said: list[str] = []

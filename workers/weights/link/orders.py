@@ -26,7 +26,7 @@ from .safetensors_file import read
 from .target import rows_of
 
 REPORT_S = 10.0
-KINDS = ("receive", "describe", "leave")
+KINDS = ("receive", "describe")
 MODES = ("auto", "in_place", "checkpoint")
 PLAIN = Loading()
 Report = dict[str, Any]
@@ -84,9 +84,6 @@ class Server:
             self._receiver = None
 
     def _obey(self, order: Report, until_s: float) -> Report:
-        if order["kind"] == "leave":
-            self.close()
-            return {}
         target = ModelTarget(self._model, self._device, self._loading)
         if order["kind"] == "describe":
             return {"engine": self._engine, "parameters": rows_of(target.tensors)}
