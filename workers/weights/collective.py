@@ -173,20 +173,15 @@ class CollectiveWeightChannel:
     """A worker's end; see `WeightChannel`."""
 
     def __init__(self, backend: str, secret: str) -> None:
-        self._backend = backend
+        self.name = backend
         self._secret = secret
         self._id = secrets.token_hex(8)
         self._receiver: Receiver | None = None
         self._pulling = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        """`gloo` or `nccl`."""
-        return self._backend
-
     def can_pull(self, published: PolicyPublished) -> bool:
         """Whether it has an endpoint of this channel; the server may still refuse."""
-        return any(end.channel == self._backend for end in published.endpoints)
+        return any(end.channel == self.name for end in published.endpoints)
 
     def address(self) -> str:
         """This receiver's name: the trainer sends to whoever asks by it in the log."""
@@ -200,8 +195,8 @@ class CollectiveWeightChannel:
         return order_of(
             published,
             deadline_s,
-            channel=self._backend,
-            address=addresses_of(published, self._backend)[0],
+            channel=self.name,
+            address=addresses_of(published, self.name)[0],
             receiver=receiver,
             key=receiver_key(self._secret, receiver),
         )
@@ -213,24 +208,24 @@ class CollectiveWeightChannel:
         from rlstreams.workers.weights.link.target import FreshTensors
 
         until_s = time.monotonic() + deadline_s
-        fresh = FreshTensors(parse_layout(published.layout), device_of(self._backend))
+        fresh = FreshTensors(parse_layout(published.layout), device_of(self.name))
         version = published.policy_version
         # A link serves one at a time, and a worker of several servers pulls for each.
         if not self._pulling.acquire(timeout=deadline_s):
             raise WeightError(
-                f"policy version {version} over {self._backend}: another pull of this worker "
+                f"policy version {version} over {self.name}: another pull of this worker "
                 f"was not over within {deadline_s:g} s"
             )
         try:
             self._receiver_of(published).receive(version, fresh, until_s)
         except PullError as err:
             kind = VersionGoneError if err.kind == "gone" else WeightError
-            raise kind(f"policy version {version} over {self._backend}: {err}") from err
+            raise kind(f"policy version {version} over {self.name}: {err}") from err
         finally:
             self._pulling.release()
         if (found := weight_hash(fresh.tensors)) != published.weight_hash:
             raise WeightError(
-                f"policy version {version} over {self._backend} was published with hash "
+                f"policy version {version} over {self.name} was published with hash "
                 f"{published.weight_hash}, what came has {found}"
             )
         yield from sorted(fresh.tensors.items())
@@ -246,13 +241,13 @@ class CollectiveWeightChannel:
         from rlstreams.workers.weights.link.receiver import Address, Receiver
 
         address = Address(
-            address=addresses_of(published, self._backend)[0],
-            backend=self._backend,
+            address=addresses_of(published, self.name)[0],
+            backend=self.name,
             receiver=self._id,
             key=receiver_key(self._secret, self._id),
             epoch=published.epoch,
         )
         if self._receiver is None or self._receiver.address != address:
             self.close()
-            self._receiver = Receiver(address, device_of(self._backend), engine="builtin")
+            self._receiver = Receiver(address, device_of(self.name), engine="builtin")
         return self._receiver

@@ -169,10 +169,7 @@ def _sync(path: Path) -> None:
 class FileWeightChannel:
     """A worker's end: reads what the endpoint's folder holds."""
 
-    @property
-    def name(self) -> str:
-        """`file`."""
-        return CHANNEL
+    name = CHANNEL
 
     def can_pull(self, published: PolicyPublished) -> bool:
         """Whether the version's file is there."""
