@@ -37,12 +37,10 @@ class PolicyView:
         self._by_version: dict[int, PolicyPublished] = {}
         self._rivals: dict[int, list[PolicyPublished]] = {}
         self._epoch = -1
-        self.num_void = 0
 
     def apply(self, event: PolicyPublished) -> bool:
         """Fold one event in log order; False if it is void."""
         if event.epoch < self._epoch:
-            self.num_void += 1
             return False
         self._epoch = event.epoch
         version = event.policy_version
@@ -75,7 +73,6 @@ class PolicyView:
         """The ledger gives `version` this content: the last announcement that agrees counts."""
         rivals = self._rivals.pop(version)
         agreeing = [event for event in rivals if event.weight_hash == weight_hash]
-        self.num_void += len(rivals) - len(agreeing)
         if agreeing:
             self._by_version[version] = agreeing[-1]
 
@@ -193,7 +190,6 @@ class PolicyFollower:
                 if has_claim:
                     self._apply(event)
                 else:
-                    self.view.num_void += 1
                     self._foreign.log.warning(
                         "unclaimed_epoch",
                         position=str(position),
