@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,10 +20,9 @@ from rlstreams.workers.weights.link.frames import Connection, Frame
 from rlstreams.workers.weights.link.handshake import Hello, admit
 from rlstreams.workers.weights.link.rendezvous import answer
 from rlstreams.workers.weights.link.target import Row
-from rlstreams.workers.weights.listening import accept_all
+from rlstreams.workers.weights.listening import LinkServer
 
 HANDSHAKE_S = 5.0
-_BACKLOG = 64
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -96,14 +93,8 @@ class Listener:
         self._heard = heard
         self._refused = refused
         self._stores: dict[str, HashStore] = {}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-        self.host = host
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
-        accepting = (self._socket, self._serve, "weight-link")
-        threading.Thread(
-            target=accept_all, args=accepting, name="weight-listener", daemon=True
-        ).start()
+        self._links = LinkServer(host, self._serve, "weight-listener")
+        self.host, self.address = host, self._links.address
 
     @contextlib.contextmanager
     def rendezvous(self, group_id: str, form_s: float) -> Iterator[HashStore]:
@@ -117,9 +108,7 @@ class Listener:
 
     def close(self) -> None:
         """Accept nobody any more; idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._links.close()
 
     def _serve(self, link: Connection) -> None:
         try:

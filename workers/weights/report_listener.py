@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from rlstreams.workers.weights.link import PROTOCOL
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection
 from rlstreams.workers.weights.link.handshake import admit
-from rlstreams.workers.weights.listening import accept_all
+from rlstreams.workers.weights.listening import LinkServer
 
 HANDSHAKE_S = 5.0
 REPORT_GRACE_S = 10.0  # after the order's deadline
@@ -61,12 +60,8 @@ class ReportListener:
             OSError: no such address here.
         """
         self._pending: dict[str, PendingOrder] = {}
-        self._socket = socket.create_server((host, 0))
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
-        accepting = (self._socket, self._hear, "report")
-        threading.Thread(
-            target=accept_all, args=accepting, name="report-listener", daemon=True
-        ).start()
+        self._links = LinkServer(host, self._hear, "report-listener")
+        self.address = self._links.address
 
     @contextlib.contextmanager
     def open(
@@ -88,9 +83,7 @@ class ReportListener:
 
     def close(self) -> None:
         """Idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._links.close()
 
     def _hear(self, link: Connection) -> None:
         until_s = time.monotonic() + HANDSHAKE_S
