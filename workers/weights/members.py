@@ -44,10 +44,6 @@ class Member:
     gone: str = ""  # why
     answers: dict[str, Frame] = field(default_factory=dict)  # last word, by group
 
-    def rows(self) -> list[Row]:
-        """Its parameters."""
-        return [(str(n), str(d), tuple(map(int, s))) for n, d, s in json.loads(self.layout)]
-
     @property
     def label(self) -> str:
         """For logs and errors."""
@@ -66,6 +62,11 @@ class Member:
         """It gets nothing, and why."""
         self.settled, self.wants = self.wants, None
         self.tell({"type": "refused", "kind": kind, "error": error})
+
+
+def parse_rows(layout: str) -> list[Row]:
+    """The parameters that a member says it has."""
+    return [(str(n), str(d), tuple(map(int, s))) for n, d, s in json.loads(layout)]
 
 
 # A member's frame; or None: the link ended, and why.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from rlstreams.workers.weights.link.frames import Frame
-from rlstreams.workers.weights.members import Member
+from rlstreams.workers.weights.members import Member, parse_rows
 
 ASKED_KEPT = 1024
 PATIENCE_S = 2.0  # at most, for one that asked and does not get ready
@@ -40,7 +40,7 @@ class Membership:
     def _apply(self, member: Member, frame: Frame) -> None:
         if frame["type"] == "layout":
             member.layout = json.dumps(frame["parameters"])
-            member.rows()  # or it raises
+            parse_rows(member.layout)  # or it raises
             member.mode, member.ranks = str(frame["mode"]), int(frame["ranks"])
             member.engine = str(frame["engine"])
             member.gpu = str(frame.get("gpu", ""))

@@ -17,18 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from rlstreams.workers.weights.channel import WeightError
-from rlstreams.workers.weights.layout import parse_layout
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Frame
 from rlstreams.workers.weights.link.group import gpu_of
-from rlstreams.workers.weights.link.mapping import make_plan
 from rlstreams.workers.weights.members import Listener, Member
 from rlstreams.workers.weights.membership import Membership, apart
 from rlstreams.workers.weights.snapshot import Snapshots
 from rlstreams.workers.weights.transfer import (
     BrokenError,
     Groups,
-    Prepared,
     Transfer,
     prepared,
 )
@@ -80,7 +77,6 @@ class Sender:
         self._snapshots = snapshots
         self._limits = limits
         self._log = log
-        self._plans: dict[tuple[object, ...], Prepared] = {}  # of each kind of receiver
         self._membership = Membership()
         self._groups = Groups(backend, device, limits.stall_s)
         self._form_s = self._send_s = 0.0  # what the last of each took
@@ -232,7 +228,8 @@ class Sender:
                 continue
             try:
                 self._check_gpu(member)
-                plans[member] = self._plan(snapshot.layout, member)
+                kind = member.layout, member.mode, member.hello.rank, member.ranks
+                plans[member] = prepared(snapshot.layout, *kind)
             except PullError as err:
                 member.refuse(err.kind, str(err))
                 self._log.warning("puller_refused", puller=member.label, error=str(err))
@@ -243,20 +240,6 @@ class Sender:
         order = sorted(apart(oldest, same), key=lambda m: (m.hello.receiver, m.hello.rank))
         sent = {member: plans[member] for member in order}
         return Transfer(version, snapshot, sent, self._look, self._limits.stall_s)
-
-    def _plan(self, layout: str, member: Member) -> Prepared:
-        """The member's plan for weights of this layout.
-
-        Raises:
-            PullError: the layouts do not match; names both sides.
-        """
-        rank, ranks = member.hello.rank, member.ranks
-        key = (layout, member.layout, member.mode, rank, ranks)
-        if key not in self._plans:
-            sources, targets = parse_layout(layout), member.rows()
-            plan = make_plan(sources, targets, mode=member.mode, rank=rank, ranks=ranks)
-            self._plans[key] = prepared(plan)
-        return self._plans[key]
 
     def _check_gpu(self, member: Member) -> None:
         """NCCL would find out too late, and break the others' transfer."""

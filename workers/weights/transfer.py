@@ -13,16 +13,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rlstreams.workers.weights.layout import parse_layout
 from rlstreams.workers.weights.link.checksum import Checksum
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.group import Group, Pending
-from rlstreams.workers.weights.link.mapping import Plan
+from rlstreams.workers.weights.link.mapping import Plan, make_plan
 from rlstreams.workers.weights.link.pieces import batches
 from rlstreams.workers.weights.link.receiver import AHEAD, LOOK_EVERY_S
 from rlstreams.workers.weights.link.side_streams import SideStreams
-from rlstreams.workers.weights.members import Listener, Member
+from rlstreams.workers.weights.members import Listener, Member, parse_rows
 from rlstreams.workers.weights.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -46,8 +48,17 @@ class Prepared:
     num_bytes: int
 
 
-def prepared(plan: Plan) -> Prepared:
-    """Ordered by source, not by the server's names, so that engines can share a broadcast."""
+@lru_cache(maxsize=64)  # kinds of receivers
+def prepared(layout: str, parameters: str, mode: str, rank: int, ranks: int) -> Prepared:
+    """For weights of this layout, to a receiver that has these parameters.
+
+    Ordered by source, not by the server's names, so that engines can share a broadcast.
+
+    Raises:
+        PullError: the layouts do not match; names both sides.
+    """
+    sources, targets = parse_layout(layout), parse_rows(parameters)
+    plan = make_plan(sources, targets, mode=mode, rank=rank, ranks=ranks)
     part_of = dict(sorted(plan, key=lambda pair: (astuple(pair[1]), pair[0].name)))
     wire = json.dumps([[astuple(part), piece.dtype] for piece, part in part_of.items()])
     return Prepared(
