@@ -24,7 +24,6 @@ from rlstreams.workers.weights.listening import LinkServer
 
 HANDSHAKE_S = 5.0
 REPORT_GRACE_S = 10.0  # after the order's deadline
-DESCRIBE_S = 30.0
 SILENT = "silent"  # the server did not answer the call that carried the order
 UNREPORTED = "unreported"  # it answered, or had the time to, and a rank said nothing
 
@@ -96,7 +95,7 @@ class ReportListener:
         link.close()
 
 
-def describe(deadline_s: float = DESCRIBE_S) -> dict[str, object]:
+def describe(deadline_s: float) -> dict[str, object]:
     """An order that asks a server what it is; touches nothing."""
     return {"rlstreams": PROTOCOL, "deadline_s": deadline_s}
 

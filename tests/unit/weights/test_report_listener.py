@@ -67,7 +67,7 @@ def test_a_pending_order_ends_when_every_rank_has_reported(listener: ReportListe
 
 def test_a_description_is_handed_over_by_rank(listener: ReportListener) -> None:
     """It is about no version."""
-    with listener.open(describe(), kind="describe", ranks=1) as pending:
+    with listener.open(describe(LONG_S), kind="describe", ranks=1) as pending:
         tell(pending, {"ok": True, "engine": "vllm 0.25.1"})
         assert ["vllm 0.25.1"] == [report["engine"] for report in pending.reports()]
 
